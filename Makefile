@@ -1,0 +1,41 @@
+# Every target makes its own virtual environment; only Python 3.11+, git and make have to be there.
+PYTHON ?= python3
+# Pinned so that everybody trains on the same kernels; override with TORCH="torch==..." for another build.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test install check format zoo clean
+
+demo: $(VENV)/.installed
+	$(BIN)/befit demo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+install: $(VENV)/.installed-dev
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+zoo: $(VENV)/.installed-dev
+	$(BIN)/python -m befit.zoo.digits_vit
+
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,37 @@
+"""A federation as data: who the clients are and what each one holds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's records, split for training, validation and test. `info` describes it (language, task, …)."""
+
+    id: str
+    train: Sequence[Record]
+    val: Sequence[Record] = ()
+    test: Sequence[Record] = ()
+    info: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients in order, newcomers that never train, and public records that the server may see.
+
+    task         "image-classification", "text-classification" or "causal-lm"
+    label_names  names of the classes; empty for causal-lm
+    manifest     where the data came from and how it was divided, with the partition's SHA-256
+    """
+
+    name: str
+    version: str
+    task: str
+    clients: tuple[ClientData, ...]
+    label_names: tuple[str, ...] = ()
+    newcomers: tuple[ClientData, ...] = ()
+    public: Sequence[Record] = ()
+    manifest: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,119 @@
+"""The values that flow between server and clients: states, payloads, updates, ticks and stages.
+
+A *state* is a flat mapping from keys `slot/module/factor` to CPU tensors, for example
+`shared/block.03.q_proj/A`. Nothing here knows a method, a model or a transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from befit.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from befit.method import Exchange
+
+Scalar = int | float | str | bool | list[int] | list[float] | list[str]
+State = dict[str, Tensor]
+
+__all__ = [
+    "ClientInfo", "Failure", "Needs", "Payload", "Scalar", "Score", "Stage", "State", "TensorSpec", "Tick", "Update",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of one declared tensor, without its values. `dtype` is a torch name such as "float32"."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What travels, and also what is kept: named arrays and plain numbers, in the intersection of all transports."""
+
+    arrays: State = field(default_factory=lambda: {})
+    scalars: dict[str, Scalar] = field(default_factory=lambda: {})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """What a client says of itself when it joins. `num_examples` counts its training examples and is its weight."""
+
+    id: str
+    backbone: str
+    num_examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """When we are: a stage, and rounds `first..round` of `rounds` (several only where no server is needed between)."""
+
+    stage: str
+    round: int
+    rounds: int
+    seed: int
+
+    def seed_for(self, client: str, purpose: str) -> int:
+        """A seed that depends on run, stage, round, client and purpose, never on the order of arrival."""
+        return derive_seed(self.seed, self.stage, self.round, client, purpose)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One client's reply: what it sends for the method, and a report of numbers for the log."""
+
+    client: ClientInfo
+    payload: Payload
+    report: dict[str, float] = field(default_factory=lambda: {})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A reply that did not come, or was refused: which client, where, what kind, and why."""
+
+    client: str
+    stage: str
+    round: int
+    kind: str
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one client measured with its own model: metrics over `examples` examples of one split."""
+
+    client: str
+    split: str
+    examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A repeated exchange. Without `uplink` it is *personal*: no array ever leaves the client in it.
+
+    `rounds` is None where the configuration's `federation.rounds` decides.
+    """
+
+    name: str
+    exchange: Exchange
+    rounds: int | None = None
+    uplink: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a method demands of a federation; checked before a run starts."""
+
+    min_clients: int = 1
+    public_data: bool = False
+    server_model: bool = False
+    individual_updates: bool = False
+    same_backbone: bool = True
