@@ -1,1 +1,70 @@
+"""Tasks: image classification, text classification and causal language modelling. Torch comes with the first task."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from befit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
+
+TASKS = ("image-classification", "text-classification", "causal-lm")
+
+__all__ = ["TASKS", "make_task"]
+
+
+def make_task(
+    name: str,
+    processor: Any,
+    label_names: Sequence[str] = (),
+    *,
+    max_length: int = 256,
+    generate: bool = False,
+    max_new_tokens: int = 128,
+) -> Task:
+    """The task `name`, one of `TASKS`.
+
+    processor       `Backbone.processor`: a tokenizer, or an `ImagePreprocessor` for images
+    label_names     the classes in order; none for causal-lm
+    max_length      tokens per example, at most what the model has positions for; no meaning for images
+    generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
+    max_new_tokens  causal-lm: the longest generated answer
+
+    Raises ConfigError for an unknown name, a missing processor, or label names that do not fit the task.
+    """
+    if name not in TASKS:
+        raise ConfigError([f"task: {name!r} is not one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}"])
+    if problems := _problems(name, processor, label_names, max_length):
+        raise ConfigError(problems, f"the task {name}")
+    if name == "image-classification":
+        from befit.tasks.image_classification import ImageClassification
+
+        return ImageClassification(processor, label_names)
+    if name == "text-classification":
+        from befit.tasks.text_classification import TextClassification
+
+        return TextClassification(processor, label_names, max_length)
+    from befit.tasks.causal_lm import CausalLM
+
+    return CausalLM(processor, max_length, generate=generate, max_new_tokens=max_new_tokens)
+
+
+def _problems(name: str, processor: Any, label_names: Sequence[str], max_length: int) -> list[str]:
+    problems = []
+    if name == "image-classification":
+        from befit.tasks.images import ImagePreprocessor
+
+        if not isinstance(processor, ImagePreprocessor):
+            problems.append(f"processor: images need an ImagePreprocessor, got {type(processor).__name__}")
+    elif getattr(processor, "pad_token_id", None) is None:
+        problems.append(f"processor: a tokenizer with a padding token is needed, got {type(processor).__name__}")
+    if name == "causal-lm":
+        if label_names:
+            problems.append(f"label_names: causal-lm has no classes, got {', '.join(label_names)}")
+    elif len(set(label_names)) != len(label_names) or len(label_names) < 2:
+        problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
+    if max_length < 2:
+        problems.append(f"max_length: must be at least 2 tokens, got {max_length}")
+    return problems

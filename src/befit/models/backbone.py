@@ -1,0 +1,203 @@
+"""Loading a backbone: a frozen model, what stands before it, and a fingerprint; or only its skeleton."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from befit.errors import ModelError
+from befit.models.fingerprint import fingerprint
+from befit.models.heads import check_weights, label_config
+from befit.models.processors import image_preprocessor, load_tokenizer
+from befit.models.source import find_model
+
+logger = logging.getLogger(__name__)
+
+CLASSES = {
+    "image-classification": "AutoModelForImageClassification",
+    "text-classification": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+}
+
+__all__ = ["Backbone", "ModelSettings", "load_backbone", "skeleton"]
+
+
+class ModelSettings(Protocol):
+    """The fields of `befit.config.ModelSettings` that are read here."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def gradient_checkpointing(self) -> bool: ...
+    @property
+    def quantise(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A loaded model: frozen, in evaluation mode, on its device.
+
+    processor    a tokenizer, or an `ImagePreprocessor`: what `make_task` takes
+    task         "image-classification", "text-classification" or "causal-lm"
+    fingerprint  see `befit.models.fingerprint`
+    source       where the files came from, for people
+    notes        decisions that loading took: a new head, a padding token
+    """
+
+    model: nn.Module
+    processor: Any
+    task: str
+    fingerprint: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str], seed: int) -> Backbone:
+    """Find (see `befit.models.source.find_model`), load and freeze the model that `settings` names.
+
+    A classification head that the checkpoint lacks, or has for another number of classes, is initialised from `seed`
+    and nothing else; the notes, the log and the fingerprint show it. Weights come from safetensors only.
+    Raises ModelError when the model, its tokenizer or its device is not there, or its weights are of another
+    architecture.
+    """
+    device = pick_device(settings.device)
+    directory, found = find_model(settings.id, settings.revision)
+    config = read_config(directory, found)
+    notes = label_config(config, task, label_names, found)
+    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    if settings.quantise != "none":
+        options |= quantisation(settings, device)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model, info = auto_class(task).from_pretrained(
+                directory, config=config, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+                ignore_mismatched_sizes=True, output_loading_info=True, **options,
+            )  # fmt: skip
+        except Exception as error:  # whatever a damaged file or an unfit configuration makes transformers raise
+            raise ModelError(f"{found} cannot be loaded for {task}: {error}") from error
+    notes += check_weights(model, info, task, found)
+    model.requires_grad_(False).eval()
+    if settings.gradient_checkpointing:
+        checkpoint_activations(model, found)
+    if settings.quantise == "none":
+        model.to(device)
+    if task == "image-classification":
+        processor: Any = image_preprocessor(directory, model, found)
+    else:
+        processor, tokenizer_notes = load_tokenizer(directory, model, found)
+        notes += tokenizer_notes
+    for note in notes:
+        logger.info("%s: %s", found, note)
+    identity = fingerprint(model, json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    return Backbone(model, processor, task, identity, found, tuple(notes))
+
+
+def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> nn.Module:
+    """The same architecture on the meta device, from config.json alone: shapes and dtype without values.
+
+    Quantisation is left out: shapes are those of the unquantised model. Raises ModelError as `load_backbone` does.
+    """
+    directory, found = find_model(settings.id, settings.revision, weights=False)
+    config = read_config(directory, found)
+    label_config(config, task, label_names, found)
+    try:
+        with quiet(), torch.device("meta"):
+            model = auto_class(task).from_config(config, dtype=getattr(torch, settings.dtype), trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ModelError(f"{found} cannot be built for {task}: {error}") from error
+    return model.requires_grad_(False).eval()
+
+
+def auto_class(task: str) -> Any:
+    import transformers
+
+    if task not in CLASSES:
+        raise ModelError(f"no model class is known for task {task!r}; known are {', '.join(CLASSES)}")
+    return getattr(transformers, CLASSES[task])
+
+
+def read_config(directory: Path, found: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{found}: config.json describes no model that transformers knows: {error}") from error
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is the first GPU where there is one. Raises ModelError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device {name!r} is no device; use cpu, cuda, cuda:N or auto") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"model.device is {name!r} and {torch.cuda.device_count()} GPUs are visible; use cpu or auto")
+    return device
+
+
+def quantisation(settings: ModelSettings, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for 8-bit (LLM.int8) or 4-bit (NF4) weights through bitsandbytes."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"model.quantise is {settings.quantise!r} and bitsandbytes is not installed; "
+            "run pip install bitsandbytes, or set model.quantise: none"
+        )
+    from transformers import BitsAndBytesConfig
+
+    if settings.quantise == "int8":
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, settings.dtype)
+        )
+    return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def checkpoint_activations(model: Any, found: str) -> None:
+    """Recompute activations in the backward pass. The re-entrant variant would need an input that wants gradients."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ModelError(f"{found}: gradient checkpointing is not supported by {type(model).__name__}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no loading report, whose content befit checks and reports itself."""
+    from transformers.utils import logging as chatter
+
+    bars = chatter.is_progress_bar_enabled()
+    chatter.disable_progress_bar()
+    reports = logging.getLogger("transformers.modeling_utils")
+    reports.addFilter(is_no_loading_report)
+    try:
+        yield
+    finally:
+        reports.removeFilter(is_no_loading_report)
+        if bars:
+            chatter.enable_progress_bar()
+
+
+def is_no_loading_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()

@@ -1,0 +1,92 @@
+"""What stands before a backbone: its tokenizer, or its image preprocessing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from befit.errors import ModelError
+from befit.tasks.images import ImagePreprocessor
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+
+__all__ = ["image_preprocessor", "load_tokenizer"]
+
+
+def load_tokenizer(directory: Path, model: nn.Module, found: str) -> tuple[Any, list[str]]:
+    """The tokenizer of a checkpoint, fit for padded batches, and what had to be decided about it.
+
+    Without a padding token it gets its end-of-sequence token as one (the attention mask hides it either way), and the
+    model is told. Its `model_max_length` is at most the number of positions that the model has.
+    """
+    from transformers import AutoTokenizer
+
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"{found} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}); save one next to the model")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelError(f"{found}: its tokenizer cannot be loaded: {error}") from error
+    notes = []
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(f"{found}: its tokenizer has neither a padding nor an end-of-sequence token; add one")
+        tokenizer.pad_token = tokenizer.eos_token
+        notes.append(f"the tokenizer has no padding token; {tokenizer.eos_token!r} is used")
+    config: Any = model.config
+    if len(tokenizer) > config.get_text_config().vocab_size:
+        raise ModelError(
+            f"{found}: its tokenizer has {len(tokenizer)} tokens and its model {config.get_text_config().vocab_size}; "
+            "they do not belong together"
+        )
+    if config.pad_token_id is None:
+        # Sequence classifiers on decoders find the last real token by it.
+        config.pad_token_id = tokenizer.pad_token_id
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions(model))
+    return tokenizer, notes
+
+
+def positions(model: nn.Module) -> int:
+    """The longest sequence that the model has positions for; a very large number where nothing limits it."""
+    config: Any = model.config
+    limit: int = getattr(config.get_text_config(), "max_position_embeddings", None) or int(1e9)
+    for name, module in model.named_modules():
+        # RoBERTa and its kin start counting after the padding index: 514 positions hold 512 tokens.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            limit -= int(module.padding_idx) + 1  # type: ignore[arg-type]
+            break
+    return limit
+
+
+def image_preprocessor(directory: Path, model: nn.Module, found: str) -> ImagePreprocessor:
+    """The model's input size and channels, with the checkpoint's own image processor where it ships one."""
+    from transformers import AutoImageProcessor
+
+    config: Any = model.config
+    processor = None
+    if any((directory / name).is_file() for name in IMAGE_FILES):
+        try:
+            processor = AutoImageProcessor.from_pretrained(
+                directory, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            raise ModelError(f"{found}: its image processor cannot be loaded: {error}") from error
+    size = getattr(config, "image_size", None)
+    if size is None and processor is not None:
+        size = processor_size(processor)
+    if size is None:
+        raise ModelError(f"{found}: neither config.json (image_size) nor a preprocessor configuration gives its size")
+    height, width = (size, size) if isinstance(size, int) else size
+    return ImagePreprocessor(getattr(config, "num_channels", 3), height, width, processor)
+
+
+def processor_size(processor: Any) -> tuple[int, int] | None:
+    """(height, width) of what an image processor puts out: its crop if it crops, else what it resizes to."""
+    for size in (processor.crop_size if getattr(processor, "do_center_crop", False) else None, processor.size):
+        if size is not None and size.get("height") and size.get("width"):
+            return size["height"], size["width"]
+    shortest = processor.size.get("shortest_edge") if processor.size else None
+    return (shortest, shortest) if shortest else None

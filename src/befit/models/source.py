@@ -1,0 +1,121 @@
+"""Where a backbone's files are: a zoo name, a directory in an installed package, a local directory, or the hub.
+
+Only configuration and safetensors weights are ever used. Formats that can run code when they are read (pickled
+`.bin`, `.pt` and `.ckpt` files, modelling code from the hub) are refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+from befit.errors import ModelError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+HUB_IGNORED = ("*/*", "consolidated*")  # ONNX and original formats, which would double the download
+
+__all__ = ["check_directory", "find_model", "hub_command"]
+
+
+def find_model(name: str, revision: str | None = None, weights: bool = True) -> tuple[Path, str]:
+    """The directory of model `name`, and where it was found, for people.
+
+    Tried in this order, the first that matches wins:
+
+    1. a model that ships with befit, by its zoo name: `digits-vit`
+    2. `package:NAME` or `package:NAME/SUB/DIRECTORY`: inside an installed Python package, which is not imported
+    3. an existing local directory; a relative one is relative to the current directory
+    4. a hub id, `owner/model`, at `revision`: from the cache, or downloaded where the hub can be reached
+
+    Raises ModelError that says what is missing. `weights` False asks for the configuration only.
+    """
+    from befit.zoo import zoo_path
+
+    directory, found = zoo_path(name), f"the befit zoo ({name})"
+    if directory is None and name.startswith("package:"):
+        directory, found = package_directory(name), name
+    elif directory is None and Path(name).expanduser().is_dir():
+        directory, found = Path(name).expanduser(), name
+    if directory is not None:
+        if revision is not None:
+            raise ModelError(f"model.revision {revision!r} is for hub ids; {name!r} is {found}. Remove model.revision")
+    else:
+        directory, found = hub_directory(name, revision, weights), f"{name} at {revision or 'main'}"
+    check_directory(directory, found, weights)
+    return directory, found
+
+
+def package_directory(name: str) -> Path:
+    """`package:NAME/SUB` as a directory, from where the package is installed."""
+    package, _, subdirectory = name.removeprefix("package:").partition("/")
+    # A dotted name would import the parent package to find its child; what we look for is data.
+    if not package.isidentifier() or ".." in Path(subdirectory).parts or subdirectory.startswith("/"):
+        raise ModelError(f"model.id {name!r} is not of the form package:NAME or package:NAME/SUB/DIRECTORY")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(f"model.id {name!r}: the Python package {package} is not installed in this environment")
+    for root in spec.submodule_search_locations:
+        if (Path(root) / subdirectory).is_dir():
+            return Path(root) / subdirectory
+    raise ModelError(f"model.id {name!r}: the package {package} has no directory {subdirectory!r}")
+
+
+def hub_directory(name: str, revision: str | None, weights: bool) -> Path:
+    """The snapshot of a hub model, from the cache where it is complete for this revision."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise ModelError(
+            f"model.id {name!r} is no zoo name, and no such directory exists (looked from {Path.cwd().name}/). "
+            "Give a directory with config.json and model.safetensors, package:NAME/SUB, or a hub id such as owner/model"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = HUB_PATTERNS if weights else tuple(p for p in HUB_PATTERNS if p != "*.safetensors")
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(HUB_IGNORED)
+            )
+        )  # fmt: skip
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model.id {name!r} is no zoo name and no local directory, and the hub did not give it: {reason}\n"
+            f"  On a machine with access run\n    {hub_command(name, revision)}\n"
+            "  and copy the Hugging Face cache here, or download with --local-dir DIR and set model.id to DIR"
+        ) from error
+
+
+def hub_command(name: str, revision: str | None = None) -> str:
+    """The command that fetches exactly what befit reads.
+
+    >>> hub_command("owner/model", "abc")[:40]
+    'hf download owner/model --revision abc -'
+    """
+    parts = ["hf", "download", name, *(["--revision", revision] if revision else [])]
+    parts += [f"--include '{pattern}'" for pattern in HUB_PATTERNS]
+    parts += [f"--exclude '{pattern}'" for pattern in HUB_IGNORED]
+    return " ".join(parts)
+
+
+def check_directory(directory: Path, found: str, weights: bool = True) -> None:
+    """Raises ModelError unless `directory` holds a configuration and, if asked, complete safetensors weights."""
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"{found} has no config.json; it must be a directory as save_pretrained writes it")
+    if not weights or (directory / WEIGHTS).is_file():
+        return
+    if (directory / INDEX).is_file():
+        try:
+            shards = set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{found}: {INDEX} is damaged: {error!r}; copy the model again") from error
+        if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
+            raise ModelError(f"{found} lacks {len(missing)} of {len(shards)} weight files, first {missing[0]}; "
+                             "copy the model again")  # fmt: skip
+        return
+    others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt", ".h5"})
+    hint = f"; {', '.join(others)} cannot be read safely, convert it with save_pretrained" if others else ""
+    raise ModelError(f"{found} has no safetensors weights ({WEIGHTS} or {INDEX}){hint}")

@@ -1,0 +1,112 @@
+"""Tasks: what a model is trained for. A task owns preparation, collation, loss, metrics and prediction.
+
+Methods and the training loop see only `Task` and `Examples`, so that methods times tasks never multiply.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from befit.errors import DataError
+
+Batch = dict[str, Tensor]
+Record = Mapping[str, Any]
+Reduction = Literal["mean", "sum"]
+
+__all__ = [
+    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "inference", "model_device", "record_name",
+]  # fmt: skip
+
+
+class Examples(Protocol):
+    """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The examples at `indices`, in that order, as CPU tensors whose first axis is the batch."""
+        ...
+
+
+class Task(ABC):
+    """One kind of problem.
+
+    name    as in `Federation.task`
+    metric  the headline number among those of `evaluate`; higher is better
+    """
+
+    name: ClassVar[str]
+    metric: str
+
+    @abstractmethod
+    def prepare(self, records: Sequence[Record]) -> Examples:
+        """Read, tokenise or stack records once. Raises DataError that names the first record that cannot be used."""
+
+    @abstractmethod
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """One forward pass: (batch, classes), or (batch, tokens, vocabulary) for a language model."""
+
+    @abstractmethod
+    def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
+        """(batch,) float32: one loss per sample; a language model's is the mean or sum over the answer's tokens."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The scalar to train on, float32: mean over samples, or over all answer tokens of the batch."""
+
+    @abstractmethod
+    def evaluate(
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
+    ) -> dict[str, float]:
+        """Metrics over all examples, without gradients. Each module's training flag is left as found.
+
+        Deterministic; independent of `batch_size` up to rounding. Raises DataError when there are no examples.
+        """
+
+    @abstractmethod
+    def predict(
+        self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
+    ) -> list[dict[str, Any]]:
+        """One plain-data answer per input, in order; `device` is the model's own unless it is given."""
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module's training flag is what it was before."""
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+def batches(examples: Examples, batch_size: int, device: torch.device | str) -> Iterator[Batch]:
+    """All examples in order, on `device`. Raises DataError when there are none: a score of nothing is not a number."""
+    if not len(examples):
+        raise DataError("there are no examples to evaluate; give the split records, or evaluate another split")
+    for start in range(0, len(examples), batch_size):
+        batch = examples.batch(torch.arange(start, min(start + batch_size, len(examples))))
+        yield {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Where the first parameter lives. Models that are spread over several devices are not supported."""
+    return next(model.parameters()).device
+
+
+def record_name(record: Record, position: int) -> str:
+    """How an error names a record.
+
+    >>> record_name({"id": "a1"}, 7), record_name({}, 7)
+    ("record 'a1' (position 7)", 'the record at position 7')
+    """
+    return f"record {record['id']!r} (position {position})" if "id" in record else f"the record at position {position}"

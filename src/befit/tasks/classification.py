@@ -1,0 +1,99 @@
+"""What image and text classification share: labels, cross-entropy, accuracy, and probabilities by name."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from befit.errors import DataError, did_you_mean
+from befit.tasks.base import Batch, Examples, Record, Reduction, Task, batches, inference, model_device, record_name
+
+__all__ = ["Classification", "class_index"]
+
+
+def class_index(label: Any, label_names: Sequence[str], where: str) -> int:
+    """The class of a record's label, given as index or as name. Raises DataError for anything else.
+
+    >>> class_index("dog", ["cat", "dog"], "record 3"), class_index(0, ["cat", "dog"], "record 3")
+    (1, 0)
+    """
+    if isinstance(label, str):
+        if label not in label_names:
+            raise DataError(
+                f"{where}: label {label!r} is not one of {', '.join(label_names)}.{did_you_mean(label, label_names)}"
+            )
+        return list(label_names).index(label)
+    # A bool is an int in Python, but True is no class; numpy integers pass through __index__.
+    if isinstance(label, bool) or not hasattr(label, "__index__"):
+        raise DataError(f"{where}: the label must be a class index or name, got {label!r}")
+    index = label.__index__()
+    if not 0 <= index < len(label_names):
+        raise DataError(f"{where}: label {index} is outside 0..{len(label_names) - 1} ({', '.join(label_names)})")
+    return index
+
+
+class Classification(Task):
+    """Single-label classification; the loss is cross-entropy in float32, computed here rather than by the model."""
+
+    metric = "accuracy"
+
+    def __init__(self, label_names: Sequence[str]) -> None:
+        self.label_names = tuple(label_names)
+
+    @abstractmethod
+    def encode(self, records: Sequence[Record]) -> Examples:
+        """Everything but the labels, which need not be there."""
+
+    @abstractmethod
+    def as_record(self, value: Any) -> Record:
+        """An input of `predict` as a record without a label."""
+
+    def labels(self, records: Sequence[Record]) -> Tensor:
+        """(records,) int64. Raises DataError for a missing or unknown label."""
+        indices = []
+        for position, record in enumerate(records):
+            where = record_name(record, position)
+            if "label" not in record:
+                raise DataError(f"{where} has no label; its fields are {', '.join(record) or 'none'}")
+            indices.append(class_index(record["label"], self.label_names, where))
+        return torch.tensor(indices, dtype=torch.long)
+
+    def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
+        """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
+        return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        return F.cross_entropy(logits.float(), batch["labels"])
+
+    def evaluate(
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
+    ) -> dict[str, float]:
+        """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
+        correct, loss = 0, 0.0
+        with inference(model):
+            for batch in batches(examples, batch_size, device):
+                logits = self.logits(model, batch)
+                correct += int((logits.argmax(dim=-1) == batch["labels"]).sum())
+                loss += float(self.sample_losses(logits, batch).double().sum())
+        return {"accuracy": correct / len(examples), "loss": loss / len(examples)}
+
+    def predict(
+        self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
+    ) -> list[dict[str, Any]]:
+        """`{"label": name, "probabilities": {name: p}}` per input; the probabilities are in the order of classes."""
+        if not len(inputs):
+            return []
+        examples = self.encode([self.as_record(value) for value in inputs])
+        answers = []
+        with inference(model):
+            for batch in batches(examples, batch_size, device or model_device(model)):
+                for row in self.logits(model, batch).float().softmax(dim=-1).tolist():
+                    probabilities = dict(zip(self.label_names, row, strict=True))
+                    best = max(probabilities, key=lambda name: probabilities[name])
+                    answers.append({"label": best, "probabilities": probabilities})
+        return answers

@@ -1,0 +1,70 @@
+"""Prepared examples in two shapes: stacked tensors, and token sequences that are padded batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from befit.tasks.base import Batch
+
+__all__ = ["PaddedExamples", "StackedExamples", "pad_right"]
+
+
+@dataclass(frozen=True)
+class StackedExamples:
+    """Tensors that share their first axis, one row per example."""
+
+    columns: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        rows = torch.as_tensor(indices, dtype=torch.long)
+        return {name: column[rows] for name, column in self.columns.items()}
+
+
+@dataclass(frozen=True)
+class PaddedExamples:
+    """Token sequences, stored padded to the longest of the split and cut to the longest of each batch.
+
+    sequences  (examples, longest) int32 each, padded on the right; batches hold int64
+    lengths    (examples,) int64, the number of real tokens; the attention mask follows from it
+    columns    what does not grow with the sequence, such as class labels
+    prompts    causal LM only: the token ids of each prompt, for generation
+    references causal LM only: the expected answers, as text
+    """
+
+    sequences: Mapping[str, Tensor]
+    lengths: Tensor
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    prompts: Sequence[Sequence[int]] = ()
+    references: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        rows = torch.as_tensor(indices, dtype=torch.long)
+        lengths = self.lengths[rows]
+        width = int(lengths.max())
+        batch = {name: tokens[:, :width][rows].long() for name, tokens in self.sequences.items()}
+        batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
+        for name, column in self.columns.items():
+            batch[name] = column[rows]
+        return batch
+
+
+def pad_right(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
+    """(n, longest) int32, with `value` after the end of the shorter ones.
+
+    >>> pad_right([[5], [6, 7]], 0).tolist()
+    [[5, 0], [6, 7]]
+    """
+    padded = torch.full((len(sequences), max(map(len, sequences), default=0)), value, dtype=torch.int32)
+    for row, sequence in enumerate(sequences):
+        padded[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
+    return padded

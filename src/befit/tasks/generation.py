@@ -1,0 +1,60 @@
+"""Greedy decoding of a batch, with left padding and a key-value cache.
+
+The loop is written out because `generate` of transformers mixes in a checkpoint's own generation settings, such as a
+repetition penalty, and a score should depend on the weights alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["greedy", "stop_tokens"]
+
+
+def stop_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's own and those that the checkpoint's generation settings name."""
+    settings = getattr(model, "generation_config", None)
+    named = getattr(settings, "eos_token_id", None)
+    named = named if isinstance(named, (list, tuple)) else [named]
+    return frozenset(int(token) for token in (tokenizer.eos_token_id, *named) if token is not None)
+
+
+def greedy(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    stop: Collection[int],
+    pad: int,
+    max_new_tokens: int,
+    device: torch.device | str,
+) -> list[list[int]]:
+    """The most likely continuation of every prompt, token by token, without the token that ended it.
+
+    The caller puts the model into evaluation mode. Ties go to the lower token. Padding is on the left, masked, and
+    positions count from each prompt's first token, so an answer does not depend on its neighbours in the batch.
+    """
+    width = max(map(len, prompts))
+    tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    endings = torch.tensor(sorted(stop), device=device)
+    answers: list[list[int]] = [[] for _ in prompts]
+    running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    cache = None
+    for _ in range(max_new_tokens):
+        extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]} if takes_positions else {}
+        output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
+        cache = output.past_key_values
+        chosen = output.logits[:, -1].argmax(dim=-1)  # (batch,)
+        running = running & ~torch.isin(chosen, endings)
+        if not running.any():
+            break
+        for row in running.nonzero()[:, 0].tolist():
+            answers[row].append(int(chosen[row]))
+        tokens = torch.where(running, chosen, pad)[:, None]
+        mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
+    return answers
