@@ -1,0 +1,312 @@
+"""The experiment as a frozen value, read from YAML, a mapping or dotted overrides, with all mistakes named at once.
+
+Nothing is read when this module is imported, and the core that works with an `Experiment` needs no YAML or pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from befit.errors import ConfigError
+from befit.schema import plain
+
+__all__ = [
+    "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
+    "Experiment", "FederationSettings", "GuardSettings", "ModelSettings", "TrainSettings", "WireSettings",
+    "load_experiment", "to_dict", "to_yaml",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The frozen backbone.
+
+    id                      a model that ships with befit, `package:NAME/SUBDIR`, a directory, or a hub id;
+                            empty: the benchmark's own
+    revision                branch, tag or commit of a hub id
+    dtype                   dtype of the backbone; adapters train in float32
+    device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
+    gradient_checkpointing  recompute activations in the backward pass: less memory, more time
+    max_length              longest text, in tokens; the rest is cut off
+    quantise                hold the backbone in 8 or 4 bits
+    """
+
+    id: str = ""
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    max_length: int = 256
+    quantise: Literal["none", "int8", "nf4"] = "none"
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """A federation that befit knows how to make. Further keys are arguments of the benchmark.
+
+    name       as `befit benchmarks` lists it
+    version    the version that is wanted; null takes the present one
+    arguments  everything else in the block (clients, alpha, seed, …)
+    """
+
+    name: str
+    version: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The user's own files, one client each.
+
+    kind           files
+    clients        a folder with one folder per client, or a mapping from client to a path or to {train, val, test}
+    task           what is learned
+    columns        befit's name of a field to the name it has in the files
+    label_names    names of the classes in order; null collects them from the training files
+    val_fraction   share of the training records held out where a client has no validation file
+    test_fraction  share of all records held out where a client has no test file
+    """
+
+    clients: str | dict[str, str | dict[str, str]]
+    task: Literal["text-classification", "image-classification", "causal-lm"]
+    kind: Literal["files"] = "files"
+    columns: dict[str, str] = field(default_factory=dict)
+    label_names: list[str] | None = None
+    val_fraction: float = 0.1
+    test_fraction: float = 0.2
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Where the adapters sit.
+
+    targets  names of the linear modules; auto: the query and value projections
+    dropout  probability with which an adapter's input is dropped while training
+    head     train and share the classification head too; auto: yes for classification tasks
+    """
+
+    targets: list[str] | Literal["auto"] = "auto"
+    dropout: float = 0.0
+    head: bool | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Local training in one round.
+
+    max_steps     mini-batch steps per round
+    batch_size    examples per step
+    lr            learning rate
+    weight_decay  decoupled (adamw) or L2 (sgd)
+    optimiser     adamw or sgd
+    betas         decay of adamw's two running averages
+    momentum      of sgd
+    grad_clip     largest gradient norm; 0 does not clip
+    schedule      course of the learning rate over all rounds of a stage
+    warmup_steps  steps in which it first rises
+    """
+
+    max_steps: int = 5
+    batch_size: int = 10
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    optimiser: Literal["adamw", "sgd"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+    grad_clip: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Rounds and who takes part.
+
+    rounds       rounds of every stage that does not say its own number
+    cohort       clients per round; null: all of them
+    seed         seed of adapters, cohorts and batches
+    min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
+                 number counts clients
+    """
+
+    rounds: int = 10
+    cohort: int | None = None
+    seed: int = 0
+    min_replies: int | float = 0.5
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """When and on what the clients' models are measured.
+
+    every             rounds between two measurements; 0: only at the end
+    split             test or val
+    batch_size        examples per forward pass
+    newcomers_visits  rounds that a client which never took part may train before it is measured
+    generate          measure generated text too (causal-lm)
+    """
+
+    every: int = 0
+    split: Literal["test", "val"] = "test"
+    batch_size: int = 256
+    newcomers_visits: int = 0
+    generate: bool = False
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What runs the clients.
+
+    kind       local: in this process
+    workers    processes, each with a backbone of its own
+    store      where clients keep their memory between rounds
+    serialise  send every payload through bytes, as over a network
+    threads    CPU threads of each worker; null leaves PyTorch's choice
+    """
+
+    kind: Literal["local"] = "local"
+    workers: int = 1
+    store: Literal["memory", "disk"] = "memory"
+    serialise: bool = False
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """How arrays travel.
+
+    dtype  dtype of floating-point arrays on the way; they are float32 on both ends
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """When a reply is refused.
+
+    max_norm_ratio  largest norm of a reply, as a multiple of the median of the round
+    max_bytes       largest encoded reply; null: no limit
+    """
+
+    max_norm_ratio: float = 100.0
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """How often a run saves what it needs to resume.
+
+    every_s  seconds between two checkpoints; 0: after every round
+    """
+
+    every_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's result.
+
+    name        names the run directory
+    model       the frozen backbone
+    benchmark   a known federation; exactly one of benchmark and data
+    data        the user's own files
+    adapter     where adapters sit
+    method      name and arguments of the method, defaults filled in
+    baselines   methods to compare with, in the same form
+    train       local training
+    federation  rounds and cohorts
+    evaluate    measurements
+    engine      what runs the clients
+    wire        how arrays travel
+    guard       when a reply is refused
+    checkpoint  how often a run is saved
+    """
+
+    name: str
+    method: dict[str, Any]
+    model: ModelSettings = field(default_factory=ModelSettings)
+    benchmark: BenchmarkSettings | None = None
+    data: DataSettings | None = None
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    federation: FederationSettings = field(default_factory=FederationSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
+    guard: GuardSettings = field(default_factory=GuardSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+
+
+def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:
+    """An experiment from a YAML file, a mapping or another experiment, with overrides `path.to.key=value` on top.
+
+    Values of overrides are YAML. Relative paths of data and model directories count from the configuration's
+    folder, or from the current one where there is no file. Raises ConfigError that lists every problem.
+    """
+    from befit.config_overrides import apply_overrides
+    from befit.config_parse import parse_experiment
+
+    values, folder, where, name = _read(source)
+    problems = apply_overrides(values, overrides)
+    values.setdefault("name", name or _default_name(values))
+    experiment, found = parse_experiment(values, folder)
+    if problems or found or experiment is None:
+        raise ConfigError([*problems, *found], where)
+    return experiment
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as YAML and JSON hold it; `load_experiment` makes an equal experiment of it."""
+    values = {key: value for key, value in plain(experiment).items() if value is not None}
+    if experiment.benchmark is not None:
+        block = values["benchmark"]
+        values["benchmark"] = {**block, **block.pop("arguments")}
+        values["benchmark"].pop("arguments")
+    return values
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """The resolved configuration, every value written out."""
+    from befit.yamlfile import write_yaml
+
+    return write_yaml(to_dict(experiment))
+
+
+def _read(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:
+    """Values, the folder that relative paths count from, the source in words, and a name for the run."""
+    from befit.yamlfile import parse_yaml
+
+    if isinstance(source, Experiment):
+        return to_dict(source), Path.cwd(), f"the experiment {source.name}", source.name
+    if isinstance(source, Mapping):
+        return plain(source), Path.cwd(), "the configuration", ""
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"there is no file {path} (looked from {Path.cwd()})"], "the command") from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path} is a folder: name the configuration file in it"], "the command") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"cannot be read as UTF-8 text: {error}"], str(path)) from error
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(["must be a mapping with the keys " + ", ".join(_KEYS) + ", not empty"], str(path))
+    return values, path.resolve().parent, str(path), path.stem
+
+
+def _default_name(values: Mapping[str, Any]) -> str:
+    def first(block: Any) -> Any:
+        return block.get("name") if isinstance(block, Mapping) else block
+
+    parts = (first(values.get("benchmark")), first(values.get("method")))
+    return "-".join(part for part in parts if isinstance(part, str)) or "run"
+
+
+_KEYS = tuple(one.name for one in dataclasses.fields(Experiment))

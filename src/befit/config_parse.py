@@ -1,0 +1,214 @@
+"""From plain values to an `Experiment`: types first, then ranges, then what settings demand of each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.config import Experiment
+from befit.errors import ConfigError
+from befit.registry import check_method
+from befit.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
+
+__all__ = ["parse_experiment"]
+
+
+def _at_least(least: float) -> Rule:
+    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more")
+
+
+def _between(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
+
+
+POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
+RULES: Mapping[str, Rule] = {
+    "name": Rule(
+        lambda value: bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value)),
+        "must be a folder's name of letters, digits, '.', '_' and '-'",
+    ),
+    "model.device": Rule(
+        lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
+    ),
+    "model.max_length": POSITIVE,
+    "data.val_fraction": _between(0, 1),
+    "data.test_fraction": _between(0, 1),
+    "adapter.targets": Rule(lambda value: len(value) > 0, "must name at least one module"),
+    "adapter.dropout": _between(0, 1),
+    "train.max_steps": POSITIVE,
+    "train.batch_size": POSITIVE,
+    "train.lr": POSITIVE,
+    "train.weight_decay": _at_least(0),
+    "train.betas": Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1"),
+    "train.momentum": _between(0, 1),
+    "train.grad_clip": _at_least(0),
+    "train.warmup_steps": _at_least(0),
+    "federation.rounds": POSITIVE,
+    "federation.cohort": POSITIVE,
+    "federation.seed": Rule(lambda value: 0 <= value < 2**63, "must be 0 or more, and below 2^63"),
+    "federation.min_replies": Rule(
+        lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
+        "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
+    ),
+    "evaluate.every": _at_least(0),
+    "evaluate.batch_size": POSITIVE,
+    "evaluate.newcomers_visits": _at_least(0),
+    "engine.workers": POSITIVE,
+    "engine.threads": POSITIVE,
+    "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
+    "guard.max_bytes": POSITIVE,
+    "checkpoint.every_s": _at_least(0),
+}
+
+
+def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
+    """The experiment, or None and every problem. `folder` is where relative paths count from."""
+    values = {"baselines": ["local"], **values}
+    given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
+    problems: list[str] = []
+    given["method"], found = _method(given.get("method"), "method")
+    problems += found
+    given["baselines"], found = _baselines(given["baselines"], given["method"])
+    problems += found
+    benchmark = given.get("benchmark")
+    if isinstance(benchmark, (str, Mapping)):
+        given["benchmark"], found = _benchmark(benchmark)
+        problems += found
+    checked, found = check_values(_PARAMETERS, given, rules=RULES)
+    problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
+    problems += _exclusive(given) + _dependent(checked)
+    if problems:
+        return None, problems
+    experiment = Experiment(**checked)
+    return _absolute(experiment, folder), []
+
+
+def _method(block: Any, path: str) -> tuple[Any, list[str]]:
+    if block is None:
+        return {}, [f"{path}: is required, such as {path}: fedit; `befit methods` lists them"]
+    if not isinstance(block, (str, Mapping)):
+        return {}, [f"{path}: must be a method's name or a mapping with name and arguments, got {show(block)}"]
+    resolved, _, problems = check_method(block, path)
+    return resolved, problems
+
+
+def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
+    """Every baseline in plain form. A baseline `local` of the method `local` is the method itself, and dropped."""
+    if not isinstance(blocks, (list, tuple)):
+        return [], [f"baselines: must be a list of methods, such as [local, fedit], or [] for none, got {show(blocks)}"]
+    resolved: list[Any] = []
+    problems: list[str] = []
+    for index, block in enumerate(blocks):
+        one, found = _method(block, f"baselines.{index}")
+        problems += found
+        name = one.get("name")
+        if name == "local" and name == method.get("name"):
+            continue
+        if name is not None and name in [method.get("name"), *(other.get("name") for other in resolved)]:
+            problems.append(f"baselines.{index}: {name} is compared already; a run holds each method once")
+        resolved.append(one)
+    return resolved, problems
+
+
+def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The block with the benchmark's own arguments apart, checked against its signature."""
+    from befit.benchmarks import registry
+
+    block = {"name": block} if isinstance(block, str) else dict(block)
+    version = block.get("version")
+    if isinstance(version, int) and not isinstance(version, bool):
+        block["version"] = str(version)  # `version: 1` is how people write it
+    own = {key: block.pop(key) for key in ("name", "version") if key in block}
+    name = own.get("name")
+    if not isinstance(name, str):
+        return {**own, "arguments": block}, []
+    try:
+        entry = registry.get(name)
+    except ConfigError as error:
+        return {**own, "arguments": block}, [f"benchmark.name: {one.split(': ', 1)[-1]}" for one in error.problems]
+    parameters = parameters_of(entry.build)
+    _, problems = check_values(parameters, block, "benchmark.", name)
+    if own.get("version") not in (None, entry.version):
+        problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {own['version']}")
+    defaults = {one.name: plain(one.default) for one in parameters if one.default is not REQUIRED}
+    return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
+
+
+def _exclusive(given: Mapping[str, Any]) -> list[str]:
+    held = [key for key in ("benchmark", "data") if given.get(key) is not None]
+    if len(held) == 2:
+        return ["benchmark: give benchmark or data, not both"]
+    if not held:
+        return ["benchmark: is required, such as benchmark: digits, or your own files under data"]
+    return []
+
+
+def _dependent(checked: Mapping[str, Any]) -> list[str]:
+    """Demands of settings on each other, where each of them is right by itself."""
+    held: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
+    problems: list[str] = []
+    if train := held.get("train"):
+        problems += _training(train)
+    if federation := held.get("federation"):
+        problems += _replies(federation)
+    if data := held.get("data"):
+        problems += _files(data)
+        if "model" not in checked or ("model" in held and not held["model"].id):
+            problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
+    return problems
+
+
+def _training(train: Any) -> list[str]:
+    if train.momentum and train.optimiser != "sgd":
+        return [f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}"]
+    return []
+
+
+def _replies(federation: Any) -> list[str]:
+    if isinstance(federation.min_replies, int) and federation.cohort and federation.min_replies > federation.cohort:
+        return [f"federation.min_replies: {federation.min_replies} is more than the cohort of {federation.cohort}"]
+    return []
+
+
+def _files(data: Any) -> list[str]:
+    clients = data.clients if isinstance(data.clients, dict) else {"all": data.clients}
+    problems = [] if clients else ["data.clients: must name at least one client"]
+    problems += [
+        f"data.clients.{name}: a client's id is letters, digits, '.', '_' and '-', and not only dots"
+        for name in clients
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
+    ]
+    if data.val_fraction + data.test_fraction >= 1:
+        shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
+        problems.append(f"data.test_fraction: {shares} leave nothing to train on")
+    return problems
+
+
+def _absolute(experiment: Experiment, folder: Path) -> Experiment:
+    """Relative paths made absolute, so that a run resumes from any folder. Hub ids and packages stay as they are."""
+
+    def resolve(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve())
+
+    model, data = experiment.model, experiment.data
+    if re.match(r"\.{1,2}(/|$)|~", model.id) or ("/" in model.id and (folder / model.id / "config.json").is_file()):
+        model = replace(model, id=resolve(model.id))
+    if data is not None:
+        clients: Any = data.clients
+        if isinstance(clients, str):
+            clients = resolve(clients)
+        else:
+            clients = {
+                name: resolve(one) if isinstance(one, str) else {split: resolve(path) for split, path in one.items()}
+                for name, one in clients.items()
+            }
+        data = replace(data, clients=clients)
+    return replace(experiment, model=model, data=data)
+
+
+_PARAMETERS = parameters_of(Experiment)
+_BLOCKS = tuple(one.name for one in _PARAMETERS if is_dataclass(one.default))
