@@ -1,0 +1,189 @@
+"""Causal language modelling: what is learnt, how it is scored, and generation."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import Settings, save_gpt2, save_llama
+from transformers import GenerationConfig
+
+from befit.errors import DataError
+from befit.models import load_backbone
+from befit.tasks import make_task
+
+# <pad> <unk> <bos> <eos> good bad film very book a b c d e Instruction Response Input ### : user assistant # ...
+RECORDS = [
+    {"instruction": "copy", "input": "a b", "output": "a b"},
+    {"instruction": "reverse", "input": "c", "output": "c d e very good film"},
+    {"instruction": "copy", "output": "d"},
+]
+CHAT = "{% for m in messages %}{{ m.role }} : {{ m.content }} #{% endfor %}{% if add_generation_prompt %} assistant :{% endif %}"  # noqa: E501
+
+
+def load(path, **options):
+    backbone = load_backbone(Settings(str(path)), "causal-lm", (), 0)
+    return backbone.model, make_task("causal-lm", backbone.processor, **options)
+
+
+@pytest.fixture(params=[save_llama, save_gpt2])
+def language(request, tmp_path):
+    request.param(tmp_path)
+    return load(tmp_path)
+
+
+def test_the_prompt_is_masked_and_the_answer_with_its_end_is_learnt(tmp_path):
+    """<bos> ### Instruction : copy ### Response : | d <eos>"""
+    save_llama(tmp_path)
+    _, task = load(tmp_path)
+    batch = task.prepare(RECORDS).batch([2])
+    assert batch["input_ids"].tolist() == [[2, 17, 14, 18, 22, 17, 15, 18, 12, 3]]
+    assert batch["labels"].tolist() == [[-100] * 8 + [12, 3]]
+    assert batch["attention_mask"].tolist() == [[1] * 10]
+
+
+def test_a_chat_template_is_used_where_there_is_one(tmp_path):
+    """user : copy <blank line> a b # assistant : | a b <eos>"""
+    save_llama(tmp_path, CHAT)
+    _, task = load(tmp_path)
+    batch = task.prepare(RECORDS).batch([0])
+    assert batch["input_ids"].tolist() == [[19, 18, 22, 9, 10, 21, 20, 18, 9, 10, 3]]
+    assert batch["labels"].tolist() == [[-100] * 8 + [9, 10, 3]]
+
+
+def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):
+    model, task = language
+    batch = task.prepare(RECORDS).batch([0, 1, 2])
+    logits = task.logits(model, batch)
+    log_p = F.log_softmax(logits.double(), dim=-1)
+    terms = [
+        [-float(log_p[row, t - 1, batch["labels"][row, t]]) for t in range(1, logits.shape[1])
+         if batch["labels"][row, t] != -100]
+        for row in range(3)
+    ]  # fmt: skip
+    assert [len(row) for row in terms] == [3, 7, 2]
+    flat = [term for row in terms for term in row]
+    assert float(task.loss(logits, batch)) == pytest.approx(sum(flat) / 12, abs=1e-5)
+    assert task.sample_losses(logits, batch, "sum").tolist() == pytest.approx([sum(r) for r in terms], abs=1e-5)
+    assert task.sample_losses(logits, batch).tolist() == pytest.approx([sum(r) / len(r) for r in terms], abs=1e-5)
+    with_labels = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
+    assert float(task.loss(logits, batch)) == pytest.approx(float(with_labels.loss), abs=1e-5)
+
+
+def test_gradients_of_summed_sample_losses_are_those_of_the_sum(language):
+    model, task = language
+    batch = task.prepare(RECORDS).batch([0, 1])
+    logits = task.logits(model, batch).detach().requires_grad_(True)
+    by_sample = torch.autograd.grad(task.sample_losses(logits, batch, "sum").sum(), logits)[0]
+    by_mean = torch.autograd.grad(task.loss(logits, batch), logits)[0]
+    torch.testing.assert_close(by_sample, by_mean * 10)  # 3 + 7 answer tokens
+
+
+def test_padding_changes_no_loss(language):
+    model, task = language
+    examples = task.prepare(RECORDS)
+    together = examples.batch([0, 1, 2])
+    losses = task.sample_losses(task.logits(model, together), together)
+    for row in range(3):
+        alone = examples.batch([row])
+        assert alone["input_ids"].shape[1] <= together["input_ids"].shape[1]
+        torch.testing.assert_close(losses[row : row + 1], task.sample_losses(task.logits(model, alone), alone))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_token_accuracy_and_loss_are_over_all_answer_tokens(language, batch_size):
+    model, task = language
+    examples = task.prepare(RECORDS)
+    metrics = task.evaluate(model, examples, batch_size, "cpu")
+    batch = examples.batch([0, 1, 2])
+    logits = task.logits(model, batch)
+    learnt = batch["labels"][:, 1:] != -100
+    right = (logits[:, :-1].argmax(-1) == batch["labels"][:, 1:])[learnt]
+    assert set(metrics) == {"token_accuracy", "loss"}
+    assert metrics["token_accuracy"] == pytest.approx(float(right.float().mean()))
+    assert metrics["loss"] == pytest.approx(float(task.loss(logits, batch)), abs=1e-5)
+
+
+def test_an_answer_that_is_cut_is_counted_and_one_that_vanishes_is_refused(tmp_path, caplog):
+    save_llama(tmp_path)
+    _, task = load(tmp_path, max_length=10)
+    with caplog.at_level(logging.WARNING, logger="befit"):
+        batch = task.prepare([RECORDS[2], {"instruction": "copy", "output": "a b c"}]).batch([0, 1])
+        task.prepare([{"instruction": "copy", "output": "a b c"}])
+    assert batch["labels"][1, -2:].tolist() == [9, 10]
+    assert task.truncated == 2
+    assert [record.getMessage()[:33] for record in caplog.records] == ["1 of 2 answers were cut at 10 tok"]
+    with pytest.raises(DataError, match=r"record 'long' \(position 1\): its prompt has 11 tokens.* within 10"):
+        task.prepare([RECORDS[2], {"id": "long", "instruction": "copy a b c", "output": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"instruction": "", "output": "a"}, "position 0: instruction must be a non-empty string"),
+        ({"output": "a"}, "instruction must be a non-empty string, got None"),
+        ({"instruction": "a", "input": None, "output": "a"}, "input must be a string, got None"),
+        ({"instruction": "a"}, "output must be a string, got None"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_named(language, record, message):
+    with pytest.raises(DataError, match=message):
+        language[1].prepare([record])
+
+
+def test_greedy_answers_are_those_of_transformers_whatever_the_batch(language):
+    """One prompt at a time through `generate` against ours in one left-padded batch."""
+    model, task = language
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # so that answers differ between prompts
+    inputs = [{key: r[key] for key in r if key != "output"} for r in RECORDS] + ["good film", "very bad book a b c"]
+    task.max_new_tokens = 12
+    ours = [answer["text"] for answer in task.predict(model, inputs)]
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=12, pad_token_id=task.tokenizer.pad_token_id,
+        eos_token_id=task.tokenizer.eos_token_id, bos_token_id=task.tokenizer.bos_token_id,
+    )  # fmt: skip
+    theirs = []
+    for value in inputs:
+        prompt = torch.tensor([task.prompt_tokens({"instruction": value} if isinstance(value, str) else value)])
+        full = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)[0]
+        theirs.append(task.tokenizer.decode(full[prompt.shape[1] :], skip_special_tokens=True))
+    assert ours == theirs
+    assert len(set(ours)) > 1
+    assert [answer["text"] for answer in task.predict(model, inputs, batch_size=2)] == ours
+
+
+def test_exact_match_and_rouge_follow_what_a_trained_model_answers(tmp_path):
+    """A model that has learnt two of three answers by heart scores 2/3."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, generate=True, max_new_tokens=8)
+    learnt = task.prepare([RECORDS[0], RECORDS[2]])
+    model.requires_grad_(True)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batch = learnt.batch([0, 1])
+    for _ in range(60):
+        optimiser.zero_grad()
+        task.loss(task.logits(model, batch), batch).backward()
+        optimiser.step()
+    model.train()
+    wrong = {**RECORDS[1], "output": "book book book book book"}
+    metrics = task.evaluate(model, task.prepare([RECORDS[0], RECORDS[2], wrong]), 2, "cpu")
+    assert task.metric == "exact_match"
+    assert metrics["exact_match"] == pytest.approx(2 / 3)
+    assert metrics["rougeL"] == pytest.approx(2 / 3)
+    assert 5 / 11 <= metrics["token_accuracy"] < 1
+    assert model.training
+    assert task.predict(model, [{"instruction": "copy", "input": "a b"}]) == [{"text": "a b"}]
+
+
+def test_generation_stops_at_the_end_token_of_the_checkpoint_too(tmp_path):
+    """Instruct models end a turn with a token of their own, named in generation_config.json."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, max_new_tokens=5)
+    prompt = "copy"
+    [free] = task.predict(model, [prompt])
+    first = task.tokenizer(free["text"], add_special_tokens=False)["input_ids"][0]
+    model.generation_config.eos_token_id = [3, first]
+    assert task.predict(model, [prompt]) == [{"text": ""}]
