@@ -21,7 +21,8 @@ Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
 
 __all__ = [
-    "ClientInfo", "Failure", "Needs", "Payload", "Scalar", "Score", "Stage", "State", "TensorSpec", "Tick", "Update",
+    "ClientInfo", "Cost", "Failure", "Needs", "Payload", "Scalar", "Score", "Stage", "State", "TensorSpec", "Tick",
+    "Update",
 ]  # fmt: skip
 
 
@@ -37,8 +38,8 @@ class TensorSpec:
 class Payload:
     """What travels, and also what is kept: named arrays and plain numbers, in the intersection of all transports."""
 
-    arrays: State = field(default_factory=lambda: {})
-    scalars: dict[str, Scalar] = field(default_factory=lambda: {})
+    arrays: State = field(default_factory=dict[str, Tensor])
+    scalars: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,20 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """When we are: a stage, and rounds `first..round` of `rounds` (several only where no server is needed between)."""
+    """When we are: round `round` (from 1) of the `rounds` of a stage, in a run with this seed.
+
+    `span` is the number of rounds that one message covers: more than one only where no server is needed between.
+    """
 
     stage: str
     round: int
     rounds: int
     seed: int
+    span: int = 1
+
+    @property
+    def last(self) -> int:
+        return self.round + self.span - 1
 
     def seed_for(self, client: str, purpose: str) -> int:
         """A seed that depends on run, stage, round, client and purpose, never on the order of arrival."""
@@ -65,12 +74,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What one exchange with one client took; bytes as encoded for the wire, arrays and numbers together."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    peak_memory_mib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
-    """One client's reply: what it sends for the method, and a report of numbers for the log."""
+    """One client's reply: what it sends for the method, a report of numbers for the log, and what it cost."""
 
     client: ClientInfo
     payload: Payload
-    report: dict[str, float] = field(default_factory=lambda: {})
+    report: dict[str, float] = field(default_factory=dict[str, float])
+    cost: Cost = field(default_factory=lambda: Cost())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,7 @@ class Score:
     split: str
     examples: int
     metrics: Mapping[str, float]
+    cost: Cost = field(default_factory=lambda: Cost())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""Keys of a state, `slot/module/factor`, and how to select them by meaning.
+
+Module names are canonical: block index and projection, the same for every architecture that calls the same thing by
+another name, so that `shared/block.03.q_proj/A` means the same in a BERT, a ViT and a Llama.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from befit.types import State
+
+__all__ = [
+    "EVERYTHING", "NOTHING", "Selector", "block", "canonical_names", "factor", "join", "module", "select", "slot",
+    "slot_of", "split", "to_slot",
+]  # fmt: skip
+
+
+def join(slot: str, module: str, factor: str) -> str:
+    return f"{slot}/{module}/{factor}"
+
+
+def split(key: str) -> tuple[str, str, str]:
+    """Slot, module and factor of a key.
+
+    >>> split("shared/block.03.q_proj/A")
+    ('shared', 'block.03.q_proj', 'A')
+    """
+    slot, module, factor = key.split("/")
+    return slot, module, factor
+
+
+def slot_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def to_slot(key: str, slot: str) -> str:
+    """The same module and factor in another slot.
+
+    >>> to_slot("personal/block.03.q_proj/A", "shared")
+    'shared/block.03.q_proj/A'
+    """
+    return f"{slot}/{key.partition('/')[2]}"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A predicate on keys that combines with `&`, `|` and `~`, prints as text and compares by it.
+
+    >>> chosen = slot("shared") & ~factor("B")
+    >>> chosen, chosen("shared/block.00.q_proj/A"), chosen("shared/block.00.q_proj/B")
+    (slot(shared) & ~factor(B), True, False)
+    """
+
+    text: str
+    test: Callable[[str], bool] = field(compare=False)
+
+    def __call__(self, key: str) -> bool:
+        return self.test(key)
+
+    def __and__(self, other: Selector) -> Selector:
+        return Selector(f"{self._wrapped()} & {other._wrapped()}", lambda key: self(key) and other(key))
+
+    def __or__(self, other: Selector) -> Selector:
+        return Selector(f"{self._wrapped()} | {other._wrapped()}", lambda key: self(key) or other(key))
+
+    def __invert__(self) -> Selector:
+        return Selector(f"~{self._wrapped()}", lambda key: not self(key))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _wrapped(self) -> str:
+        return f"({self.text})" if " " in self.text else self.text
+
+
+EVERYTHING = Selector("everything", lambda key: True)
+NOTHING = Selector("nothing", lambda key: False)
+
+
+def slot(*names: str) -> Selector:
+    return Selector(f"slot({', '.join(names)})", lambda key: split(key)[0] in names)
+
+
+def factor(*names: str) -> Selector:
+    return Selector(f"factor({', '.join(names)})", lambda key: split(key)[2] in names)
+
+
+def module(pattern: str) -> Selector:
+    """Modules by canonical name, with `*` and `?` as in file names."""
+    return Selector(f"module({pattern})", lambda key: fnmatchcase(split(key)[1], pattern))
+
+
+def block(start: int, stop: int) -> Selector:
+    """Blocks `start` to `stop - 1`."""
+
+    def inside(key: str) -> bool:
+        match = re.match(r"block\.(\d+)\.", split(key)[1])
+        return match is not None and start <= int(match[1]) < stop
+
+    return Selector(f"block({start}, {stop})", inside)
+
+
+def select(state: State, chosen: Selector) -> State:
+    return {key: tensor for key, tensor in state.items() if chosen(key)}
+
+
+# What architectures call the projections of a transformer block, longest ending first where two match.
+_PROJECTIONS = (
+    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:query|q_proj|q)", "q_proj"),
+    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:key|k_proj|k)", "k_proj"),
+    (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:value|v_proj|v)", "v_proj"),
+    (r"(?:attention|attn|self_attn)\.(?:c_attn|qkv|qkv_proj|query_key_value)", "qkv_proj"),
+    (r"(?:attention|attn|self_attn)\.(?:output\.dense|o_proj|c_proj|out_proj|dense)", "o_proj"),
+    (r"(?:mlp\.(?:up_proj|fc1|c_fc)|intermediate\.dense|fc1)", "up_proj"),
+    (r"mlp\.gate_proj", "gate_proj"),
+    (r"(?:mlp\.(?:down_proj|fc2|c_proj)|output\.dense|fc2)", "down_proj"),
+)
+_BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.(.+)$")
+
+
+def canonical_names(paths: Iterable[str]) -> dict[str, str]:
+    """Canonical name of every module path of one model; a path outside any block keeps its own name.
+
+    Where two paths would get the same name (two towers in one model), both keep their own.
+
+    >>> canonical_names(["bert.encoder.layer.3.attention.self.query", "model.layers.3.self_attn.v_proj", "classifier"])
+    {'bert.encoder.layer.3.attention.self.query': 'block.03.q_proj', \
+'model.layers.3.self_attn.v_proj': 'block.03.v_proj', 'classifier': 'classifier'}
+    """
+    names = {path: _canonical(path) for path in paths}
+    counts = Counter(names.values())
+    return {path: name if counts[name] == 1 else path for path, name in names.items()}
+
+
+def _canonical(path: str) -> str:
+    match = _BLOCK.search(path)
+    if match is None:
+        return path
+    index, rest = match.groups()
+    for pattern, projection in _PROJECTIONS:
+        if re.fullmatch(pattern, rest):
+            rest = projection
+            break
+    return f"block.{int(index):02d}.{rest}"

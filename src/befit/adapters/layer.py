@@ -1,0 +1,123 @@
+"""A linear module with the adapters of all slots beside it.
+
+`SlotLinear` calls the wrapped module and adds to its output, so it works for everything that maps (…, d_in) to
+(…, d_out): a plain linear, one with its weight transposed, a quantised one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["Branch", "DenseBranch", "LoraBranch", "Router", "SlotLinear"]
+
+Recorder = Callable[[str, "Branch", Tensor, Tensor], None]
+
+
+@dataclass
+class LoraBranch:
+    """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the adapter's dtype."""
+
+    A: Tensor  # (rank, d_in)
+    B: Tensor  # (d_out, rank)
+    scale: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.A), self.B)
+
+    def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients from the input x (m, t, d_in) and the gradient of the unscaled output (m, t, d_out).
+
+        `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`, `G_B[m] = sum_t g[m,t] (A x[m,t])^T` (Potara specification, 3.5).
+        """
+        hidden = F.linear(x, self.A)
+        return {
+            "A": torch.einsum("mtr,mti->mri", grad @ self.B, x),
+            "B": torch.einsum("mto,mtr->mor", grad, hidden),
+        }
+
+
+@dataclass
+class DenseBranch:
+    """`weight x + bias`: a dense update of a small module such as a task head."""
+
+    weight: Tensor  # (d_out, d_in)
+    bias: Tensor | None  # (d_out,)
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients, as for `LoraBranch.gradients`."""
+        gradients = {"weight": torch.einsum("mto,mti->moi", grad, x)}
+        return gradients if self.bias is None else {**gradients, "bias": grad.sum(1)}
+
+
+Branch = LoraBranch | DenseBranch
+
+
+@dataclass
+class Router:
+    """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout."""
+
+    active: tuple[str, ...] = ()
+    mixer: Mixer | None = None
+    dropout: float = 0.0
+    recorder: Recorder | None = None
+
+
+class SlotLinear(nn.Module):
+    """The wrapped module plus the active slots' branches, put together by the router's mixer."""
+
+    def __init__(self, base: nn.Module, name: str, router: Router) -> None:
+        super().__init__()
+        self.base = base
+        self.name = name
+        self.router = router
+        self.branches: dict[str, Branch] = {}
+        self.gate: Tensor | None = None  # (slots, d_in)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        router = self.router
+        if not router.active or router.mixer is None:
+            return y
+        inner = x if x.dtype == torch.float32 else x.float()
+        dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
+        return router.mixer(self, inner, dropped, y)
+
+    def branch_output(self, slot: str, x: Tensor) -> Tensor | None:
+        """The unscaled output of one slot's branch, recorded for per-sample gradients where someone asks for them."""
+        branch = self.branches.get(slot)
+        if branch is None:
+            return None
+        output = branch(x)
+        recorder = self.router.recorder
+        if recorder is not None and output.requires_grad:
+            inputs = x.detach()
+            output.register_hook(lambda grad: recorder(f"{slot}/{self.name}", branch, inputs, grad))
+        return output
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return getattr(self.base, "bias", None)
+
+    @property
+    def in_features(self) -> int:
+        return self.base.in_features  # type: ignore[return-value]
+
+    @property
+    def out_features(self) -> int:
+        return self.base.out_features  # type: ignore[return-value]
+
+
+Mixer = Callable[[SlotLinear, Tensor, Tensor, Tensor], Tensor]

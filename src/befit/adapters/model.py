@@ -1,0 +1,232 @@
+"""One backbone with named adapter slots: the only way a method touches a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.flat import FlatState
+from befit.adapters.keys import NOTHING, Selector, canonical_names, join, split
+from befit.adapters.layer import DenseBranch, LoraBranch, Recorder, Router, SlotLinear
+from befit.adapters.layout import GATE, Layout, ModelShapes, ModuleShape
+from befit.adapters.mixers import MIXERS
+from befit.errors import ModelError, did_you_mean
+from befit.types import State, TensorSpec
+
+__all__ = ["AdaptedModel", "find_modules"]
+
+
+class AdaptedModel:
+    """A frozen backbone whose target modules carry slots.
+
+    The backbone is never written to. `install` decides which slots exist; `load` and `dump` move their values;
+    `active`, `using` and `trainable` say, for the length of a `with`, what takes part in a forward pass and what
+    gets gradients. One model serves any number of clients, one after the other.
+
+    backbone  a transformers model (or any module); its parameters are frozen here
+    targets   "auto" (query and value projections), "all" (every linear of the blocks), or names, see `find_modules`
+    head      whether slots carry the task head (a classifier outside the backbone proper)
+    dropout   probability of dropping an input of the adapters in training
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        targets: Sequence[str] | str = "auto",
+        head: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.backbone = backbone.to(self.device).requires_grad_(False)
+        self._router = Router(dropout=dropout)
+        target_paths, head_paths = find_modules(backbone, targets)
+        self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone
+        self.shapes = ModelShapes(
+            {name: _shape(backbone, path) for name, path in target_paths.items()},
+            {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
+        )
+        self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
+        self.layout = Layout(())
+        self.specs: dict[str, TensorSpec] = {}
+        self._state = FlatState(self.specs, self.device)
+        self._fresh = self._state.snapshot()
+
+    def _wrap(self, name: str, path: str) -> SlotLinear:
+        parent_path, _, leaf = path.rpartition(".")
+        layer = SlotLinear(self.backbone.get_submodule(path), name, self._router)
+        setattr(self.backbone.get_submodule(parent_path), leaf, layer)
+        return layer
+
+    def unwrap(self) -> nn.Module:
+        """Take all adapters off again and return the bare backbone, which is as it was."""
+        for name, path in self.paths.items():
+            parent_path, _, leaf = path.rpartition(".")
+            setattr(self.backbone.get_submodule(parent_path), leaf, self.layers[name].base)
+        return self.backbone
+
+    def install(self, layout: Layout, seed: int) -> None:
+        """Replace all slots by those of `layout`, at the initial values that `seed` gives."""
+        self.layout = layout
+        self.specs = layout.specs(self.shapes)
+        self._state = FlatState(self.specs, self.device)
+        self._state.load(layout.initial(self.shapes, seed))
+        self._fresh = self._state.snapshot()
+        scales = {slot.name: slot.scale for slot in layout.slots}
+        for layer in self.layers.values():
+            layer.branches = {}
+            layer.gate = None
+        for key, leaf in self._state.leaves.items():
+            slot, name, factor = split(key)
+            layer = self.layers[name]
+            if factor == "A":
+                layer.branches[slot] = LoraBranch(leaf, self._state.leaves[join(slot, name, "B")], scales[slot])
+            elif factor == "weight":
+                layer.branches[slot] = DenseBranch(leaf, self._state.leaves.get(join(slot, name, "bias")))
+            elif slot == GATE:
+                layer.gate = leaf
+
+    def reset(self) -> None:
+        """Back to the initial adapters, no slot active, nothing trainable."""
+        self._state.fill(self._fresh)
+        self._router.active, self._router.mixer, self._router.recorder = (), None, None
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy arrays into their slots; keys that are not given stay. Raises PayloadMismatch for a foreign key."""
+        self._state.load(state)
+
+    def dump(self, chosen: Selector) -> State:
+        """A copy of the chosen arrays, on the CPU."""
+        return self._state.dump(chosen)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self._state.leaves)
+
+    def leaves(self, chosen: Selector) -> dict[str, Tensor]:
+        """The live tensors of the chosen keys, for losses that are functions of the weights."""
+        return {key: leaf for key, leaf in self._state.leaves.items() if chosen(key)}
+
+    def parameters(self, chosen: Selector) -> list[nn.Parameter]:
+        """The chosen arrays as long parameters for an optimiser; see `FlatState`."""
+        return self._state.parameters(chosen)
+
+    def zero_gradients(self) -> None:
+        self._state.zero_gradients()
+
+    @contextmanager
+    def active(self, *slots: str, mixer: str = "sum") -> Iterator[None]:
+        """Let these slots, and no others, take part in forward passes, put together by `mixer`."""
+        known = [slot.name for slot in self.layout.slots]
+        for name in slots:
+            if name not in known:
+                raise ValueError(f"no slot {name!r}; this model has {', '.join(known)}.{did_you_mean(name, known)}")
+        if mixer == "gate" and slots != self.layout.gated:
+            raise ValueError(f"the gate weighs {self.layout.gated}, not {slots}")
+        before = self._router.active, self._router.mixer
+        self._router.active, self._router.mixer = slots, MIXERS[mixer]
+        try:
+            yield
+        finally:
+            self._router.active, self._router.mixer = before
+
+    @contextmanager
+    def using(self, state: State, *slots: str, mixer: str = "sum") -> Iterator[None]:
+        """With these values loaded and these slots active; the values of before come back afterwards."""
+        before = self._state.snapshot()
+        self._state.load(state)
+        try:
+            with self.active(*slots, mixer=mixer):
+                yield
+        finally:
+            self._state.fill(before)
+
+    @contextmanager
+    def trainable(self, chosen: Selector) -> Iterator[None]:
+        """Let gradients reach the chosen arrays, and only those."""
+        self._state.require_gradients(chosen, True)
+        try:
+            yield
+        finally:
+            self._state.require_gradients(chosen, False)
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Call `recorder(slot/module, branch, input, output gradient)` in every backward pass of an active branch."""
+        self._router.recorder = recorder
+        try:
+            yield
+        finally:
+            self._router.recorder = None
+
+    @contextmanager
+    def training(self, on: bool) -> Iterator[None]:
+        """Dropout and the like switched on or off for the length of a `with`."""
+        before = self.backbone.training
+        if before != on:
+            self.backbone.train(on)
+        try:
+            yield
+        finally:
+            if before != on:
+                self.backbone.train(before)
+
+    def count(self, chosen: Selector = NOTHING) -> int:
+        return sum(leaf.numel() for key, leaf in self._state.leaves.items() if chosen(key))
+
+
+def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dict[str, str], dict[str, str]]:
+    """Canonical name -> path of the target modules, and of the linear modules of the task head.
+
+    `targets` names projections canonically (`q_proj`), as the model does (`query`), or by the end of a path
+    (`attention.self.query`); "auto" is query and value, "all" every linear module of the blocks. The head is what
+    sits beside the backbone proper: the children of the model other than its base model and its output embedding.
+    Raises ModelError for a target that matches nothing.
+    """
+    linears = {path: module for path, module in backbone.named_modules() if _is_linear(module)}
+    head = {path: path for path in linears if path.split(".")[0] in _head_children(backbone)}
+    names = canonical_names(path for path in linears if path not in head)
+    if targets == "auto":
+        targets = ("q_proj", "v_proj") if any(name.endswith(".q_proj") for name in names.values()) else ("qkv_proj",)
+    chosen: dict[str, str] = {}
+    for target in ("all",) if targets == "all" else targets:
+        found = {name: path for path, name in names.items() if _matches(target, name, path)}
+        if not found:
+            known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
+            raise ModelError(f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
+                             f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}")  # fmt: skip
+        chosen.update(found)
+    return dict(sorted(chosen.items())), head
+
+
+def _matches(target: str, name: str, path: str) -> bool:
+    if target == "all":
+        return name.startswith("block.")
+    return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
+
+
+def _head_children(backbone: nn.Module) -> set[str]:
+    prefix = getattr(backbone, "base_model_prefix", "")
+    if not prefix or not hasattr(backbone, prefix):
+        return set()
+    output = getattr(backbone, "get_output_embeddings", lambda: None)()
+    return {name for name, child in backbone.named_children() if name != prefix and child is not output}
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Anything with the widths of a linear map: nn.Linear, a quantised linear, or GPT-2's transposed Conv1D."""
+    if isinstance(module, SlotLinear):
+        return False
+    has_widths = hasattr(module, "in_features") and hasattr(module, "out_features")
+    return has_widths or (hasattr(module, "nf") and hasattr(module, "nx"))
+
+
+def _shape(backbone: nn.Module, path: str) -> ModuleShape:
+    module = backbone.get_submodule(path)
+    bias = getattr(module, "bias", None) is not None
+    if hasattr(module, "in_features"):
+        return ModuleShape(int(module.in_features), int(module.out_features), bias)  # type: ignore[arg-type]
+    return ModuleShape(int(module.nx), int(module.nf), bias)  # type: ignore[arg-type]

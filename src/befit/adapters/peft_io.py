@@ -1,0 +1,152 @@
+"""Adapters as standard PEFT checkpoints, and back.
+
+A deployment of one or several slots that add up becomes one LoRA adapter; a task head goes into `modules_to_save`. A
+gate depends on the input and cannot be folded: then the checkpoint holds the client's own slot, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.keys import join, select, slot_of, split
+from befit.adapters.keys import slot as in_slot
+from befit.adapters.layout import GATE
+from befit.adapters.model import AdaptedModel
+from befit.engine.wire import from_bytes, to_bytes
+from befit.errors import ModelError, PayloadMismatch
+from befit.storage import atomic_write, read_bytes, read_json, write_json
+from befit.types import State
+
+if TYPE_CHECKING:
+    from befit.method import Deployment
+
+__all__ = ["read_adapter", "write_adapter"]
+
+_TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
+_PREFIX = "base_model.model."
+
+
+def write_adapter(
+    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = ""
+) -> None:
+    """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
+
+    base  name or path of the backbone, as it is written into the checkpoint
+    note  a sentence for the README
+    Raises ModelError for an adapter whose weights are all zero or not finite: there is nothing to export then.
+    """
+    import peft
+
+    arrays, own_slot = deployed.arrays, deployed.slots[-1]
+    if deployed.mixer != "sum":
+        arrays = select(arrays, in_slot(own_slot))
+        mixed = ", ".join(deployed.slots)
+        note += (f" The deployed model mixes the slots {mixed} by a gate on the input, which no PEFT adapter can hold: "
+                 f"this checkpoint is the slot {own_slot!r} alone. `befit predict` uses the whole.")  # fmt: skip
+    tensors, rank, alpha = _fold(arrays, model)
+    _check_worth_writing(tensors, folder)
+    heads = [model.paths[name] for name in model.shapes.heads if any(split(key)[1] == name for key in arrays)]
+    config = peft.LoraConfig(
+        task_type=_TASK_TYPES.get(task),
+        inference_mode=True,
+        r=rank,
+        lora_alpha=alpha if alpha != int(alpha) else int(alpha),
+        target_modules=[model.paths[name] for name in model.shapes.targets],
+        modules_to_save=heads or None,
+        fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
+        lora_dropout=0.0,
+        bias="none",
+    )
+    config.base_model_name_or_path = base
+    write_json(folder / "adapter_config.json", _plain(config.to_dict()))
+    atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
+    atomic_write(folder / "README.md", _card(base, note).encode())
+
+
+def _fold(arrays: State, model: AdaptedModel) -> tuple[State, int, float]:
+    """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result."""
+    slots = [model.layout.slot(name) for name in dict.fromkeys(slot_of(key) for key in arrays) if name != GATE]
+    rank = sum(slot.rank for slot in slots)
+    alpha = slots[0].alpha if len(slots) == 1 else float(rank)
+    scale = alpha / rank
+    tensors: State = {}
+    for name in model.shapes.targets:
+        path = _PREFIX + model.paths[name]
+        tensors[f"{path}.lora_A.weight"] = torch.cat([arrays[join(slot.name, name, "A")] for slot in slots], 0)
+        parts = [arrays[join(slot.name, name, "B")] * (slot.scale / scale) for slot in slots]
+        tensors[f"{path}.lora_B.weight"] = torch.cat(parts, 1)
+    for name in model.shapes.heads:
+        path, base = _PREFIX + model.paths[name], model.layers[name].base
+        for part in ("weight", "bias"):
+            changes = [arrays[key] for slot in slots if (key := join(slot.name, name, part)) in arrays]
+            if changes:
+                tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
+    return tensors, rank, alpha
+
+
+def _check_worth_writing(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"not writing {folder}: {name} holds numbers that are not finite")
+
+
+def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
+    """The arrays of one slot from a PEFT LoRA checkpoint made for this model's targets, rank and alpha.
+
+    Raises PayloadMismatch naming what differs.
+    """
+    config: dict[str, Any] = read_json(folder / "adapter_config.json")
+    wanted = model.layout.slot(slot)
+    for field, mine in (("r", wanted.rank), ("lora_alpha", wanted.alpha), ("use_rslora", wanted.rslora)):
+        if config.get(field, mine) != mine:
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, slot {slot!r} has {mine}")
+    if config.get("use_dora") or config.get("rank_pattern"):
+        raise PayloadMismatch(f"{folder}: DoRA and rank patterns are not supported in slot {slot!r}")
+    tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
+    state: State = {}
+    for name in model.shapes.targets:
+        path = _PREFIX + model.paths[name]
+        for part in ("A", "B"):
+            state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder)
+    for name, shape in model.shapes.heads.items() if wanted.head else ():
+        path, base = _PREFIX + model.paths[name], model.layers[name].base
+        for part in ("weight", "bias") if shape.bias else ("weight",):
+            value = _take(tensors, f"{path}.{part}", folder)
+            state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
+    if tensors:
+        raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
+    return state
+
+
+def _take(tensors: State, name: str, folder: Path) -> Tensor:
+    if name not in tensors:
+        raise PayloadMismatch(f"{folder} has no {name}; its targets differ from this model's")
+    return tensors.pop(name)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """GPT-2's Conv1D keeps its weight as (d_in, d_out)."""
+    return hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types only: sets become sorted lists, enumerations their values."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
+
+
+def _card(base: str, note: str) -> str:
+    return (
+        f"---\nlibrary_name: peft\nbase_model: {json.dumps(base)}\ntags:\n- lora\n- befit\n---\n\n"
+        f"# LoRA adapter\n\n{note.strip()}\n\n"
+        '```python\nfrom peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base_model, "this folder")\n```\n'
+    )

@@ -1,0 +1,107 @@
+"""Arithmetic on states. A state is a value: every function returns a new one and changes none.
+
+All functions are strict: operands must have the same keys and shapes, or PayloadMismatch names the first difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import to_slot
+from befit.errors import PayloadMismatch
+from befit.types import State, TensorSpec
+
+__all__ = [
+    "add", "check_same", "cosine", "fingerprint", "interpolate", "norm", "rename", "scale", "specs_of", "weighted_mean",
+]  # fmt: skip
+
+
+def check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: str = "two states") -> None:
+    """Raise PayloadMismatch unless both hold the same keys with the same shapes."""
+    if missing := first.keys() ^ second.keys():
+        raise PayloadMismatch(f"{what} differ in {len(missing)} keys, first {min(missing)!r}")
+    for key, tensor in first.items():
+        if tensor.shape != second[key].shape:
+            raise PayloadMismatch(f"{what} differ in {key}: {tuple(tensor.shape)} and {tuple(second[key].shape)}")
+
+
+def add(first: State, second: State) -> State:
+    check_same(first, second)
+    return {key: tensor + second[key] for key, tensor in first.items()}
+
+
+def scale(state: State, by: float) -> State:
+    return {key: tensor * by for key, tensor in state.items()}
+
+
+def interpolate(first: State, second: State, weight: float) -> State:
+    """`weight * first + (1 - weight) * second`, key by key; `weight` 1 and 0 return the operand bit for bit.
+
+    >>> interpolate({"s/m/A": torch.tensor([4.0])}, {"s/m/A": torch.tensor([0.0])}, 0.25)
+    {'s/m/A': tensor([1.])}
+    """
+    check_same(first, second)
+    return {key: torch.lerp(second[key], tensor, weight) for key, tensor in first.items()}
+
+
+def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
+    """`sum_k p_k X_k` with `p = weights / sum(weights)`, accumulated in the order given, in float32 or better.
+
+    A single state, or the same state several times, comes back within one rounding of itself.
+    """
+    if not states:
+        raise ValueError("the mean of no states is undefined")
+    total = float(sum(weights))
+    if not (total > 0 and all(weight >= 0 for weight in weights)):
+        raise ValueError(f"weights must be non-negative with a positive sum, got {list(weights)}")
+    for other in states[1:]:
+        check_same(states[0], other, "states to average")
+    keys = list(states[0])
+    sums = [torch.zeros_like(states[0][key], dtype=_accumulator(states[0][key])) for key in keys]
+    for state, weight in zip(states, weights, strict=True):
+        torch._foreach_add_(sums, [state[key].to(into.dtype) for key, into in zip(keys, sums, strict=True)],
+                            alpha=weight / total)  # fmt: skip
+    return {key: value.to(states[0][key].dtype) for key, value in zip(keys, sums, strict=True)}
+
+
+def _accumulator(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def norm(state: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all entries of all tensors; 0 for an empty state."""
+    if not state:
+        return 0.0
+    norms = torch._foreach_norm([tensor.float() for tensor in state.values()])
+    return float(torch.stack([value.to(torch.float64) for value in norms]).square().sum().sqrt())
+
+
+def cosine(first: State, second: State) -> float:
+    """Cosine of the angle between two states as flat vectors; 0 where one of them is zero."""
+    check_same(first, second)
+    dot = sum(float((tensor.double() * second[key].double()).sum()) for key, tensor in first.items())
+    length = norm(first) * norm(second)
+    return dot / length if length > 0 else 0.0
+
+
+def rename(state: State, slot: str) -> State:
+    """The same arrays under another slot."""
+    return {to_slot(key, slot): tensor for key, tensor in state.items()}
+
+
+def specs_of(state: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+    return {key: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in state.items()}
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over keys (without their slot), shapes, types and bytes: equal for equal adapters in any slot."""
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        tensor = state[key].detach().cpu().contiguous()
+        digest.update(f"{to_slot(key, '')} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,54 @@
+"""Payloads on the wire: cast, count, and turn into bytes and back, without pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from befit.errors import PayloadMismatch
+from befit.types import Payload, Scalar, State
+
+__all__ = ["array_bytes", "cast", "from_bytes", "payload_bytes", "scalar_bytes", "to_bytes"]
+
+
+def cast(payload: Payload, dtype: torch.dtype) -> Payload:
+    """Floating-point arrays in another dtype; a payload that has it already comes back as it is."""
+    if all(tensor.dtype == dtype or not tensor.is_floating_point() for tensor in payload.arrays.values()):
+        return payload
+    arrays = {k: t.to(dtype) if t.is_floating_point() else t for k, t in payload.arrays.items()}
+    return Payload(arrays, payload.scalars)
+
+
+def array_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def scalar_bytes(value: Scalar) -> int:
+    return len(json.dumps(value).encode())
+
+
+def payload_bytes(payload: Payload) -> int:
+    """Bytes of all values as they travel; names, shapes and framing are the transport's business."""
+    return sum(map(array_bytes, payload.arrays.values())) + sum(map(scalar_bytes, payload.scalars.values()))
+
+
+def to_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file, in memory."""
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in arrays.items()}
+    return bytes(safetensors.torch.save(tensors, dict(metadata)))
+
+
+def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, str]]:
+    """Arrays and metadata of a safetensors file. Raises PayloadMismatch if the bytes are not one."""
+    try:
+        arrays = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise PayloadMismatch(f"{what} is not a readable safetensors file: {error}") from error
+    return arrays, metadata

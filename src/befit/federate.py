@@ -1,0 +1,185 @@
+"""The server's kernel: the only loop that knows stages and rounds."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from befit.adapters.state import norm, specs_of
+from befit.engine.base import Engine
+from befit.engine.guard import Guard
+from befit.errors import NotEnoughReplies, PayloadMismatch
+from befit.method import Method
+from befit.rundir import Checkpoint
+from befit.seeds import derive_seed
+from befit.site import ServerSite
+from befit.types import ClientInfo, Failure, Payload, Score, Stage, Tick, Update
+
+__all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "stage_rounds"]
+
+_LOG = logging.getLogger(__name__)
+Event = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the configuration says about when: see `befit.config` for the fields' meaning."""
+
+    rounds: int
+    seed: int = 0
+    cohort: int | None = None
+    min_replies: int | float = 0.5
+    evaluate_every: int = 0
+    split: str = "test"
+    guard: Guard = field(default_factory=Guard)
+
+
+class Journal(Protocol):
+    """Where the kernel writes what happens, and where it finds how far an interrupted run came."""
+
+    def resume(self) -> Checkpoint | None: ...
+
+    def trained(self, at: Tick, update: Update) -> None: ...
+
+    def scored(self, at: Tick, score: Score) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        """A round is over; make it durable if it is time to, or if `force` says so."""
+        ...
+
+
+def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedule, journal: Journal) -> Payload:
+    """Run a method's stages from where the journal stands; returns the server's final memory.
+
+    Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
+    """
+    stages = [replace(stage, rounds=stage_rounds(stage, schedule.rounds)) for stage in method.plan()]
+    point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
+    server = point.server
+    for index, stage in enumerate(stages):
+        rounds = stage.rounds or 0
+        for first, last in _messages(stage, engine.span, schedule.evaluate_every):
+            if (index, last) <= (point.stage, point.round):
+                continue
+            at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
+            server = _round(method, stage, engine, site, server, schedule, journal, at)
+            ends = last == rounds
+            if _scores_now(stages[index:], last, schedule.evaluate_every):
+                _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
+            journal.completed(Checkpoint(index, last, server), force=ends)
+    return server
+
+
+def stage_rounds(stage: Stage, default: int) -> int:
+    return default if stage.rounds is None else stage.rounds
+
+
+def _messages(stage: Stage, span: int, every: int) -> Iterator[tuple[int, int]]:
+    """First and last round of each message of a stage; a message of several rounds ends where a score is due."""
+    first, rounds = 1, stage.rounds or 0
+    while first <= rounds:
+        last = first if stage.uplink else min(rounds, first + span - 1)
+        if every and not stage.uplink:
+            last = min(last, math.ceil(first / every) * every)
+        yield first, last
+        first = last + 1
+
+
+def _scores_now(remaining: Sequence[Stage], round_: int, every: int) -> bool:
+    """At the end, and every so often, but never while a federated stage still lies ahead: then there is no model yet
+    that the method would deploy."""
+    stage, *later = remaining
+    if any(other.uplink for other in later):
+        return False
+    if round_ == stage.rounds and not later:
+        return True
+    return bool(every) and round_ % every == 0
+
+
+def _round(
+    method: Method, stage: Stage, engine: Engine, site: ServerSite, server: Payload,
+    schedule: Schedule, journal: Journal, at: Tick,
+) -> Payload:  # fmt: skip
+    """Dispatch, collect, check, aggregate."""
+    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
+    requests = {info.id: stage.exchange.dispatch(server, info, at) for info in cohort}
+    declared = method.uplink(stage, specs_of(site.initial))
+    initial = norm(site.initial)
+    updates: list[Update] = []
+    failures: list[Failure] = []
+    for done, reply in enumerate(engine.exchange(requests, at), start=1):
+        journal.event({"kind": "client", "stage": at.stage, "round": at.last, "done": done, "of": len(cohort)})
+        if isinstance(reply, Update):
+            try:
+                reference = max(initial, norm(requests[reply.client.id].arrays)) if declared else 0.0
+                schedule.guard.check(reply, declared, reference)
+                updates.append(reply)
+                continue
+            except PayloadMismatch as refusal:
+                reply = Failure(reply.client.id, at.stage, at.last, "refused", str(refusal))
+        failures.append(reply)
+        journal.failed(reply)
+    needed = required_replies(schedule.min_replies, len(cohort))
+    if len(updates) < needed:
+        first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
+        raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {len(updates)} of {len(cohort)} clients gave a "
+                               f"usable reply, {needed} are needed (federation.min_replies){first}")  # fmt: skip
+    updates.sort(key=lambda update: update.client.id)
+    for update in updates:
+        journal.trained(at, update)
+    losses = [update.report["loss"] for update in updates if "loss" in update.report]
+    journal.event({
+        "kind": "round", "stage": at.stage, "round": at.last, "rounds": at.rounds, "clients": len(updates),
+        "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
+    })  # fmt: skip
+    return stage.exchange.aggregate(server, updates, site, at)
+
+
+def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> list[ClientInfo]:
+    """`size` clients without replacement, by a seed of this round, in their own order; None takes all."""
+    if size is None or size >= len(clients):
+        return list(clients)
+    generator = torch.Generator().manual_seed(derive_seed(at.seed, "cohort", at.stage, at.round))
+    chosen = torch.randperm(len(clients), generator=generator)[:size].tolist()
+    return [clients[index] for index in sorted(chosen)]
+
+
+def required_replies(wanted: int | float, cohort: int) -> int:
+    """A whole number counts replies; a fraction is a share of the cohort, rounded up, at least one.
+
+    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(1.0, 5)
+    (3, 2, 5)
+    """
+    return max(1, math.ceil(wanted * cohort) if isinstance(wanted, float) else min(wanted, cohort))
+
+
+def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+    """What a client would hold if the run ended now: the method's download, and that of its last stage."""
+    first, last = method.dispatch(server, client, at), method.plan()[-1].exchange.dispatch(server, client, at)
+    return Payload({**first.arrays, **last.arrays}, {**first.scalars, **last.scalars})
+
+
+def _score(
+    method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
+) -> None:  # fmt: skip
+    requests = {info.id: final_download(method, server, info, at) for info in engine.clients()}
+    values: list[Mapping[str, float]] = []
+    for reply in engine.score(requests, at, schedule.split):
+        if isinstance(reply, Failure):
+            journal.failed(reply)
+        else:
+            journal.scored(at, reply)
+            values.append(reply.metrics)
+    if values:
+        metric = next(iter(values[0]))
+        mean = sum(value[metric] for value in values) / len(values)
+        journal.event({"kind": "score", "stage": at.stage, "round": at.last, "metric": metric, "mean": mean})

@@ -1,0 +1,80 @@
+"""Writes what a run does into its directory, and tells whoever watches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from befit.engine.store import ClientStore
+from befit.ledger import Outbound
+from befit.rundir import Checkpoint, RunDirectory
+from befit.types import Cost, Failure, Score, Tick, Update
+
+__all__ = ["Observer", "RunJournal"]
+
+_LOG = logging.getLogger(__name__)
+Observer = Callable[[dict[str, Any]], None]
+
+
+class RunJournal:
+    """The journal of one method in one directory.
+
+    metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, store: ClientStore, name: str, observer: Observer | None, resume: bool
+    ) -> None:
+        self._directory, self._store, self._name, self._observer = directory, store, name, observer
+        self._bytes_up = self._bytes_down = 0
+        if resume:
+            self._point, self.outbound = directory.restore(store)
+        else:
+            self._point, self.outbound = None, Outbound()
+
+    def resume(self) -> Checkpoint | None:
+        return self._point
+
+    def trained(self, at: Tick, update: Update) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": update.client.id}
+        report = dict(update.report)
+        if "loss" in report:
+            line = {"loss": report.pop("loss"), "steps": int(report.pop("steps", 0))}
+            self._directory.log("metrics", {"kind": "train", **where, **line})
+        for name, value in report.items():
+            self._directory.log("metrics", {"kind": "diagnostic", **where, "name": name, "value": value})
+        self._spent(where, "train", update.cost)
+        self._bytes_up += update.cost.bytes_up
+        self._bytes_down += update.cost.bytes_down
+
+    def scored(self, at: Tick, score: Score) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": score.client}
+        for name, value in score.metrics.items():
+            self._directory.log("metrics", {
+                "kind": "score", **where, "split": score.split, "metric": name, "value": value,
+                "examples": score.examples,
+            })  # fmt: skip
+        self._spent(where, "score", score.cost)
+
+    def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
+        self._directory.log("ledger", {
+            **where, "purpose": purpose, "bytes_up": cost.bytes_up, "bytes_down": cost.bytes_down,
+            "seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib,
+        })  # fmt: skip
+
+    def failed(self, failure: Failure) -> None:
+        _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
+                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")  # fmt: skip
+        where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
+        self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
+        self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
+
+    def event(self, event: dict[str, Any]) -> None:
+        if self._observer is not None:
+            sums = {"bytes_up": self._bytes_up, "bytes_down": self._bytes_down} if event["kind"] == "round" else {}
+            self._observer({**event, "run": self._name, **sums})
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        if force or self._directory.due():
+            self._directory.commit(point, self._store, self.outbound)

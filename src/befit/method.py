@@ -1,0 +1,119 @@
+"""The contract between methods and engines: both halves of a federated protocol, as one value.
+
+A method is frozen: what changes in a run is the server's memory and each client's memory, which the verbs take and
+return. Both memories are `Payload`s (arrays and plain numbers), so that they can be stored without pickle.
+
+A method in full, federated averaging of one adapter without any recipe:
+
+    class Average(Method):
+        layout = lora(rank=8, alpha=16)
+
+        def plan(self):
+            return [Stage("federate", self)]
+
+        def server_init(self, site):
+            return Payload(select(site.initial, slot("shared")))
+
+        def client_init(self, site):
+            return Payload()
+
+        def uplink(self, stage, specs):
+            return specs
+
+        def dispatch(self, server, client, at):
+            return server
+
+        def client_update(self, client, received, site, at):
+            site.model.load(received.arrays)
+            train(site, [Pass(slot("shared"), ("shared",))], at)
+            return client, Payload(site.model.dump(slot("shared")))
+
+        def aggregate(self, server, updates, site, at):
+            return Payload(weighted_mean([u.payload.arrays for u in updates], [u.client.num_examples for u in updates]))
+
+        def deploy(self, client, received, site):
+            return Deployment(received.arrays, ("shared",))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from befit.adapters.layout import Layout
+from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
+
+if TYPE_CHECKING:
+    from befit.site import ServerSite, Site
+
+__all__ = ["Deployment", "Exchange", "Method", "Personal"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The model a client would use now: values of the active slots, and how they are put together."""
+
+    arrays: State
+    slots: tuple[str, ...]
+    mixer: str = "sum"
+
+
+class Exchange(ABC):
+    """One repeated step of the protocol: the server dispatches, a client updates, the server aggregates."""
+
+    @abstractmethod
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        """What this client receives. Must not change `server`."""
+
+    @abstractmethod
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        """The client's new memory and its reply. The model starts bare; stored tensors must not be written to."""
+
+    @abstractmethod
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        """The server's new memory. Updates are sorted by client id; there is at least one."""
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """Declares every array that a reply of this stage holds. `specs` are all arrays of the installed layout.
+
+        A reply with anything else is stopped at the client, and refused by the server.
+        """
+        return {}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """The arrays that `dispatch` sends once a round has been aggregated, for estimates before a run."""
+        return {}
+
+
+class Personal(Exchange):
+    """A step that a client takes alone, after receiving what the method dispatches: it sends nothing back."""
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload()
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        return server
+
+
+class Method(Exchange):
+    """An exchange with a plan, initial memories and a layout. See the module's docstring for a worked example."""
+
+    needs: ClassVar[Needs] | Needs = Needs()
+    layout: Layout
+
+    @abstractmethod
+    def plan(self) -> Sequence[Stage]:
+        """The stages of a run, in order."""
+
+    @abstractmethod
+    def server_init(self, site: ServerSite) -> Payload: ...
+
+    @abstractmethod
+    def client_init(self, site: Site) -> Payload:
+        """A client's memory on first contact."""
+
+    @abstractmethod
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        """What the client would use if the run ended now, given the current download. Changes no stored memory."""

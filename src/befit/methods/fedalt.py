@@ -1,0 +1,35 @@
+"""FedALT (Bian et al. 2025): an individual adapter, one of the rest of the world, and a gate between them."""
+
+from befit.adapters.keys import slot
+from befit.adapters.layout import GATE, lora
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.recipe.route import LeaveOneOut
+from befit.registry import register
+from befit.train.loop import Pass
+from befit.types import Needs
+
+
+@register("fedalt", title="FedALT", paper="arXiv:2503.11880", year=2025)
+def fedalt(rank: int = 8, alpha: float = 16.0) -> Recipe:
+    """Train an individual adapter and a gate beside a frozen mean of everybody else's individual adapters.
+
+    rank   rank of both adapters
+    alpha  their scaling: delta = alpha / rank * B A
+
+    `y = W x + s [alpha_R(x) B_R A_R x + alpha_I(x) B_I A_I x]`, `(alpha_R, alpha_I) = softmax(G x)` for every token
+    and layer.
+    The gate never leaves the client; the individual adapter goes up and is never overwritten; each client gets another
+    mean (up = down = r(d_in + d_out) per module). The gate depends on the input, so the deployed model cannot be one
+    PEFT adapter. Source: specification potara.md, section 5.6. Deviation: where there is a task head it is gated like
+    the other modules, since the paper has none.
+    """
+    gated = ("shared", "personal")
+    return Recipe(
+        layout=lora(rank, alpha, slots=gated, gated=gated),
+        passes=(Pass(slot("personal", GATE), gated, mixer="gate"),),
+        share=slot("personal"),
+        route=LeaveOneOut(to="shared"),
+        use=Use(gated, "gate"),
+        needs=Needs(min_clients=2, individual_updates=True),
+    )

@@ -1,0 +1,30 @@
+"""FedSA-LoRA (Guo et al. 2025): both factors are trained, only A is shared."""
+
+from typing import Literal
+
+from befit.adapters.keys import factor, slot
+from befit.adapters.layout import lora
+from befit.merge.merge import Merge
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.train.loop import Pass
+
+
+@register("fedsa", title="FedSA-LoRA", paper="arXiv:2410.01463", year=2025)
+def fedsa(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+    """Train A and B, average A, keep B and the task head at the client (up = down = r d_in per module).
+
+    rank     rank of the adapter
+    alpha    its scaling: delta = alpha / rank * B A
+    weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+
+    Source: specification potara.md, section 5.4.
+    """
+    return Recipe(
+        layout=lora(rank, alpha),
+        passes=(Pass(slot("shared"), ("shared",)),),
+        share=slot("shared") & factor("A"),
+        merge=Merge(weights),
+        use=Use(("shared",)),
+    )

@@ -1,0 +1,281 @@
+"""Potara (2026): merge a federated and a local adapter, with a weight in closed form from their Fisher information.
+
+The equations, in the order of the specification potara.md, section 2 and 3, are in `befit.train.paired_fisher`
+(statistics) and here (`closed_form_weight`, the merge). `f` is the federated adapter, `l` the local one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import factor, join, slot, split, to_slot
+from befit.adapters.layout import Layout, Slot
+from befit.adapters.lowrank import concatenate, inner, truncate
+from befit.adapters.state import norm
+from befit.errors import IncompatibleAdapters
+from befit.merge.merge import Merge
+from befit.method import Personal
+from befit.methods.local import alone
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.site import Site
+from befit.train.loop import Pass
+from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
+from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick
+
+Granularity = Literal["client", "factor", "layer", "tensor", "coordinate"]
+
+
+@register("potara", title="Potara", paper="arXiv:2602.18658", year=2026)
+def potara(
+    rank: int = 8,
+    alpha: float = 16.0,
+    rounds_local: int | None = None,
+    rounds_fedit: int | None = None,
+    weights: Literal["examples", "uniform"] = "examples",
+    samples: int = 30,
+    damping: Literal["relative", "absolute", "quantile"] = "relative",
+    delta: float | None = None,
+    damping_scope: Literal["client", "tensor"] = "client",
+    drop_dead: bool = True,
+    correlation: bool = True,
+    center: bool = True,
+    rho_shrink: float = 0.0,
+    granularity: Granularity = "client",
+    estimate_space: Literal["factors", "product"] = "factors",
+    merge_space: Literal["factors", "product", "product-truncated"] = "factors",
+    token_reduction: Literal["mean", "sum"] = "mean",
+    stat_split: Literal["train", "val"] = "train",
+) -> Recipe:
+    """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
+
+    rank             rank of both adapters
+    alpha            their scaling: delta = alpha / rank * B A
+    rounds_local     how many times train.max_steps to train alone; default federation.rounds
+    rounds_fedit     rounds of FedIT; default federation.rounds
+    weights          how the server averages: "examples" or "uniform"
+    samples          M, examples of the client for the statistics
+    damping          what keeps 1/F finite: "relative" to the mean, "absolute", or a "quantile" as floor
+    delta            its size; default 1e-4 (relative), 1e-8 (absolute), 0.05 (quantile)
+    damping_scope    take the mean of relative damping over the whole client or per tensor
+    drop_dead        leave out coordinates without any gradient in either model
+    correlation      estimate the correlation of the two models' gradients; false sets it to zero
+    center           centred moments in the correlation
+    rho_shrink       soft-threshold the correlation by rho_shrink / sqrt(M)
+    granularity      one weight per client (the paper), factor, layer, tensor or coordinate
+    estimate_space   Fisher information of A and B (the paper) or of their product
+    merge_space      interpolate A and B (the paper), or the product, exact at rank 2r or truncated to rank r
+    token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
+    stat_split       examples for the statistics: "train" (the paper) or "val"
+
+    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
+    the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
+    Source: specification potara.md.
+    """
+    _check(granularity, estimate_space, merge_space)
+    merged_rank = 2 * rank if merge_space == "product" else rank
+    merging = PotaraMerge(
+        samples=samples,
+        damping=Damping(damping, delta, damping_scope, drop_dead),
+        correlation=correlation,
+        center=center,
+        rho_shrink=rho_shrink,
+        granularity=granularity,
+        estimate_space=estimate_space,
+        merge_space=merge_space,
+        token_reduction=token_reduction,
+        split=stat_split,
+    )
+    return Recipe(
+        layout=Layout(
+            (
+                Slot("shared", rank, alpha),
+                Slot("personal", rank, alpha),
+                Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
+            )
+        ),
+        before=(alone(rounds_local),),
+        passes=(Pass(slot("shared"), ("shared",)),),
+        share=slot("shared"),
+        merge=Merge(weights),
+        then=(merging,),
+        use=Use(("merged",)),
+        rounds=rounds_fedit,
+    )
+
+
+def _check(granularity: str, estimate_space: str, merge_space: str) -> None:
+    if granularity not in ("client", "layer") and (merge_space != "factors" or estimate_space != "factors"):
+        raise ValueError(
+            f"granularity {granularity!r} gives A and B of one module different weights, which a product does not "
+            "have; use granularity client or layer, or estimate_space and merge_space factors"
+        )
+
+
+@dataclass(frozen=True)
+class PotaraMerge:
+    """The personal stage that estimates, weighs and merges; see `potara` for the fields."""
+
+    samples: int
+    damping: Damping
+    correlation: bool
+    center: bool
+    rho_shrink: float
+    granularity: Granularity
+    estimate_space: Literal["factors", "product"]
+    merge_space: Literal["factors", "product", "product-truncated"]
+    token_reduction: Literal["mean", "sum"]
+    split: str
+    name: str = "merge"
+    rounds: int | None = 1
+
+    def exchange(self, recipe: Recipe) -> _Merging:
+        return _Merging(self, recipe)
+
+
+@dataclass(frozen=True)
+class _Merging(Personal):
+    stage: PotaraMerge
+    recipe: Recipe
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(self.recipe.dispatch(server, client, at).arrays, {"initial": server.scalars["initial"]})
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.recipe.downlink(stage, specs)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        check_same_start(client, received, site.info.id)
+        self.recipe.restore(client, received, site)
+        stage = self.stage
+        moments = estimate(
+            site, at, "shared", "personal", samples=stage.samples, space=stage.estimate_space,
+            reduction=stage.token_reduction, split=stage.split,
+        )  # fmt: skip
+        weights, numbers = weigh(moments, stage)
+        fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
+        merged = merge_pair(fed, local, weights, stage.merge_space)
+        site.report.update(numbers)
+        site.report.update(comparison(fed, local, numbers["w"]))
+        return Payload({**client.arrays, **merged}, {**client.scalars, "w": numbers["w"]}), Payload()
+
+
+def check_same_start(client: Payload, received: Payload, name: str) -> None:
+    """Linear mode connectivity needs both branches to start from one adapter: refuse to merge otherwise."""
+    mine, theirs = client.scalars.get("initial"), received.scalars.get("initial")
+    if mine is None or theirs is None or mine != theirs:
+        raise IncompatibleAdapters(f"client {name}: the local adapter started from {str(mine)[:12]}, the federated one "
+                                   f"from {str(theirs)[:12]}; Potara merges only adapters with the same initial "
+                                   "values, so both need the same seed, rank, alpha and targets")  # fmt: skip
+
+
+def closed_form_weight(a: float, b: float, c: float) -> tuple[float, bool]:
+    """Weight of the federated adapter, `w = (b - c) / (a + b - 2c)` (eq. 17-18), and whether it is degenerate.
+
+    a, b  traces of the two covariances; c  trace of their cross-covariance, at most min(a, b)
+    ->    the minimiser of w^2 a + (1-w)^2 b + 2 w (1-w) c; 0.5 where that is flat
+
+    Raises FloatingPointError for a trace that is not finite.
+
+    >>> closed_form_weight(1.0, 3.0, 0.0)
+    (0.75, False)
+    """
+    if not all(map(torch.isfinite, torch.tensor([a, b, c], dtype=torch.float64))):
+        raise FloatingPointError(f"the traces of the adapters' covariances are not finite: a={a}, b={b}, c={c}")
+    curvature = a + b - 2 * c
+    if curvature <= 1e-12 * (a + b):
+        return 0.5, True
+    return min(1.0, max(0.0, (b - c) / curvature)), False
+
+
+def merged_trace(a: float, b: float, c: float, w: float) -> float:
+    """`f(w) = w^2 a + (1-w)^2 b + 2 w (1-w) c`: the trace of the merged adapter's covariance (eq. 13, 40)."""
+    return w * w * a + (1 - w) ** 2 * b + 2 * w * (1 - w) * c
+
+
+def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor | float], dict[str, float]]:
+    """Weights by key without its slot (a number, or a tensor for single coordinates), and what goes into the log.
+
+    Key "" holds the client's own weight, for arrays that the statistics leave out, such as a task head.
+    """
+    variances = moments.variances(stage.damping, stage.correlation, stage.center, stage.rho_shrink)
+    a, b, c = variances.traces()
+    w, degenerate = closed_form_weight(a, b, c)
+    weights: dict[str, Tensor | float] = {"": w}
+    total = 0.0
+    if stage.granularity == "coordinate":
+        weights |= variances.coordinate_weights()
+    elif stage.granularity != "client":
+        for keys, (ga, gb, gc) in group_traces(variances, stage.granularity).items():
+            group_weight, _ = closed_form_weight(ga, gb, gc)
+            total += merged_trace(ga, gb, gc, group_weight)
+            weights |= dict.fromkeys(keys, group_weight)
+    numbers = {
+        "w": w, "trace_fed": a, "trace_local": b, "trace_shared": c, "trace_merged": merged_trace(a, b, c, w),
+        "degenerate": float(degenerate), "samples": float(moments.count), **variances.counts,
+    }  # fmt: skip
+    if stage.granularity not in ("client", "coordinate"):
+        numbers["trace_merged_groups"] = total
+        spread = torch.tensor([float(value) for key, value in weights.items() if key])
+        numbers |= {"w_min": float(spread.min()), "w_max": float(spread.max())}
+    if stage.damping.kind == "relative":
+        for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping (specification, section 3.2)
+            other = moments.variances(
+                stage.damping.with_delta(delta), stage.correlation, stage.center, stage.rho_shrink
+            )
+            numbers[f"w_at_delta_{delta:.0e}"] = closed_form_weight(*other.traces())[0]
+    return weights, numbers
+
+
+def merge_pair(fed: State, local: State, weights: Mapping[str, Tensor | float], space: str) -> State:
+    """The merged slot from the two parents, module by module.
+
+    "factors": `A = w A_f + (1-w) A_l` and B likewise (Appendix B); "product": `w B_f A_f + (1-w) B_l A_l` exactly, at
+    rank 2r; "product-truncated": its best approximation of rank r. Heads are always interpolated.
+    """
+    merged: State = {}
+    for key, mine in fed.items():
+        _, name, part = split(key)
+        other = local[to_slot(key, "personal")]
+        w = weights.get(f"{name}/{part}", weights.get(f"{name}/delta", weights[""]))
+        if space == "factors" or part not in ("A", "B"):
+            w = w.view_as(mine).to(mine.dtype) if isinstance(w, Tensor) else w
+            merged[to_slot(key, "merged")] = torch.lerp(other, mine, w)
+        elif part == "A":
+            A_f, B_f = mine, fed[join("shared", name, "B")]
+            A_l, B_l = other, local[join("personal", name, "B")]
+            pair = concatenate((B_f, A_f), (B_l, A_l), float(w))
+            if space == "product-truncated":
+                pair = truncate(pair, len(A_f))
+            merged[join("merged", name, "B")], merged[join("merged", name, "A")] = pair
+    return merged
+
+
+def comparison(fed: State, local: State, w: float) -> dict[str, float]:
+    """How far the parents are apart, and how much the merge of factors differs from a merge of products.
+
+    `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l)`: `product_gap` is the size of the last term
+    over that of the first two. `norm_ratio_A` and `_B` far from 1 mean that the gauges of the parents differ.
+    """
+    gap = size = 0.0
+    for key, A_f in fed.items():
+        _, name, part = split(key)
+        if part == "A":
+            B_f = fed[join("shared", name, "B")]
+            A_l, B_l = local[join("personal", name, "A")], local[join("personal", name, "B")]
+            both = concatenate((B_f, A_f), (B_l, A_l), w)
+            difference = (B_f - B_l, A_f - A_l)
+            size += inner(both, both)
+            gap += (w * (1 - w)) ** 2 * inner(difference, difference)
+    ratios = {}
+    for part in ("A", "B"):
+        mine = norm({key: value for key, value in fed.items() if factor(part)(key)})
+        other = norm({key: value for key, value in local.items() if factor(part)(key)})
+        ratios[f"norm_ratio_{part}"] = mine / other if other > 0 else float("inf") if mine > 0 else 1.0
+    return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}

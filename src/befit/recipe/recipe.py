@@ -1,0 +1,100 @@
+"""The composed method: orthogonal parts, each a small value, that together answer what a federated method is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from befit.adapters.keys import NOTHING, Selector, select
+from befit.adapters.layout import Layout
+from befit.adapters.state import fingerprint
+from befit.merge.merge import Merge
+from befit.method import Deployment, Method
+from befit.recipe.personal import PersonalStage, Use
+from befit.recipe.route import Broadcast, Route
+from befit.site import ServerSite, Site
+from befit.train.loop import Pass, train
+from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
+
+__all__ = ["Recipe"]
+
+
+@final
+@dataclass(frozen=True)
+class Recipe(Method):
+    """A method as a value.
+
+    layout  which slots exist, with what factors and rank
+    passes  what is optimised in a federated round, in which order, with which guidance
+    share   which arrays go up; nothing at all makes the method purely personal
+    merge   how updates become one
+    route   who gets what, and under which slot it arrives
+    before  personal stages ahead of the federated one
+    then    personal stages after it
+    use     what is deployed
+    rounds  rounds of the federated stage; None takes the configuration's
+    """
+
+    layout: Layout
+    use: Use
+    passes: tuple[Pass, ...] = ()
+    share: Selector = NOTHING
+    merge: Merge = field(default_factory=Merge)
+    route: Route = field(default_factory=Broadcast)
+    before: tuple[PersonalStage, ...] = ()
+    then: tuple[PersonalStage, ...] = ()
+    rounds: int | None = None
+    needs: Needs = field(default_factory=Needs)
+
+    def plan(self) -> Sequence[Stage]:
+        federated = [Stage("federate", self, self.rounds)] if self.share != NOTHING else []
+        return [
+            *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.before),
+            *federated,
+            *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.then),
+        ]
+
+    def server_init(self, site: ServerSite) -> Payload:
+        shared = select(site.initial, self.share)
+        return self.route.initial(Payload(shared, {"initial": fingerprint(shared)} if shared else {}))
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload()
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if self.share(key)} if stage.uplink else {}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if self.route.arrives(self.share)(key)}
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(self.route.dispatch(server, client).arrays)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        self.restore(client, received, site)
+        report = train(site, self.passes, at, moments=client.arrays)
+        site.report.update(report.numbers())
+        kept = {**client.arrays, **site.model.dump(self.kept), **report.moments}
+        return Payload(kept, client.scalars), Payload(site.model.dump(self.share))
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        return self.route.absorb(server, updates, self.merge)
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        self.restore(client, received, site)
+        return self.use.deployment(site)
+
+    @property
+    def kept(self) -> Selector:
+        """What a client trains and no download overwrites."""
+        trained = NOTHING
+        for one in self.passes:
+            trained = trained | one.trainable
+        return trained & ~self.route.arrives(self.share)
+
+    def restore(self, client: Payload, received: Payload, site: Site) -> None:
+        """Load what the client keeps, then what it received: the download wins where both have a key."""
+        known = set(site.model.keys)
+        site.model.load({key: tensor for key, tensor in client.arrays.items() if key in known})
+        site.model.load(received.arrays)

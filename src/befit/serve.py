@@ -1,0 +1,87 @@
+"""The client's kernel: restore, update, save; and score. The same code in process and on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from befit.engine.guard import check_names
+from befit.method import Deployment, Method
+from befit.site import Site
+from befit.types import Payload, Score, Stage, Tick
+
+if TYPE_CHECKING:
+    from befit.engine.store import ClientStore
+
+__all__ = ["deployment", "later_personal_stages", "score", "serve", "stage_named"]
+
+
+def serve(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Payload:
+    """Run the client's side of `at.span` rounds of one stage and save its memory; returns what may leave.
+
+    The reply holds exactly the arrays that the method declares for this stage; anything else raises PayloadMismatch
+    here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before.
+    """
+    stage = stage_named(method, at.stage)
+    memory, reply = _update(method, stage, site, store.load(site.info.id), received, at)
+    check_names(site.info.id, reply.arrays, method.uplink(stage, site.model.specs))
+    store.save(site.info.id, memory)
+    return reply
+
+
+def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Deployment:
+    """The model this client would use if the run ended now.
+
+    Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes.
+    """
+    memory = store.load(site.info.id)
+    for stage in later_personal_stages(method, at.stage):
+        for number in range(1, (stage.rounds or at.rounds) + 1):
+            tick = replace(at, stage=stage.name, round=number, rounds=stage.rounds or at.rounds, span=1)
+            memory, _ = _update(method, stage, site, memory, received, tick)
+    site.model.reset()
+    return method.deploy(method.client_init(site) if memory is None else memory, received, site)
+
+
+def score(
+    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, split: str, batch_size: int
+) -> Score:
+    """Measure the client's current model on one split of its own data."""
+    deployed = deployment(method, site, store, received, at)
+    site.model.load(deployed.arrays)
+    examples = site.examples(split)
+    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+        metrics = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
+    return Score(site.info.id, split, len(examples), metrics)
+
+
+def stage_named(method: Method, name: str) -> Stage:
+    return next(stage for stage in method.plan() if stage.name == name)
+
+
+def later_personal_stages(method: Method, name: str) -> list[Stage]:
+    """The personal stages that come after this one."""
+    stages = list(method.plan())
+    index = next(i for i, stage in enumerate(stages) if stage.name == name)
+    return [stage for stage in stages[index + 1 :] if not stage.uplink]
+
+
+def _update(
+    method: Method, stage: Stage, site: Site, memory: Payload | None, received: Payload, at: Tick
+) -> tuple[Payload, Payload]:
+    """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
+    reply = Payload()
+    for number in range(at.round, at.last + 1):
+        tick = replace(at, round=number, span=1)
+        site.model.reset()
+        site.report.clear()
+        if memory is None:
+            memory = method.client_init(site)
+        devices = [site.model.device] if site.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(tick.seed_for(site.info.id, "dropout"))
+            memory, reply = stage.exchange.client_update(memory, received, site, tick)
+    assert memory is not None
+    return memory, reply

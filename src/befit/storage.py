@@ -1,0 +1,66 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from befit.errors import RunError
+
+__all__ = ["atomic_write", "read_bytes", "read_json", "write_json"]
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write under a temporary name in the same folder, flush to the disk, and rename.
+
+    Raises RunError, and leaves the old file as it was, if the disk is full or the folder cannot be written.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise RunError(f"cannot write {path}: {error.strerror or error}; nothing half-written was kept") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON in two-space indentation with a final newline; keys keep their order, NaN and infinity become null."""
+    atomic_write(path, (json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_bytes(path))
+    except ValueError as error:
+        raise RunError(f"{path} is not valid JSON: {error}") from error
+
+
+def finite(value: Any) -> Any:
+    """The same value with numbers that JSON does not have replaced by None."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return value

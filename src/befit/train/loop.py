@@ -1,0 +1,106 @@
+"""The training loop: every pass takes one optimiser step on every batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import Selector
+from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
+from befit.train.terms import Term
+from befit.types import State, Tick
+
+if TYPE_CHECKING:
+    from befit.site import Site
+
+__all__ = ["Pass", "TrainingDiverged", "TrainingReport", "train"]
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is not a finite number any more."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one optimiser trains, with which slots active, and what guides it beside the task's loss.
+
+    keep_optimiser  whether the optimiser's running averages stay with the client from round to round; right for a
+                    slot that no download overwrites
+    """
+
+    trainable: Selector
+    active: tuple[str, ...]
+    terms: tuple[Term, ...] = ()
+    mixer: str = "sum"
+    name: str = "train"
+    keep_optimiser: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Mean task loss of each pass over the steps taken, and the optimisers' kept averages."""
+
+    steps: int
+    losses: dict[str, float]
+    moments: State = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """For the log: `loss` is the first pass's, the others carry their pass's name."""
+        (_, first), *others = self.losses.items()
+        return {"steps": float(self.steps), "loss": first, **{f"loss_{name}": loss for name, loss in others}}
+
+
+def train(
+    site: Site,
+    passes: Sequence[Pass],
+    at: Tick,
+    *,
+    steps: int | None = None,
+    moments: Mapping[str, Tensor] | None = None,
+    split: str = "train",
+) -> TrainingReport:
+    """Take `steps` steps (default: the budget's) of each pass on mini-batches of `split`.
+
+    For each batch the passes step one after the other, so a later pass sees what an earlier one changed; terms keep
+    to the values from before the first batch. Raises TrainingDiverged if a pass's mean loss is not finite.
+    """
+    model, budget = site.model, site.budget
+    steps = budget.max_steps if steps is None else steps
+    optimisers = [make_optimiser(model.parameters(one.trainable), budget) for one in passes]
+    guides = [[term.bind(site) for term in one.terms] for one in passes]
+    for one, optimiser in zip(passes, optimisers, strict=True):
+        if one.keep_optimiser and moments:
+            load_moments(optimiser, one.name, moments)
+    totals = [torch.zeros((), device=model.device) for _ in passes]
+    with model.training(True):
+        for step, batch in enumerate(site.batches(split, steps, at)):
+            rate = learning_rate(budget, step, at)
+            for index, one in enumerate(passes):
+                with model.active(*one.active, mixer=one.mixer), model.trainable(one.trainable):
+                    task_loss = site.loss(batch)
+                    objective = task_loss
+                    for guide in guides[index]:
+                        objective = objective + guide()
+                    model.zero_gradients()
+                    objective.backward()
+                if budget.grad_clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(one.trainable), budget.grad_clip)
+                for group in optimisers[index].param_groups:
+                    group["lr"] = rate
+                optimisers[index].step()
+                totals[index] += task_loss.detach()
+    losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
+    for name, loss in losses.items():
+        if not math.isfinite(loss):
+            raise TrainingDiverged(f"the loss of pass {name!r} became {loss} within {steps} steps at learning rate "
+                                   f"{budget.lr}; try a smaller train.lr or set train.grad_clip")  # fmt: skip
+    kept: State = {}
+    for one, optimiser in zip(passes, optimisers, strict=True):
+        if one.keep_optimiser:
+            kept |= dump_moments(optimiser, one.name)
+    return TrainingReport(steps, losses, kept)

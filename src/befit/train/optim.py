@@ -1,0 +1,67 @@
+"""Optimisers and learning-rate schedules from the configuration, and their state as plain arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from befit.adapters.keys import join
+from befit.types import State, Tick
+
+if TYPE_CHECKING:
+    from befit.config import TrainSettings
+
+__all__ = ["dump_moments", "learning_rate", "load_moments", "make_optimiser"]
+
+
+def make_optimiser(parameters: list[nn.Parameter], budget: TrainSettings) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters."""
+    if budget.optimiser == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=budget.lr, betas=tuple(budget.betas), weight_decay=budget.weight_decay, foreach=False
+        )
+    return torch.optim.SGD(parameters, lr=budget.lr, momentum=budget.momentum, weight_decay=budget.weight_decay)
+
+
+def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
+    """Rate at `step` (from 0) of this round; a schedule runs over all rounds of the stage, with linear warm-up first.
+
+    >>> from types import SimpleNamespace
+    >>> budget = SimpleNamespace(lr=1.0, schedule="linear", warmup_steps=0, max_steps=5)
+    >>> [learning_rate(budget, step, Tick("federate", 2, 2, 0)) for step in (0, 4)]
+    [0.5, 0.1]
+    """
+    total = at.rounds * budget.max_steps
+    now = (at.round - 1) * budget.max_steps + step
+    if now < budget.warmup_steps:
+        return budget.lr * (now + 1) / budget.warmup_steps
+    if budget.schedule == "constant":
+        return budget.lr
+    share = (now - budget.warmup_steps) / max(1, total - budget.warmup_steps)  # of the decay that is over
+    return round(budget.lr * (1 - share if budget.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2), 15)
+
+
+def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:
+    """The optimiser's running averages and step counts, as arrays `optimiser:<name>/<parameter>/<quantity>`."""
+    return {
+        join(f"optimiser:{name}", str(index), quantity): value.detach().cpu().clone()
+        for index, parameter in enumerate(optimiser.param_groups[0]["params"])
+        for quantity, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def load_moments(optimiser: torch.optim.Optimizer, name: str, state: Mapping[str, torch.Tensor]) -> None:
+    """Put back what `dump_moments` took; without any, the optimiser starts fresh."""
+    prefix = f"optimiser:{name}/"
+    for key, value in state.items():
+        if key.startswith(prefix):
+            _, index, quantity = key.split("/")
+            parameter = optimiser.param_groups[0]["params"][int(index)]
+            # AdamW keeps its step count on the CPU, its averages beside the parameter.
+            device = "cpu" if quantity == "step" else parameter.device
+            optimiser.state[parameter][quantity] = value.clone().to(device)

@@ -1,0 +1,232 @@
+"""Diagonal Fisher information of two adapters on the same samples, and their correlation.
+
+Notation of the Potara specification: `F` Fisher information, `v = 1/F` variance, `rho` correlation of the per-sample
+gradients, `a, b, c` traces of the two covariances and of the cross-covariance.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from befit.errors import DataError
+from befit.train.persample import sample_gradients
+from befit.types import Tick
+
+if TYPE_CHECKING:
+    from befit.site import Site
+
+__all__ = ["Damping", "PairedFisher", "Variances", "estimate", "group_traces"]
+
+_LOG = logging.getLogger(__name__)
+_DEFAULT_DELTA = {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}
+# Gradients of one micro-batch and both models, in float32, may take this much.
+_GRADIENT_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Damping:
+    """What keeps `1/F` finite, the same for both models, since two values would bias the weight (section 3.2).
+
+    kind       "relative": F + delta * mean of all F; "absolute": F + delta; "quantile": F at least the delta-quantile
+               of the positive entries of both
+    scope      the mean of "relative" over the client or over each tensor
+    drop_dead  leave coordinates out that are exactly zero in both models over all samples
+    """
+
+    kind: Literal["relative", "absolute", "quantile"] = "relative"
+    delta: float | None = None
+    scope: Literal["client", "tensor"] = "client"
+    drop_dead: bool = True
+
+    @property
+    def size(self) -> float:
+        return _DEFAULT_DELTA[self.kind] if self.delta is None else self.delta
+
+    def with_delta(self, delta: float) -> Damping:
+        return replace(self, delta=delta)
+
+    def __post_init__(self) -> None:
+        if not self.size > 0:
+            raise ValueError(f"damping needs a positive delta, got {self.delta}")
+
+
+class PairedFisher:
+    """Running sums of two models' per-sample gradients over the same samples, in float64.
+
+    `spans` says where each key (without its slot) lies in the flat vectors of length P.
+    """
+
+    def __init__(self, spans: Mapping[str, tuple[int, int]], device: torch.device | str = "cpu") -> None:
+        self.spans = dict(spans)
+        self.count = 0
+        size = max((stop for _, stop in self.spans.values()), default=0)
+        # rows: sum g_f, sum g_l, sum g_f^2, sum g_l^2, sum g_f g_l
+        self.sums = torch.zeros(5, size, dtype=torch.float64, device=device)
+
+    def add(self, fed: Tensor, local: Tensor) -> None:
+        """Take in the gradients of some samples, (samples, P) each, in the same order."""
+        if not (torch.isfinite(fed).all() and torch.isfinite(local).all()):
+            raise FloatingPointError("a per-sample gradient is not finite")
+        fed, local = fed.double(), local.double()
+        self.count += len(fed)
+        for row, value in enumerate((fed, local, fed.square(), local.square(), fed * local)):
+            self.sums[row] += value.sum(0)
+
+    @property
+    def fisher(self) -> tuple[Tensor, Tensor]:
+        """`F_j = 1/M sum_i g_ij^2` of the federated and the local model (eq. 19, empirical Fisher)."""
+        return self.sums[2] / self.count, self.sums[3] / self.count
+
+    def correlation(self, center: bool = True) -> Tensor:
+        """`rho_j = cov_j / sqrt(var_f,j var_l,j)` of the paired gradients (eq. 54-57); 0 where one does not vary."""
+        mean_f, mean_l, square_f, square_l, cross = self.sums / self.count
+        if center:
+            var_f, var_l = square_f - mean_f.square(), square_l - mean_l.square()
+            covariance = cross - mean_f * mean_l
+        else:
+            var_f, var_l, covariance = square_f, square_l, cross
+        # What is left of a difference of nearly equal numbers is rounding, not variance.
+        varies = (var_f > 1e-12 * square_f).logical_and(var_l > 1e-12 * square_l)
+        varies &= (var_f > 1e-30).logical_and(var_l > 1e-30)
+        rho = covariance / torch.sqrt((var_f * var_l).clamp_min(1e-300))
+        return torch.where(varies, rho, torch.zeros_like(rho))
+
+    def variances(
+        self, damping: Damping, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0
+    ) -> Variances:
+        """Damped variances and the cross-covariance `clip(rho sqrt(v_f v_l), 0, min(v_f, v_l))` (eq. 20, 58)."""
+        F_f, F_l = self.fisher
+        alive = (F_f > 0).logical_or(F_l > 0) if damping.drop_dead else torch.ones_like(F_f, dtype=torch.bool)
+        if damping.kind == "quantile":
+            positive = torch.cat([F_f[F_f > 0], F_l[F_l > 0]])
+            floor = positive.quantile(damping.size) if len(positive) else torch.ones((), dtype=F_f.dtype)
+            damped = torch.stack([F_f < floor, F_l < floor])
+            D_f, D_l = F_f.clamp_min(floor), F_l.clamp_min(floor)
+        else:
+            epsilon = self._epsilon(damping, (F_f + F_l) / 2)
+            damped = torch.stack([F_f < epsilon, F_l < epsilon])
+            D_f, D_l = F_f + epsilon, F_l + epsilon
+        # A coordinate without gradient has no variance of its own either: out of all sums when dropped.
+        v_f = torch.where(alive, 1 / D_f.clamp_min(1e-300), torch.zeros_like(F_f))
+        v_l = torch.where(alive, 1 / D_l.clamp_min(1e-300), torch.zeros_like(F_l))
+        rho = self.correlation(center) if correlation else torch.zeros_like(F_f)
+        if rho_shrink:
+            rho = rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0)
+        raw = rho * torch.sqrt(v_f * v_l)
+        ceiling = torch.minimum(v_f, v_l)
+        kept = max(1, int(alive.sum()))
+        counts = {
+            "dead_share": 1 - float(alive.double().mean()) if len(alive) else 0.0,
+            "damped_share": float(damped[:, alive].double().mean()) if int(alive.sum()) else 0.0,
+            "rho_clipped_low": float((raw[alive] < 0).sum()) / kept,
+            "rho_clipped_high": float((raw[alive] > ceiling[alive]).sum()) / kept,
+        }
+        return Variances(self.spans, v_f, v_l, torch.minimum(raw.clamp_min(0), ceiling), counts)
+
+    def _epsilon(self, damping: Damping, mean_fisher: Tensor) -> Tensor:
+        if damping.kind == "absolute":
+            return torch.full_like(mean_fisher, damping.size)
+        if damping.scope == "client":
+            return torch.full_like(mean_fisher, damping.size * float(mean_fisher.mean()) if len(mean_fisher) else 0.0)
+        epsilon = torch.empty_like(mean_fisher)
+        for start, stop in self.spans.values():
+            epsilon[start:stop] = damping.size * mean_fisher[start:stop].mean()
+        return epsilon
+
+
+@dataclass(frozen=True)
+class Variances:
+    """Diagonals of the two covariances and the cross-covariance, (P,) float64 each; zero where left out."""
+
+    spans: Mapping[str, tuple[int, int]]
+    fed: Tensor
+    local: Tensor
+    cross: Tensor
+    counts: dict[str, float]
+
+    def traces(self, keys: tuple[str, ...] | None = None) -> tuple[float, float, float]:
+        """`a, b, c` over all coordinates, or over those of some keys."""
+        spans = self.spans.values() if keys is None else [self.spans[key] for key in keys]
+        parts = [
+            torch.stack([v[start:stop].sum() for v in (self.fed, self.local, self.cross)]) for start, stop in spans
+        ]
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(3, dtype=torch.float64)
+        a, b, c = total.tolist()
+        return a, b, c
+
+    def coordinate_weights(self) -> dict[str, Tensor]:
+        """`w_j = (v_l - c) / (v_f + v_l - 2c)` for every coordinate by itself, flat by key; 0.5 where it is flat."""
+        curvature = self.fed + self.local - 2 * self.cross
+        flat = curvature <= 1e-12 * (self.fed + self.local)
+        weights = torch.where(flat, 0.5, (self.local - self.cross) / torch.where(flat, 1.0, curvature))
+        return {key: weights[start:stop].cpu() for key, (start, stop) in self.spans.items()}
+
+
+def group_traces(
+    variances: Variances, granularity: Literal["factor", "layer", "tensor"]
+) -> dict[tuple[str, ...], tuple[float, float, float]]:
+    """Traces of the groups of keys that share a weight: all A and all B, each block, or each tensor."""
+    groups: dict[str, list[str]] = {}
+    for key in variances.spans:
+        module, part = key.split("/")
+        name = {"factor": part, "layer": ".".join(module.split(".")[:2]), "tensor": key}[granularity]
+        groups.setdefault(name, []).append(key)
+    return {tuple(keys): variances.traces(tuple(keys)) for keys in groups.values()}
+
+
+def estimate(
+    site: Site,
+    at: Tick,
+    fed: str,
+    local: str,
+    *,
+    samples: int,
+    space: Literal["factors", "product"] = "factors",
+    reduction: Literal["mean", "sum"] = "mean",
+    split: str = "train",
+) -> PairedFisher:
+    """Per-sample gradients of two slots of the model on `samples` examples drawn without replacement (section 3.1).
+
+    Task heads are left out, as the paper counts LoRA entries only. Warns if the client has fewer examples.
+    """
+    examples = site.examples(split)
+    if not len(examples):
+        raise DataError(f"client {site.info.id} has no {split} examples for the statistics")
+    if len(examples) < samples:
+        _LOG.warning("client %s has %d %s examples; the statistics use all of them instead of %d",
+                     site.info.id, len(examples), split, samples)  # fmt: skip
+    generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "statistics"))
+    chosen = torch.randperm(len(examples), generator=generator)[:samples]
+    targets = site.model.shapes.targets.values()
+    rank = site.model.layout.slot(fed).rank
+    entries = sum(t.d_in * t.d_out if space == "product" else rank * (t.d_in + t.d_out) for t in targets)
+    step = max(1, min(len(chosen), _GRADIENT_BYTES // (8 * max(1, entries))))
+    moments: PairedFisher | None = None
+    for start in range(0, len(chosen), step):
+        batch = site.to_device(examples.batch(chosen[start : start + step]))
+        pair = [_by_module(site, sample_gradients(site, batch, name, space, reduction)) for name in (fed, local)]
+        if moments is None:
+            moments = PairedFisher(_spans(pair[0]), site.model.device)
+        moments.add(*(torch.cat([gradients[key] for key in moments.spans], dim=1) for gradients in pair))
+    assert moments is not None
+    return moments
+
+
+def _by_module(site: Site, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`module/factor` -> (samples, entries) of the low-rank modules, in the order of their names."""
+    flat = {key.partition("/")[2]: value.flatten(1) for key, value in gradients.items()}
+    return {key: flat[key] for key in sorted(flat) if key.partition("/")[0] in site.model.shapes.targets}
+
+
+def _spans(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    spans, end = {}, 0
+    for key, value in gradients.items():
+        spans[key] = (end, end + value.shape[1])
+        end += value.shape[1]
+    return spans
