@@ -108,8 +108,10 @@ def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
         name = one.get("name")
         if name == "local" and name == method.get("name"):
             continue
-        if name is not None and name in [method.get("name"), *(other.get("name") for other in resolved)]:
-            problems.append(f"baselines.{index}: {name} is compared already; a run holds each method once")
+        if name is not None and name == method.get("name"):
+            problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
+        if one in resolved:
+            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(one)}")
         resolved.append(one)
     return resolved, problems
 

@@ -1,0 +1,99 @@
+"""`befit export` and `befit predict`: use what a run has trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from befit.cli.output import make_table, only_json, print_json, screen
+from befit.errors import DataError
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
+Client = Annotated[str, typer.Option("--client", metavar="ID", help="Client whose adapter is used.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def export(
+    run: RunDir,
+    client: Client,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
+    as_json: Json = False,
+) -> None:
+    """Write one client's adapter as a standard PEFT checkpoint."""
+    with only_json(as_json):
+        from befit.run import export as export_adapter
+
+        path = export_adapter(run, client, out)
+    if as_json:
+        print_json({"run": str(run), "client": client, "path": str(path)})
+    else:
+        screen().print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def predict(
+    run: RunDir,
+    client: Client,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input.",
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Answer with one client's own model."""
+    with only_json(as_json):
+        values = [value for one in inputs for value in read_inputs(one)]
+        from befit.run import predict as predict_inputs
+
+        answers = predict_inputs(run, client, values)
+    if as_json:
+        print_json(answers)
+    else:
+        rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
+        screen().print(make_table(("input", "answer", "sure"), rows, wrap=1))
+
+
+def read_inputs(text: str) -> list[Any]:
+    """The inputs that an argument stands for: lines of a file, records of a JSON Lines file, or itself."""
+    if text == "-":
+        return [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    path = Path(text)
+    if path.suffix not in (".txt", ".jsonl"):
+        return [text]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the inputs in {path}: {error}") from error
+    kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not kept:
+        raise DataError(f"{path} holds no inputs")
+    return [line for _, line in kept] if path.suffix == ".txt" else _records(path, kept)
+
+
+def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[Any]:
+    import json
+
+    records: list[Any] = []
+    for number, line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+    return records
+
+
+def _input_text(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else str(next(iter(value.values()), "")) if value else ""
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _answer_text(answer: dict[str, Any]) -> tuple[str, str]:
+    label = answer.get("label", answer.get("text", answer))
+    sure = answer.get("probabilities", {}).get(label) if isinstance(answer.get("probabilities"), dict) else None
+    return str(label), "" if sure is None else f"{sure:.2f}"

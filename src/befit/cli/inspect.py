@@ -1,0 +1,181 @@
+"""Commands that look and do not train: `befit check`, `methods`, `benchmarks` and `explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from befit.cli.output import bytes_text, make_table, messages, only_json, print_json, screen
+from befit.schema import REQUIRED, Parameter, plain, show, type_words
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as train.lr=3e-4.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
+    from befit.config import load_experiment
+
+    with only_json(as_json):
+        experiment = load_experiment(config, overrides or ())
+        from befit.run import check as check_experiment
+
+        found = check_experiment(experiment)
+    if as_json:
+        print_json(found)
+        return
+    console = screen()
+    console.print(f"{config}: no mistakes", style="green", markup=False)
+    console.print(make_table(("", ""), _check_rows(found), wrap=1))
+    stages = [(str(one.get("run", found["method"])), str(one["name"]), str(one["rounds"])) for one in found["stages"]]
+    console.print(make_table(("run", "stage", "rounds"), stages, title="Stages"))
+    for warning in found["warnings"]:
+        messages().print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods."""
+    from befit.registry import get_method, method_names
+
+    with only_json(as_json):
+        entries = [get_method(name) for name in method_names()]
+    if as_json:
+        keys = ("name", "title", "year", "paper", "summary")
+        print_json([{key: getattr(entry, key) for key in keys} for entry in entries])
+        return
+    rows = [(one.name, one.title, str(one.year or ""), one.paper, one.summary) for one in entries]
+    console = screen()
+    console.print(make_table(("name", "method", "year", "paper", "what it does"), rows, wrap=4))
+    console.print("befit explain NAME says more, with every argument.", style="dim")
+
+
+def benchmarks(as_json: Json = False) -> None:
+    """List the benchmarks, with their arguments."""
+    from befit.benchmarks import registry
+
+    with only_json(as_json):
+        entries = [registry.get(name) for name in registry.names()]
+        arguments = {entry.name: _arguments(entry.build) for entry in entries}
+    if as_json:
+        keys = ("name", "version", "task", "default_model", "summary")
+        print_json(
+            [
+                {**{key: getattr(entry, key) for key in keys}, "arguments": _plain(arguments[entry.name])}
+                for entry in entries
+            ]
+        )
+        return
+    rows = [(one.name, str(one.version), one.task, one.default_model, one.summary) for one in entries]
+    console = screen()
+    console.print(make_table(("name", "version", "task", "model", "what it is"), rows, wrap=4))
+    for entry in entries:
+        if arguments[entry.name]:
+            console.print(_argument_table(arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}"))
+
+
+def explain(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A name that `befit methods` lists.")],
+    as_json: Json = False,
+) -> None:
+    """Say what a method does, where it comes from, what its arguments are and what travels."""
+    from befit.registry import get_method
+
+    with only_json(as_json):
+        entry = get_method(method)
+        travels = _travels(entry.factory) if all(one.default is not REQUIRED for one in entry.parameters) else {}
+    if as_json:
+        keys = ("name", "title", "year", "paper", "docstring")
+        described = {key: getattr(entry, key) for key in keys}
+        print_json({**described, "parameters": _plain(entry.parameters), "travels": travels})
+        return
+    console = screen()
+    source = ", ".join(str(part) for part in (entry.paper, entry.year) if part)
+    console.print(f"{entry.title} ({entry.name})" + (f"  {source}" if source else ""), style="bold", markup=False)
+    console.print()
+    console.print(_prose(entry.docstring, entry.parameters), markup=False)
+    console.print()
+    if entry.parameters:
+        console.print(_argument_table(entry.parameters, f"method: {{name: {entry.name}, …}}"))
+    if travels:
+        rows = [(key, _travel_text(value)) for key, value in travels.items()]
+        console.print(make_table(("", ""), rows, title="What travels", wrap=1))
+
+
+def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    clients = found["clients"]
+    rows = [
+        ("model", str(found["model"])),
+        ("method", str(found["method"])),
+        ("baselines", ", ".join(map(str, found["baselines"])) or "none"),
+        ("clients", str(clients if isinstance(clients, (int, str)) else len(clients))),
+        ("trainable parameters", f"{found['trainable_parameters']:,}"),
+    ]
+    for period, words in (("per_round", "per client and round"), ("total", "in all")):
+        up, down = found[f"bytes_up_{period}"], found[f"bytes_down_{period}"]
+        rows.append((f"bytes {words}", f"{bytes_text(up)} up, {bytes_text(down)} down"))
+    return [*rows, ("memory, estimated", f"{found['memory_mib']:,.0f} MiB")]
+
+
+def _arguments(factory: Any) -> tuple[Parameter, ...]:
+    from befit.schema import parameters_of
+
+    return parameters_of(factory)
+
+
+def _argument_table(parameters: tuple[Parameter, ...], title: str) -> Any:
+    rows = [(one.name, _default_text(one), _meaning(one)) for one in parameters]
+    return make_table(("argument", "default", "meaning"), rows, title=title, wrap=2)
+
+
+def _default_text(parameter: Parameter) -> str:
+    return "required" if parameter.default is REQUIRED else show(plain(parameter.default))
+
+
+def _meaning(parameter: Parameter) -> str:
+    """The description, and the type where neither it nor the default shows it."""
+    options = get_args(parameter.type) if get_origin(parameter.type) is Literal else ()
+    told = parameter.default is not REQUIRED and type(parameter.default) is parameter.type
+    if told or (options and all(str(one) in parameter.description for one in options)):
+        return parameter.description
+    return "; ".join(part for part in (parameter.description, type_words(parameter.type)) if part)
+
+
+def _prose(doc: str, parameters: tuple[Parameter, ...]) -> str:
+    """The docstring's paragraphs, each on one line, without the table of arguments, which is printed as a table."""
+    names = {one.name for one in parameters}
+    paragraphs = [part for part in doc.split("\n\n") if part.strip() and part.split()[0] not in names]
+    return "\n\n".join(" ".join(part.split()) for part in paragraphs)
+
+
+def _plain(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name,
+            "type": type_words(one.type),
+            "required": one.default is REQUIRED,
+            "default": None if one.default is REQUIRED else plain(one.default),
+            "description": one.description,
+        }
+        for one in parameters
+    ]
+
+
+def _travels(factory: Any) -> dict[str, Any]:
+    """What a method with its default arguments sends, in its own words; nothing where it does not say."""
+    describe = getattr(factory(), "describe", None)
+    return dict(describe()) if describe else {}
+
+
+def _travel_text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "\n".join(_travel_text(one) for one in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return str(value)

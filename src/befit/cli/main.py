@@ -1,0 +1,103 @@
+"""The command line: one clear message and an exit code where something goes wrong, and no import of torch for help.
+
+Exit codes: 0 fine, 2 a user's mistake, 1 the world's (a full disk, too few replies, a defect), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from befit import __version__
+from befit.cli import adapter, inspect, run
+from befit.cli.output import messages
+from befit.errors import BefitError, RunError
+
+__all__ = ["app", "main"]
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for what the user can put right, 1 for the rest.
+
+    A run directory that is missing or another one's is the user's; one that cannot be written is the world's.
+    """
+    if isinstance(error, RunError):
+        cause = error.__cause__
+        missing = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+        return 1 if isinstance(cause, OSError) and not isinstance(cause, missing) else 2
+    return 2 if isinstance(error, BefitError) and isinstance(error, ValueError) else 1
+
+
+def explain_error(error: Exception) -> None:
+    """One message on standard error, without a traceback."""
+    if isinstance(error, BefitError):
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = f"{type(error).__name__}: {error}\n  (befit --debug … shows where)"
+    messages().print(text, style="red", markup=False, soft_wrap=True)
+
+
+class _Commands(TyperGroup):
+    """Commands whose errors become a message and an exit code; `--debug` is taken wherever it stands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--debug" in args:
+            args = ["--debug", *(one for one in args if one != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (BefitError, OSError, MemoryError) as error:
+            if ctx.params.get("debug") or isinstance(error, BrokenPipeError):
+                raise
+            explain_error(error)
+            raise typer.Exit(exit_code(error)) from None
+
+
+app = typer.Typer(
+    name="befit",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"befit {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def befit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Federated fine-tuning with LoRA in which every client ends with its own adapter.
+
+    Start with [bold]befit demo[/bold]; then [bold]befit run configs/digits-potara.yaml[/bold].
+    """
+
+
+app.command("demo", rich_help_panel="Train")(run.demo)
+app.command("run", rich_help_panel="Train")(run.run)
+app.command("check", rich_help_panel="Look before")(inspect.check)
+app.command("methods", rich_help_panel="Look before")(inspect.methods)
+app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
+app.command("explain", rich_help_panel="Look before")(inspect.explain)
+app.command("export", rich_help_panel="Use")(adapter.export)
+app.command("predict", rich_help_panel="Use")(adapter.predict)
+
+
+def main() -> None:
+    """Entry point of the `befit` script."""
+    app()

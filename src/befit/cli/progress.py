@@ -1,0 +1,230 @@
+"""How far a run is: a live table in a terminal, a plain line every few seconds elsewhere. Fed by events only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from befit.cli.output import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["Progress", "RunProgress", "seconds_left"]
+
+SHOWN_FAILURES = 5
+
+
+@dataclass
+class RunProgress:
+    """What is known of one run: where it is, and the last numbers that were reported."""
+
+    run: str
+    stages: Sequence[Mapping[str, Any]]
+    clients: int
+    started: float
+    stage: str = ""
+    round: float = 0.0  # within the stage; a fraction while clients of a round are still at work
+    replied: int = 0
+    failed: int = 0
+    loss: float | None = None
+    score: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    finished: float | None = None
+    share_at_start: float = 0.0  # above zero if an earlier process did a part
+    met: bool = False
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Take over what an event of this run says."""
+        kind = event["kind"]
+        if event.get("stage", self.stage) != self.stage:
+            self.stage, self.round = event["stage"], 0.0
+        if kind == "client":
+            before = event["round"] - event.get("span", event["round"] - int(self.round))
+            if not self.met:
+                self.met, self.round = True, before
+                self.share_at_start = self.share_done
+            # The round is complete only when the server says so.
+            self.round = before + (event["round"] - before) * min(event["done"] / max(1, event["of"]), 1 - 1e-6)
+        elif kind == "round":
+            self.round = event["round"]
+            self.replied, self.failed = event["clients"], event["failed"]
+            self.loss = event.get("loss")
+            self.bytes_up, self.bytes_down = event["bytes_up"], event["bytes_down"]
+        elif kind == "score":
+            self.score = event["mean"]
+
+    @property
+    def share_done(self) -> float:
+        """Rounds that are over, as a share of the rounds of all stages."""
+        if self.finished is not None:
+            return 1.0
+        names = [stage["name"] for stage in self.stages]
+        if self.stage not in names:
+            return 0.0
+        index = names.index(self.stage)
+        before = sum(stage["rounds"] for stage in self.stages[:index])
+        return (before + self.round) / max(1, sum(stage["rounds"] for stage in self.stages))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the present stage."""
+        return next((stage["rounds"] for stage in self.stages if stage["name"] == self.stage), 0)
+
+
+def seconds_left(runs: Sequence[RunProgress], still_to_start: int, now: float) -> float | None:
+    """Time left, if each run keeps its pace and a run without a pace yet takes the mean of the others.
+
+    None while too little has happened to tell.
+    """
+    costs = [_full_cost(run, now) for run in runs]
+    known = [cost for cost in costs if cost is not None]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    return mean * still_to_start + sum(
+        (mean if cost is None else cost) * (1 - run.share_done) for run, cost in zip(runs, costs, strict=True)
+    )
+
+
+def _full_cost(run: RunProgress, now: float) -> float | None:
+    """Seconds that the whole run takes at its pace so far; what an earlier process did does not count."""
+    elapsed = (now if run.finished is None else run.finished) - run.started
+    done = run.share_done - run.share_at_start
+    return elapsed / done if elapsed >= 1 and done >= 0.02 else None
+
+
+@dataclass
+class Progress:
+    """An observer of runs, to be used as a context.
+
+    console  where to show; nothing is shown if `quiet`
+    planned  names of the runs that will come, for the time left
+    every_s  seconds between two lines where the console is not a terminal
+    """
+
+    console: Console
+    planned: Sequence[str] = ()
+    title: str = ""
+    quiet: bool = False
+    every_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    runs: dict[str, RunProgress] = field(default_factory=dict)
+    metric: str = "accuracy"
+    failures: int = 0
+    _live: Any = None
+    _began: float = 0.0
+    _last_line: float = float("-inf")
+
+    def __enter__(self) -> Progress:
+        self._began = self.clock()
+        if not self.quiet and self.console.is_terminal and not self.console.is_dumb_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind, now = event["kind"], self.clock()
+        if kind == "run_started":
+            self.runs[event["run"]] = RunProgress(event["run"], event["stages"], event["clients"], now)
+            return
+        run = self.runs[event["run"]]
+        run.update(event)
+        self.metric = event.get("metric", self.metric)
+        if kind == "failure":
+            self._tell_failure(event)
+        elif kind == "run_finished":
+            run.finished = now
+            run.score = event.get("mean", run.score)
+        self._tell(run, now, final=kind == "run_finished")
+
+    @property
+    def waiting(self) -> list[str]:
+        """Planned runs that are still to start. One planned before a started one was finished by an earlier process."""
+        started = [index for index, name in enumerate(self.planned) if name in self.runs]
+        return [*self.planned[started[-1] + 1 if started else 0 :]]
+
+    def left(self) -> float | None:
+        """Seconds left, over all planned runs."""
+        return seconds_left(list(self.runs.values()), len(self.waiting), self.clock())
+
+    def line(self, run: RunProgress) -> str:
+        """One run's progress in a line."""
+        parts = [f"{run.run} {run.stage} {int(run.round)}/{run.rounds}", f"clients {_clients(run)}"]
+        if run.loss is not None:
+            parts.append(f"loss {run.loss:.3f}")
+        if run.score is not None:
+            parts.append(f"{self.metric} {run.score:.3f}")
+        parts.append(f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
+        parts.append(f"{duration_text(self.clock() - self._began)} elapsed")
+        if run.finished is not None:
+            parts.append("done")
+        elif (left := self.left()) is not None:
+            parts.append(f"{duration_text(left)} left")
+        return " · ".join(parts)
+
+    def _tell(self, run: RunProgress, now: float, final: bool) -> None:
+        if self.quiet or self._live is not None:
+            return
+        if final or now - self._last_line >= self.every_s:
+            self._last_line = now
+            self.console.print(self.line(run), markup=False, soft_wrap=True)
+
+    def _tell_failure(self, event: Mapping[str, Any]) -> None:
+        self.failures += 1
+        if self.quiet or self.failures > SHOWN_FAILURES + 1:
+            return
+        text = f"{event['run']} {event['stage']} round {event['round']}: left out {event['client']}: {event['reason']}"
+        if self.failures > SHOWN_FAILURES:
+            text = "further failures are counted here and listed in the report"
+        self.console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("run", no_wrap=True)
+        table.add_column("stage", no_wrap=True)
+        for name in ("round", "clients", "loss", self.metric, "up", "down"):
+            table.add_column(name, justify="right", no_wrap=True, min_width=8 if name in ("up", "down") else 5)
+        for run in self.runs.values():
+            table.add_row(
+                Text(run.run, style="bold"),
+                Text("done", style="green") if run.finished is not None else Text(run.stage or "starting"),
+                f"{int(run.round)}/{run.rounds}" if run.stage else "",
+                _clients(run),
+                "" if run.loss is None else f"{run.loss:.3f}",
+                "" if run.score is None else f"{run.score:.3f}",
+                bytes_text(run.bytes_up),
+                bytes_text(run.bytes_down),
+            )
+        for name in self.waiting:
+            table.add_row(Text(name, style="dim"), Text("waiting", style="dim"))
+        share = sum(run.share_done for run in self.runs.values()) / max(1, len(self.runs) + len(self.waiting))
+        left = self.left()
+        foot = Table.grid(padding=(0, 2, 0, 0))
+        foot.add_row(
+            ProgressBar(total=1.0, completed=share, width=30),
+            Text(f"{share:.0%}"),
+            Text(f"{duration_text(self.clock() - self._began)} elapsed"),
+            Text("" if left is None or share >= 1 else f"{duration_text(left)} left"),
+            Text(f"{self.failures} left out" if self.failures else "", style="yellow"),
+        )
+        return Group(Text(self.title, style="bold"), table, Text(""), foot)
+
+
+def _clients(run: RunProgress) -> str:
+    return f"{run.replied}/{run.replied + run.failed}" if run.replied or run.failed else str(run.clients)

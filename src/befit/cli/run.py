@@ -1,0 +1,137 @@
+"""`befit run` and `befit demo`: train, show progress, print the tables and where everything was written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from befit.config import Experiment
+    from befit.run import Run
+
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/NAME.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def demo(
+    out: Out = None,
+    seed: Annotated[int, typer.Option(help="Seed of partition, adapters and batches.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ten clients with real handwritten digits: alone, FedIT and Potara compared, in about a minute on a laptop.
+
+    Everything it needs comes with befit: no download, no GPU.
+    """
+    from befit.config import load_experiment
+    from befit.yamlfile import parse_yaml
+
+    text = files("befit.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
+    experiment = load_experiment(parse_yaml(text), [f"federation.seed={seed}", f"benchmark.seed={seed}"])
+    _run(experiment, out, resume=False, as_json=as_json, quiet=quiet)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, such as those in configs/.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as train.lr=3e-4 method=fedsa."),
+    ] = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Federate, personalise, export every client's adapter and write a report."""
+    from befit.config import load_experiment
+
+    _run(load_experiment(config, overrides or ()), out, resume, as_json, quiet)
+
+
+def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
+    """`runs/name`, or `runs/name-2` and so on where that holds results; for `resume` the last one that exists."""
+    number, path = 1, root / name
+    while (path / "results.json").exists():
+        number, following = number + 1, root / f"{name}-{number + 1}"
+        if resume and not following.exists():
+            break
+        path = following
+    return path
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Names of runs, numbered where a method appears more than once.
+
+    >>> labels(["local", "fedit", "local"])
+    ['local', 'fedit', 'local-2']
+    """
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+
+
+def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+    out = out or default_out(experiment.name, resume)
+    names = [*labels([one["name"] for one in experiment.baselines]), experiment.method["name"]]
+    source = experiment.benchmark.name if experiment.benchmark else "your files"
+    console = messages()
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+        if not quiet:
+            console.print("befit is loading …", style="dim")
+        from befit.run import run as run_experiment
+
+        progress = Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet)
+        try:
+            with progress:
+                done = run_experiment(experiment, out=out, resume=resume, observer=progress)
+        except KeyboardInterrupt:
+            console.print(f"interrupted; {_resume_hint(out)}", style="yellow", markup=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+    if as_json:
+        print_json({"path": str(done.path), "results": done.results})
+    else:
+        _show(done)
+
+
+def _resume_hint(out: Path) -> str:
+    config = out / "config.yaml"
+    if not config.is_file():
+        return f"nothing was saved in {out} yet"
+    return f"resume with: befit run {shlex.quote(str(config))} --out {shlex.quote(str(out))} --resume"
+
+
+def _show(done: Run) -> None:
+    from befit.report import tables
+
+    console = screen()
+    for title, make in (
+        ("Clients", tables.client_table),
+        ("Summary", tables.summary_table),
+        ("Communication", tables.communication_table),
+    ):
+        headers, rows = make(done.results)
+        if rows:
+            console.print(make_table(headers, rows, title=title))
+    console.print(tables.headline(done.results), markup=False)
+    console.print()
+    console.print(make_table(("what", "where"), written(done.path, done.results), wrap=1))
+
+
+def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a run wrote that a person would open, and where."""
+    named = (("report", "report.html"), ("report as text", "report.md"), ("numbers", "results.json"))
+    rows = [(what, str(path / name)) for what, name in named if (path / name).exists()]
+    adapters = [one for one in results.get("clients", {}).values() if one.get("adapter")]
+    if adapters:
+        rows.append((f"{len(adapters)} adapters (PEFT)", str(path / "clients" / "*" / "adapter")))
+    if (path / "outbound.json").exists():
+        rows.append(("what left the clients", str(path / "outbound.json")))
+    return rows
