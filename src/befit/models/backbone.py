@@ -16,7 +16,7 @@ from torch import nn
 
 from befit.errors import ModelError
 from befit.models.fingerprint import fingerprint
-from befit.models.heads import check_weights, label_config
+from befit.models.heads import check_weights, head_modules, label_config
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.models.source import find_model
 
@@ -81,7 +81,7 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     notes = label_config(config, task, label_names, found)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.quantise != "none":
-        options |= quantisation(settings, device)
+        options |= quantisation(settings, device, head_modules(build(config, task, settings.dtype, found)))
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -116,12 +116,16 @@ def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> 
     directory, found = find_model(settings.id, settings.revision, weights=False)
     config = read_config(directory, found)
     label_config(config, task, label_names, found)
+    return build(config, task, settings.dtype, found).requires_grad_(False).eval()
+
+
+def build(config: Any, task: str, dtype: str, found: str) -> nn.Module:
+    """The model of a configuration, on the meta device."""
     try:
         with quiet(), torch.device("meta"):
-            model = auto_class(task).from_config(config, dtype=getattr(torch, settings.dtype), trust_remote_code=False)
+            return auto_class(task).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ModelError(f"{found} cannot be built for {task}: {error}") from error
-    return model.requires_grad_(False).eval()
 
 
 def auto_class(task: str) -> Any:
@@ -155,8 +159,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def quantisation(settings: ModelSettings, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for 8-bit (LLM.int8) or 4-bit (NF4) weights through bitsandbytes."""
+def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[str]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for 8-bit (LLM.int8) or 4-bit (NF4) weights through bitsandbytes.
+
+    skip  modules that stay as they are: the head, which is small, may be new, and is what is trained in full
+    """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(
             f"model.quantise is {settings.quantise!r} and bitsandbytes is not installed; "
@@ -165,10 +172,13 @@ def quantisation(settings: ModelSettings, device: torch.device) -> dict[str, Any
     from transformers import BitsAndBytesConfig
 
     if settings.quantise == "int8":
-        config = BitsAndBytesConfig(load_in_8bit=True)
+        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skip))
     else:
         config = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, settings.dtype)
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
+            llm_int8_skip_modules=list(skip),
         )
     return {"quantization_config": config, "device_map": {"": str(device)}}
 

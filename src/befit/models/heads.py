@@ -7,7 +7,7 @@ from typing import Any
 
 from befit.errors import ModelError
 
-__all__ = ["check_weights", "label_config"]
+__all__ = ["check_weights", "head_modules", "label_config"]
 
 
 def label_config(config: Any, task: str, label_names: Sequence[str], found: str) -> list[str]:
@@ -29,6 +29,12 @@ def label_config(config: Any, task: str, label_names: Sequence[str], found: str)
             "Set data.label_names to the checkpoint's order"
         )
     return [f"the checkpoint's classes ({', '.join(known)}) are taken for {', '.join(names)}"]
+
+
+def head_modules(model: Any) -> list[str]:
+    """Names of the modules beside the base model (`classifier`, `score`, `lm_head`), and the pooler inside it."""
+    base = model.base_model_prefix
+    return [name for name, _ in model.named_children() if name != base] + [f"{base}.pooler"]
 
 
 def check_weights(model: Any, info: dict[str, Any], task: str, found: str) -> list[str]:

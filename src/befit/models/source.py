@@ -14,10 +14,11 @@ from pathlib import Path
 from befit.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+UNSAFE = frozenset({".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 HUB_IGNORED = ("*/*", "consolidated*")  # ONNX and original formats, which would double the download
 
-__all__ = ["check_directory", "find_model", "hub_command"]
+__all__ = ["find_model", "hub_command"]
 
 
 def find_model(name: str, revision: str | None = None, weights: bool = True) -> tuple[Path, str]:
@@ -34,17 +35,22 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
     """
     from befit.zoo import zoo_path
 
+    if not name:
+        raise ModelError("model.id is empty; give a zoo name, package:NAME/SUB, a directory or a hub id")
     directory, found = zoo_path(name), f"the befit zoo ({name})"
     if directory is None and name.startswith("package:"):
         directory, found = package_directory(name), name
     elif directory is None and Path(name).expanduser().is_dir():
         directory, found = Path(name).expanduser(), name
-    if directory is not None:
-        if revision is not None:
-            raise ModelError(f"model.revision {revision!r} is for hub ids; {name!r} is {found}. Remove model.revision")
-    else:
+    hint = ""
+    if directory is None:
         directory, found = hub_directory(name, revision, weights), f"{name} at {revision or 'main'}"
-    check_directory(directory, found, weights)
+        # A cache that holds part of a model answers without a network, and without an error.
+        hint = f"\n  To fetch all that befit reads, run\n    {hub_command(name, revision)}"
+    elif revision is not None:
+        raise ModelError(f"model.revision {revision!r} is for hub ids; {name!r} is {found}. Remove model.revision")
+    if problem := missing(directory, weights):
+        raise ModelError(f"{found} {problem}{hint}")
     return directory, found
 
 
@@ -101,21 +107,22 @@ def hub_command(name: str, revision: str | None = None) -> str:
     return " ".join(parts)
 
 
-def check_directory(directory: Path, found: str, weights: bool = True) -> None:
-    """Raises ModelError unless `directory` holds a configuration and, if asked, complete safetensors weights."""
+def missing(directory: Path, weights: bool = True) -> str:
+    """What keeps `directory` from being a model with safetensors weights, as the end of a sentence; empty if nothing.
+
+    Where `weights` is False a configuration is enough.
+    """
     if not (directory / "config.json").is_file():
-        raise ModelError(f"{found} has no config.json; it must be a directory as save_pretrained writes it")
+        return "has no config.json; it must be a directory as save_pretrained writes it"
     if not weights or (directory / WEIGHTS).is_file():
-        return
+        return ""
     if (directory / INDEX).is_file():
         try:
             shards = set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{found}: {INDEX} is damaged: {error!r}; copy the model again") from error
-        if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
-            raise ModelError(f"{found} lacks {len(missing)} of {len(shards)} weight files, first {missing[0]}; "
-                             "copy the model again")  # fmt: skip
-        return
-    others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt", ".h5"})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"has a damaged {INDEX} ({error!r}); copy the model again"
+        absent = sorted(shard for shard in shards if not (directory / shard).is_file())
+        return f"lacks {len(absent)} of {len(shards)} weight files, first {absent[0]}" if absent else ""
+    others = sorted(path.name for path in directory.iterdir() if path.suffix in UNSAFE)
     hint = f"; {', '.join(others)} cannot be read safely, convert it with save_pretrained" if others else ""
-    raise ModelError(f"{found} has no safetensors weights ({WEIGHTS} or {INDEX}){hint}")
+    return f"has no safetensors weights ({WEIGHTS} or {INDEX}){hint}"
