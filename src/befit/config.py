@@ -253,6 +253,7 @@ def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrid
     from befit.config_parse import parse_experiment
 
     values, folder, where, name = _read(source)
+    values.setdefault("baselines", ["local"])
     problems = apply_overrides(values, overrides)
     values.setdefault("name", name or _default_name(values))
     experiment, found = parse_experiment(values, folder)

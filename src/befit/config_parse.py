@@ -67,12 +67,11 @@ RULES: Mapping[str, Rule] = {
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
     """The experiment, or None and every problem. `folder` is where relative paths count from."""
-    values = {"baselines": ["local"], **values}
     given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
     problems: list[str] = []
     given["method"], found = _method(given.get("method"), "method")
     problems += found
-    given["baselines"], found = _baselines(given["baselines"], given["method"])
+    given["baselines"], found = _baselines(given.get("baselines"), given["method"])
     problems += found
     benchmark = given.get("benchmark")
     if isinstance(benchmark, (str, Mapping)):

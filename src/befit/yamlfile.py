@@ -27,6 +27,7 @@ _RESOLVERS = (
     ),
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
+_BREAKS = set("\r\x85\u2028\u2029\ufeff")
 
 
 class _Loader(yaml.SafeLoader):
@@ -60,9 +61,15 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     }
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes the Unicode line breaks unescaped, and reads them back as spaces, in all styles but this.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if set(text) & _BREAKS else None)
+
+
 for _tag, _pattern, _first in _RESOLVERS:
     for _kind in (_Loader, _Dumper):
         _kind.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), [*_first.replace("\0", ""), ""])
+_Dumper.add_representer(str, _represent_text)
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
