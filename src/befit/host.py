@@ -21,7 +21,7 @@ from befit.types import ClientInfo, Needs
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
 
-__all__ = ["Host", "check_needs", "load_federation", "load_model", "resolve_model"]
+__all__ = ["Host", "check_needs", "load_federation", "load_model", "resolve_model", "trains_head"]
 
 
 class Host:
@@ -72,11 +72,16 @@ def load_model(experiment: Experiment, task: str, label_names: Sequence[str]) ->
     model = AdaptedModel(
         backbone.model,
         adapter.targets,
-        head=adapter.head if isinstance(adapter.head, bool) else task != "causal-lm",
+        head=trains_head(experiment, task),
         dropout=adapter.dropout,
-        device=next(backbone.model.parameters()).device,
     )
     return model, made, backbone.fingerprint
+
+
+def trains_head(experiment: Experiment, task: str) -> bool:
+    """Whether slots carry the task head: as configured, or for all tasks that have one."""
+    head = experiment.adapter.head
+    return head if isinstance(head, bool) else task != "causal-lm"
 
 
 def load_federation(experiment: Experiment) -> Federation:

@@ -42,6 +42,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
@@ -106,6 +107,14 @@ class Method(Exchange):
     @abstractmethod
     def plan(self) -> Sequence[Stage]:
         """The stages of a run, in order."""
+
+    def describe(self) -> dict[str, object]:
+        """Stages and what travels in each, in words, for `befit explain`."""
+        return {"stages": [f"{stage.name} ({'federated' if stage.uplink else 'personal'})" for stage in self.plan()]}
+
+    def trainable(self) -> Selector:
+        """Everything that a client may train in some stage."""
+        return EVERYTHING
 
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...

@@ -29,7 +29,7 @@ from befit.rundir import RunDirectory
 from befit.storage import atomic_write, read_bytes, read_json, write_json
 from befit.types import Stage, Tick
 
-__all__ = ["Run", "export", "predict", "run"]
+__all__ = ["Run", "check", "export", "predict", "run"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ def run(
 
     write_report(path)
     return Run(path, read_json(path / "results.json"))
+
+
+def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]:
+    """Resolve an experiment without training it: parameters, bytes per round, memory; see `befit.cost.estimate`."""
+    from befit.cost.estimate import estimate
+
+    return estimate(load_experiment(config))
 
 
 def run_method(host: Host, method: Method, label: str, path: Path, observer: Observer | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from befit.types import State
 
 __all__ = [
     "EVERYTHING", "NOTHING", "Selector", "block", "canonical_names", "factor", "join", "module", "select", "slot",
-    "slot_of", "split", "to_slot",
+    "slot_of", "split", "to_slot", "union",
 ]  # fmt: skip
 
 
@@ -103,6 +103,14 @@ def block(start: int, stop: int) -> Selector:
         return match is not None and start <= int(match[1]) < stop
 
     return Selector(f"block({start}, {stop})", inside)
+
+
+def union(selectors: Iterable[Selector]) -> Selector:
+    """What any of the selectors chooses; nothing without any."""
+    first, *others = [*selectors] or [NOTHING]
+    for other in others:
+        first = first | other
+    return first
 
 
 def select(state: State, chosen: Selector) -> State:

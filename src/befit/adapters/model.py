@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
@@ -16,7 +15,7 @@ from befit.adapters.mixers import MIXERS
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
 
-__all__ = ["AdaptedModel", "find_modules"]
+__all__ = ["AdaptedModel", "find_modules", "model_shapes"]
 
 
 class AdaptedModel:
@@ -38,17 +37,13 @@ class AdaptedModel:
         targets: Sequence[str] | str = "auto",
         head: bool = True,
         dropout: float = 0.0,
-        device: torch.device | str = "cpu",
     ) -> None:
-        self.device = torch.device(device)
-        self.backbone = backbone.to(self.device).requires_grad_(False)
+        self.backbone = backbone.requires_grad_(False)
+        self.device = next(backbone.parameters()).device
         self._router = Router(dropout=dropout)
         target_paths, head_paths = find_modules(backbone, targets)
         self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone
-        self.shapes = ModelShapes(
-            {name: _shape(backbone, path) for name, path in target_paths.items()},
-            {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
-        )
+        self.shapes = model_shapes(backbone, targets, head)
         self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
         self.layout = Layout(())
         self.specs: dict[str, TensorSpec] = {}
@@ -176,6 +171,15 @@ class AdaptedModel:
 
     def count(self, chosen: Selector = NOTHING) -> int:
         return sum(leaf.numel() for key, leaf in self._state.leaves.items() if chosen(key))
+
+
+def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) -> ModelShapes:
+    """What a layout needs to know of a backbone; works on the meta device too. Errors as in `find_modules`."""
+    target_paths, head_paths = find_modules(backbone, targets)
+    return ModelShapes(
+        {name: _shape(backbone, path) for name, path in target_paths.items()},
+        {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
+    )
 
 
 def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dict[str, str], dict[str, str]]:

@@ -56,7 +56,7 @@ def write_adapter(
         task_type=_TASK_TYPES.get(task),
         inference_mode=True,
         r=rank,
-        lora_alpha=alpha if alpha != int(alpha) else int(alpha),
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=[model.paths[name] for name in model.shapes.targets],
         modules_to_save=heads or None,
         fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import factor, join, slot, split, to_slot
+from befit.adapters.keys import NOTHING, factor, join, slot, split, to_slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm
@@ -134,6 +134,7 @@ class PotaraMerge:
     split: str
     name: str = "merge"
     rounds: int | None = 1
+    trainable = NOTHING
 
     def exchange(self, recipe: Recipe) -> _Merging:
         return _Merging(self, recipe)

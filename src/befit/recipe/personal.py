@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.keys import NOTHING, slot
+from befit.adapters.keys import Selector, slot, union
 from befit.adapters.layout import GATE
 from befit.adapters.state import fingerprint
 from befit.method import Deployment, Exchange, Personal
@@ -41,6 +41,9 @@ class PersonalStage(Protocol):
     @property
     def rounds(self) -> int | None: ...
 
+    @property
+    def trainable(self) -> Selector: ...
+
     def exchange(self, recipe: Recipe) -> Exchange: ...
 
 
@@ -56,6 +59,10 @@ class LocalTraining:
     name: str = "local"
     rounds: int | None = None
     receives: bool = False
+
+    @property
+    def trainable(self) -> Selector:
+        return union(one.trainable for one in self.passes)
 
     def exchange(self, recipe: Recipe) -> Exchange:
         return _LocalTraining(self, recipe)
@@ -73,9 +80,7 @@ class _LocalTraining(Personal):
         return self.recipe.downlink(stage, specs) if self.stage.receives else {}
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        trained = NOTHING
-        for one in self.stage.passes:
-            trained = trained | one.trainable
+        trained = self.stage.trainable
         scalars = client.scalars
         if "initial" not in scalars:
             scalars = {**scalars, "initial": fingerprint(site.model.dump(trained))}

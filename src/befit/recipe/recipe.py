@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from befit.adapters.keys import NOTHING, Selector, select
+from befit.adapters.keys import NOTHING, Selector, select, union
 from befit.adapters.layout import Layout
 from befit.adapters.state import fingerprint
 from befit.merge.merge import Merge
@@ -55,6 +55,20 @@ class Recipe(Method):
             *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.then),
         ]
 
+    def describe(self) -> dict[str, object]:
+        arrives = self.route.arrives(self.share) if self.share != NOTHING else NOTHING
+        return {
+            **super().describe(),
+            "up": str(self.share),
+            "down": str(arrives),
+            "trained": str(self.trainable()),
+            "deployed": " + ".join(self.use.slots)
+            + (f", mixed by a {self.use.mixer}" if self.use.mixer != "sum" else ""),
+        }
+
+    def trainable(self) -> Selector:
+        return union(part.trainable for part in (*self.passes, *self.before, *self.then))
+
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)
         return self.route.initial(Payload(shared, {"initial": fingerprint(shared)} if shared else {}))
@@ -88,10 +102,7 @@ class Recipe(Method):
     @property
     def kept(self) -> Selector:
         """What a client trains and no download overwrites."""
-        trained = NOTHING
-        for one in self.passes:
-            trained = trained | one.trainable
-        return trained & ~self.route.arrives(self.share)
+        return union(one.trainable for one in self.passes) & ~self.route.arrives(self.share)
 
     def restore(self, client: Payload, received: Payload, site: Site) -> None:
         """Load what the client keeps, then what it received: the download wins where both have a key."""

@@ -22,7 +22,7 @@ def make_optimiser(parameters: list[nn.Parameter], budget: TrainSettings) -> tor
     """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters."""
     if budget.optimiser == "adamw":
         return torch.optim.AdamW(
-            parameters, lr=budget.lr, betas=tuple(budget.betas), weight_decay=budget.weight_decay, foreach=False
+            parameters, lr=budget.lr, betas=budget.betas, weight_decay=budget.weight_decay, foreach=False
         )
     return torch.optim.SGD(parameters, lr=budget.lr, momentum=budget.momentum, weight_decay=budget.weight_decay)
 

@@ -1,0 +1,132 @@
+"""What an experiment will take, from shapes alone: parameters, bytes per round, memory. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from befit.adapters.model import model_shapes
+from befit.config import Experiment
+from befit.errors import ConfigError
+from befit.federate import stage_rounds
+from befit.host import check_clients, check_needs, load_federation, resolve_model, trains_head
+from befit.method import Method
+from befit.models import skeleton
+from befit.registry import build_method
+from befit.types import TensorSpec
+
+__all__ = ["communication", "estimate"]
+
+
+def estimate(experiment: Experiment) -> dict[str, Any]:
+    """Everything `befit check` shows. Raises the errors that a run would, before anything is trained.
+
+    Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
+    cohort, a client takes part in some rounds only, and the totals are for one that takes part in all.
+    """
+    experiment = resolve_model(experiment)
+    federation = load_federation(experiment)
+    check_clients(federation, experiment)
+    backbone = skeleton(experiment.model, federation.task, federation.label_names)
+    shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
+    runs: list[tuple[str, Method]] = [
+        (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
+    ]
+    if problems := [p for name, method in runs for p in check_needs(name, method, len(federation.clients))]:
+        raise ConfigError(problems)
+    name, method = runs[0]
+    specs = method.layout.specs(shapes)
+    width = getattr(torch, experiment.wire.dtype).itemsize
+    trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
+    travel = communication(method, specs, experiment.federation.rounds, width)
+    memory = memory_mib(experiment, backbone, specs, trainable)
+    return {
+        "model": experiment.model.id,
+        "method": name,
+        "baselines": [other for other, _ in runs[1:]],
+        "clients": len(federation.clients),
+        "train_examples": sum(len(client.train) for client in federation.clients),
+        "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
+        "adapted_modules": len(shapes.targets),
+        "trainable_parameters": sum(prod(spec.shape) for spec in trainable.values()),
+        **travel,
+        "memory_mib": sum(memory.values()),
+        "memory_parts_mib": memory,
+        "stages": [
+            {"run": label, "name": stage.name, "rounds": stage_rounds(stage, experiment.federation.rounds),
+             "uplink": stage.uplink}
+            for label, one in runs
+            for stage in one.plan()
+        ],
+        "warnings": _warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+    }  # fmt: skip
+
+
+def communication(method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int) -> dict[str, int]:
+    """Bytes of arrays for one client, `width` bytes an entry: in a federated round, and over all stages."""
+    totals = {"up": 0, "down": 0}
+    per_round = {"up": 0, "down": 0}
+    for stage in method.plan():
+        sizes = {
+            "up": method.uplink(stage, specs) if stage.uplink else {},
+            "down": stage.exchange.downlink(stage, specs),
+        }
+        for way, declared in sizes.items():
+            size = width * sum(prod(spec.shape) for spec in declared.values())
+            totals[way] += size * stage_rounds(stage, rounds)
+            if stage.uplink:
+                per_round[way] += size
+    return {
+        "bytes_up_per_round": per_round["up"], "bytes_down_per_round": per_round["down"],
+        "bytes_up_total": totals["up"], "bytes_down_total": totals["down"],
+    }  # fmt: skip
+
+
+def memory_mib(
+    experiment: Experiment, backbone: nn.Module, specs: Mapping[str, TensorSpec], trainable: Mapping[str, TensorSpec]
+) -> dict[str, float]:
+    """Parts of the memory of one training process, without Python and its libraries (about 500 MiB).
+
+    Activations are a rule of thumb, 34 numbers per token, layer and hidden unit and the attention matrices
+    (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing.
+    """
+    config = backbone.config
+    layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    heads = getattr(config, "num_attention_heads", 0)
+    width = getattr(torch, experiment.model.dtype).itemsize
+    tokens = _tokens(config, experiment.model.max_length)
+    batch = experiment.train.batch_size
+    activations = batch * tokens * layers * (17 * hidden + 2.5 * heads * tokens) * width
+    if experiment.model.gradient_checkpointing:
+        activations /= 10
+    bits = {"none": 8 * width, "int8": 8, "nf4": 4.5}[experiment.model.quantise]
+    return {
+        "backbone": sum(p.numel() for p in backbone.parameters()) * bits / 8 / 2**20,
+        # values, gradients and the copy of the initial values of every slot, and AdamW's two averages
+        "adapters": 4 * (3 * _entries(specs) + 2 * _entries(trainable)) / 2**20,
+        "activations": activations / 2**20,
+    }
+
+
+def _tokens(config: Any, max_length: int) -> int:
+    if getattr(config, "image_size", None) and getattr(config, "patch_size", None):
+        return (config.image_size // config.patch_size) ** 2 + 1
+    return min(max_length, getattr(config, "max_position_embeddings", max_length) or max_length)
+
+
+def _entries(specs: Mapping[str, TensorSpec]) -> int:
+    return sum(prod(spec.shape) for spec in specs.values())
+
+
+def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
+    warnings = []
+    if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
+        warnings.append(f"{len(small)} clients have fewer training examples than train.batch_size "
+                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")  # fmt: skip
+    if experiment.evaluate.split == "val" and experiment.benchmark is not None:
+        warnings.append("evaluate.split is val: the numbers are not test results")
+    return warnings
