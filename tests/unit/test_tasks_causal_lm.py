@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from befit.errors import DataError
 from befit.models import load_backbone
 from befit.tasks import make_task
+from befit.tasks.generation import greedy
 
 # <pad> <unk> <bos> <eos> good bad film very book a b c d e Instruction Response Input ### : user assistant # ...
 RECORDS = [
@@ -153,6 +154,23 @@ def test_greedy_answers_are_those_of_transformers_whatever_the_batch(language):
     assert ours == theirs
     assert len(set(ours)) > 1
     assert [answer["text"] for answer in task.predict(model, inputs, batch_size=2)] == ours
+
+
+def test_answers_end_at_the_last_position_of_the_model_whatever_the_batch(language):
+    """64 positions and 128 tokens wanted: each row stops for itself, and a row that is done holds up no other."""
+    model, task = language
+    model.generation_config.eos_token_id = None
+    task.tokenizer.eos_token = None  # nothing else ends these answers
+    prompts = [task.prompt_tokens({"instruction": text}) for text in ("a", "a b c d e " * 5)]
+    short, long = (len(prompt) for prompt in prompts)
+    answers = task.predict(model, ["a", "a b c d e " * 5])
+    assert task.predict(model, ["a"]) == answers[:1]
+    tokens = [greedy(model, [prompt], (), 0, 128, 64, "cpu")[0] for prompt in prompts]
+    assert [len(row) for row in tokens] == [64 - short, 64 - long]
+    assert greedy(model, prompts, (), 0, 128, 64, "cpu") == tokens
+    assert [len(row) for row in greedy(model, prompts, (), 0, 3, 64, "cpu")] == [3, 3]
+    with pytest.raises(DataError, match="the model takes 64 with the answer"):
+        task.predict(model, ["a " * 70])
 
 
 def test_exact_match_and_rouge_follow_what_a_trained_model_answers(tmp_path):

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -260,3 +262,9 @@ def test_an_unknown_task_and_unfit_arguments_are_all_named(text):
         make_task("causal-lm", text[1].tokenizer, LABELS)
     with pytest.raises(ConfigError, match="need an ImagePreprocessor"):
         make_task("image-classification", text[1].tokenizer, LABELS)
+
+
+def test_importing_tasks_does_not_import_torch():
+    """`befit check` lists tasks; a second for torch would be felt."""
+    code = "import sys, befit.tasks; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -190,6 +190,7 @@ def checkpoint_activations(model: Any, found: str) -> None:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise ModelError(f"{found}: gradient checkpointing is not supported by {type(model).__name__}") from error
+    model.config.use_cache = False  # the two exclude each other in training; generation asks for its cache itself
 
 
 @contextmanager

@@ -151,12 +151,15 @@ class CausalLM(Task):
     def _answers(
         self, model: nn.Module, prompts: Sequence[Sequence[int]], batch_size: int, device: torch.device | str
     ) -> list[str]:
-        stop = stop_tokens(model, self.tokenizer)
+        stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
+        for row, prompt in enumerate(prompts):
+            if len(prompt) >= limit:
+                raise DataError(f"prompt {row} has {len(prompt)} tokens; the model takes {limit} with the answer")
         answers: list[str] = []
         with inference(model):
             for start in range(0, len(prompts), batch_size):
                 batch = prompts[start : start + batch_size]
-                tokens = greedy(model, batch, stop, self.tokenizer.pad_token_id, self.max_new_tokens, device)
+                tokens = greedy(model, batch, stop, self.tokenizer.pad_token_id, self.max_new_tokens, limit, device)
                 answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return answers
 

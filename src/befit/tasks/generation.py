@@ -30,12 +30,15 @@ def greedy(
     stop: Collection[int],
     pad: int,
     max_new_tokens: int,
+    max_length: int,
     device: torch.device | str,
 ) -> list[list[int]]:
     """The most likely continuation of every prompt, token by token, without the token that ended it.
 
-    The caller puts the model into evaluation mode. Ties go to the lower token. Padding is on the left, masked, and
-    positions count from each prompt's first token, so an answer does not depend on its neighbours in the batch.
+    An answer ends with a token of `stop`, after `max_new_tokens`, or when prompt and answer fill `max_length`, the
+    positions of the model; prompts must be shorter than that. The caller puts the model into evaluation mode. Ties go
+    to the lower token. Padding is on the left, masked, and positions count from each prompt's first token, so an
+    answer does not depend on its neighbours in the batch.
     """
     width = max(map(len, prompts))
     tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
@@ -43,18 +46,21 @@ def greedy(
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     endings = torch.tensor(sorted(stop), device=device)
     answers: list[list[int]] = [[] for _ in prompts]
-    running = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    room = torch.tensor([min(max_new_tokens, max_length - len(prompt)) for prompt in prompts], device=device)
+    running = room > 0
     cache = None
-    for _ in range(max_new_tokens):
+    for step in range(int(room.max())):
         extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]} if takes_positions else {}
         output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
         cache = output.past_key_values
         chosen = output.logits[:, -1].argmax(dim=-1)  # (batch,)
         running = running & ~torch.isin(chosen, endings)
-        if not running.any():
-            break
         for row in running.nonzero()[:, 0].tolist():
             answers[row].append(int(chosen[row]))
+        running = running & (step + 1 < room)
+        if not running.any():
+            break
         tokens = torch.where(running, chosen, pad)[:, None]
-        mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
+        # A finished answer takes no further positions: it may stand at the model's last one.
+        mask = torch.cat([mask, running.long()[:, None]], dim=1)
     return answers
