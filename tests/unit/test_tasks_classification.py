@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_models import Settings, save_bert, save_vit
+from tiny_models import Settings, save_bert, save_gpt2, save_llama, save_vit
 
 from befit.errors import ConfigError, DataError
 from befit.models import load_backbone
@@ -70,6 +70,20 @@ def test_a_text_scores_the_same_alone_and_padded_beside_a_longer_one(text):
     torch.testing.assert_close(task.logits(model, together)[:1], task.logits(model, alone), rtol=0, atol=1e-6)
     hidden = {**together, "attention_mask": torch.ones_like(together["attention_mask"])}
     assert (task.logits(model, hidden)[:1] - task.logits(model, alone)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("save", [save_gpt2, save_llama])
+def test_a_language_model_classifies_by_the_last_real_token(tmp_path, save):
+    """Its head reads one position per text; padding beside a longer text must not move it."""
+    save(tmp_path)
+    backbone = load_backbone(Settings(str(tmp_path)), "text-classification", LABELS, 0)
+    task = make_task("text-classification", backbone.processor, LABELS)
+    examples = task.prepare(TEXTS)
+    together = task.logits(backbone.model, examples.batch([0, 1, 2]))
+    alone = torch.cat([task.logits(backbone.model, examples.batch([row])) for row in range(3)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    assert (together[0] - together[2]).abs().max() > 1e-4
+    assert "score.weight" in " ".join(backbone.notes)
 
 
 def test_both_texts_of_a_pair_are_read_with_their_types(text):
