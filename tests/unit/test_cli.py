@@ -1,0 +1,198 @@
+"""The command line: what it prints where, and how it ends."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.adapter import read_inputs
+from befit.cli.main import app, exit_code
+from befit.cli.output import make_table, print_json
+from befit.cli.run import default_out
+from befit.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
+
+runner = CliRunner()
+
+
+def call(*arguments, **options):
+    return runner.invoke(app, [str(one) for one in arguments], **options)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("method: fedit\nmodel: {id: m}\ndata: {task: causal-lm, clients: {a: a.jsonl}}\n")
+    return path
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("demo",), ("check",), ("explain",), ("export",), ("predict",)])
+def test_help_loads_nothing_heavy(words):
+    code = (
+        "import sys\nfrom befit.cli.main import app\n"
+        f"try: app([*{words!r}, '--help'])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "heavy = {'torch', 'transformers', 'yaml', 'numpy', 'sklearn'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+
+
+def test_every_command_is_listed_with_what_it_does():
+    text = call("--help").output
+    for command in ("demo", "run", "check", "methods", "benchmarks", "explain", "export", "predict"):
+        assert f"│ {command} " in text
+
+
+def test_the_version_is_the_package_s():
+    from befit import __version__
+
+    assert call("--version").stdout == f"befit {__version__}\n"
+
+
+def test_a_user_s_mistake_is_one_message_and_code_2(config):
+    done = call("run", config, "train.max_step=3", "method=fedsaa")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"ConfigError: 2 problems in {config}\n")
+    assert "train.max_step: unknown key for train. Did you mean: max_steps?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_file_is_a_user_s_mistake(tmp_path):
+    done = call("check", tmp_path / "none.yaml")
+    assert done.exit_code == 2 and "there is no file" in done.stderr
+
+
+def test_an_unknown_command_or_option_is_a_user_s_mistake(config):
+    assert call("rnu").exit_code == 2
+    assert call("run", config, "--resum").exit_code == 2
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path, place):
+    missing = tmp_path / "none.yaml"
+    done = call("--debug", "check", missing) if place == "before" else call("check", missing, "--debug")
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_messages_are_not_read_as_markup(config):
+    assert 'got "[red]x[/red]"' in call("run", config, "name='[red]x[/red]'").stderr
+
+
+def test_codes_tell_the_user_s_mistakes_from_the_world_s():
+    full_disk = RunError("cannot write")
+    full_disk.__cause__ = OSError(28, "No space left on device")
+    missing = RunError("no such run")
+    missing.__cause__ = FileNotFoundError(2, "No such file")
+    codes = [
+        exit_code(error)
+        for error in (ConfigError(["x"]), DataError("x"), PayloadMismatch("x"), RunError("x"), missing,
+                      full_disk, NotEnoughReplies("x"), OSError(28, "x"), ValueError("a defect"))
+    ]  # fmt: skip
+    assert codes == [2, 2, 2, 2, 2, 1, 1, 1, 1]
+
+
+def test_a_full_disk_is_the_world_s(config, monkeypatch):
+    import befit.config as module
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "load_experiment", full)
+    done = call("run", config)
+    assert done.exit_code == 1 and "No space left on device" in done.stderr and done.stdout == ""
+
+
+def test_methods_as_json_is_pure_json():
+    done = call("methods", "--json")
+    methods = {one["name"]: one for one in json.loads(done.stdout)}
+    assert {"local", "fedit", "fedsa", "ditto", "fedalt", "potara"} <= methods.keys()
+    assert methods["fedsa"]["paper"] == "arXiv:2410.01463"
+
+
+def test_the_table_of_methods_names_every_one_with_its_paper():
+    text = call("methods").stdout
+    for word in ("potara", "arXiv:2602.18658", "Ditto", "2021"):
+        assert word in text
+
+
+def test_explain_shows_source_arguments_and_defaults():
+    text = call("explain", "potara").stdout
+    for word in ("arXiv:2602.18658", "granularity", '"factors"'):
+        assert word in text
+    assert text.count("rounds_local") == 1  # the table of the docstring is not printed a second time
+
+
+def test_explain_as_json_has_types_and_defaults():
+    parameters = {one["name"]: one for one in json.loads(call("explain", "fedit", "--json").stdout)["parameters"]}
+    assert (parameters["rank"]["type"], parameters["rank"]["default"]) == ("a whole number", 8)
+    assert parameters["weights"]["type"] == "one of examples, uniform"
+
+
+def test_explain_suggests_the_method_that_was_meant():
+    done = call("explain", "potarra")
+    assert done.exit_code == 2 and "Did you mean: potara?" in done.stderr
+
+
+def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
+    import importlib
+
+    running = importlib.import_module("befit.run")
+    out = tmp_path / "my run"
+
+    def interrupted(*_, out, **__):
+        out.mkdir()
+        (out / "config.yaml").write_text("")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run", interrupted)
+    done = call("run", config, "--out", out, "--json")
+    assert done.exit_code == 130 and done.stdout == ""
+    assert f"resume with: befit run '{out}/config.yaml' --out '{out}' --resume" in done.stderr
+
+
+def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):
+    assert default_out("a", False, tmp_path) == tmp_path / "a"
+    for name in ("a", "a-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text("{}")
+    assert default_out("a", False, tmp_path) == tmp_path / "a-3"
+    assert default_out("a", True, tmp_path) == tmp_path / "a-2"
+    (tmp_path / "a-3").mkdir()
+    assert default_out("a", True, tmp_path) == tmp_path / "a-3"
+
+
+def test_inputs_come_from_arguments_lines_and_records(tmp_path):
+    (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "records.jsonl").write_text('{"text": "a", "text_pair": "b"}\n"plain"\n')
+    assert read_inputs("a text.") == ["a text."]
+    assert read_inputs("image.png") == ["image.png"]
+    assert read_inputs(str(tmp_path / "texts.txt")) == ["one", "two"]
+    assert read_inputs(str(tmp_path / "records.jsonl")) == [{"text": "a", "text_pair": "b"}, "plain"]
+
+
+@pytest.mark.parametrize("content", [None, "", "{broken\n"])
+def test_a_file_of_inputs_that_cannot_be_used_is_named(tmp_path, content):
+    path = tmp_path / "inputs.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=r"inputs\.jsonl"):
+        read_inputs(str(path))
+
+
+def test_json_has_no_nan(capsys):
+    print_json({"loss": float("nan"), "rows": [float("inf"), 1.5, (1, "x")]})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "rows": [None, 1.5, [1, "x"]]}
+
+
+def test_a_client_s_name_is_not_markup():
+    from rich.console import Console
+
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))
+    assert "[red]c[/red]" in console.export_text()
