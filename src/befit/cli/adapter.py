@@ -40,7 +40,7 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input.",
         ),
     ],

@@ -16,7 +16,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it, such as train.lr=3e-4.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
     ] = None,
     as_json: Json = False,
 ) -> None:
