@@ -130,7 +130,7 @@ def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     try:
         entry = registry.get(name)
     except ConfigError as error:
-        return {**own, "arguments": block}, [f"benchmark.name: {one.split(': ', 1)[-1]}" for one in error.problems]
+        return {**own, "arguments": block}, list(error.problems)
     parameters = parameters_of(entry.build)
     _, problems = check_values(parameters, block, "benchmark.", name)
     if own.get("version") not in (None, entry.version):

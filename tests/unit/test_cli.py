@@ -108,6 +108,16 @@ def test_a_full_disk_is_the_world_s(config, monkeypatch):
     assert done.exit_code == 1 and "No space left on device" in done.stderr and done.stdout == ""
 
 
+def test_a_defect_is_said_to_be_one_and_shown_with_debug(config, monkeypatch):
+    import befit.config as module
+
+    monkeypatch.setattr(module, "load_experiment", lambda *_: 1 / 0)
+    done = call("run", config)
+    assert done.exit_code == 1 and done.stdout == ""
+    assert "ZeroDivisionError" in done.stderr and "--debug" in done.stderr and "Traceback" not in done.stderr
+    assert isinstance(call("run", config, "--debug").exception, ZeroDivisionError)
+
+
 def test_methods_as_json_is_pure_json():
     done = call("methods", "--json")
     methods = {one["name"]: one for one in json.loads(done.stdout)}

@@ -34,8 +34,11 @@ def check(
     console = screen()
     console.print(f"{config}: no mistakes", style="green", markup=False)
     console.print(make_table(("", ""), _check_rows(found), wrap=1))
-    stages = [(str(one.get("run", found["method"])), str(one["name"]), str(one["rounds"])) for one in found["stages"]]
-    console.print(make_table(("run", "stage", "rounds"), stages, title="Stages"))
+    stages = [
+        (one["run"], one["name"], str(one["rounds"]), "exchange" if one["uplink"] else "nothing leaves the client")
+        for one in found["stages"]
+    ]
+    console.print(make_table(("run", "stage", "rounds", "what travels"), stages, title="Stages"))
     for warning in found["warnings"]:
         messages().print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
@@ -109,18 +112,18 @@ def explain(
 
 
 def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    clients = found["clients"]
     rows = [
-        ("model", str(found["model"])),
-        ("method", str(found["method"])),
-        ("baselines", ", ".join(map(str, found["baselines"])) or "none"),
-        ("clients", str(clients if isinstance(clients, (int, str)) else len(clients))),
-        ("trainable parameters", f"{found['trainable_parameters']:,}"),
+        ("model", f"{found['model']}, {found['backbone_parameters']:,} parameters, frozen"),
+        ("method", found["method"]),
+        ("baselines", ", ".join(found["baselines"]) or "none"),
+        ("clients", f"{found['clients']:,}, {found['train_examples']:,} training examples in all"),
+        ("trained per client", f"{found['trainable_parameters']:,} parameters at {found['adapted_modules']} modules"),
     ]
-    for period, words in (("per_round", "per client and round"), ("total", "in all")):
+    for period, words in (("per_round", "a client's round"), ("total", "a client's run")):
         up, down = found[f"bytes_up_{period}"], found[f"bytes_down_{period}"]
-        rows.append((f"bytes {words}", f"{bytes_text(up)} up, {bytes_text(down)} down"))
-    return [*rows, ("memory, estimated", f"{found['memory_mib']:,.0f} MiB")]
+        rows.append((words, f"{bytes_text(up)} up, {bytes_text(down)} down"))
+    parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in found["memory_parts_mib"].items())
+    return [*rows, ("memory, estimated", f"{found['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
 
 
 def _arguments(factory: Any) -> tuple[Parameter, ...]:

@@ -33,10 +33,9 @@ def exit_code(error: BaseException) -> int:
 
 def explain_error(error: Exception) -> None:
     """One message on standard error, without a traceback."""
-    if isinstance(error, BefitError):
-        text = f"{type(error).__name__}: {error}"
-    else:
-        text = f"{type(error).__name__}: {error}\n  (befit --debug … shows where)"
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, (BefitError, OSError, MemoryError)):
+        text = f"befit failed in a way that it should not: {text}\n  the same command with --debug shows where"
     messages().print(text, style="red", markup=False, soft_wrap=True)
 
 
@@ -51,8 +50,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (BefitError, OSError, MemoryError) as error:
-            if ctx.params.get("debug") or isinstance(error, BrokenPipeError):
+        except Exception as error:
+            own = isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")  # typer's control flow
+            if own or ctx.params.get("debug") or isinstance(error, BrokenPipeError):
                 raise
             explain_error(error)
             raise typer.Exit(exit_code(error)) from None

@@ -73,7 +73,14 @@ def make_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_header=any(headers),
+    )
     for index, header in enumerate(headers):
         numeric = index > 0 and bool(rows) and all(_is_number(row[index]) for row in rows)
         table.add_column(

@@ -122,7 +122,7 @@ def _show(done: Run) -> None:
             console.print(make_table(headers, rows, title=title))
     console.print(tables.headline(done.results), markup=False)
     console.print()
-    console.print(make_table(("what", "where"), written(done.path, done.results), wrap=1))
+    console.print(make_table(("", ""), written(done.path, done.results), wrap=1))
 
 
 def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
