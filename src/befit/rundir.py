@@ -100,6 +100,8 @@ class RunDirectory:
 
     def restore(self, store: ClientStore) -> tuple[Checkpoint | None, Outbound]:
         """Go back to the last checkpoint, or to the start if there is none yet."""
+        for litter in self.path.rglob(".*.tmp"):  # what a crash left of a write
+            litter.unlink(missing_ok=True)
         path = self.path / "checkpoint.json"
         saved = read_json(path) if path.exists() else None
         lengths = dict.fromkeys(_LOGS, 0) if saved is None else saved["lengths"]

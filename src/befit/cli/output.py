@@ -47,11 +47,15 @@ def only_json(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
-    """Show befit's log from warnings on, above any live display, but not of the loggers named in `but`."""
+    """Show befit's warnings above any live display, each once, but not of the loggers named in `but`."""
+    shown: set[str] = set()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            console.print(record.getMessage(), style="yellow", markup=False, soft_wrap=True)
+            text = record.getMessage()
+            if text not in shown:
+                shown.add(text)
+                console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
     handler = Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name not in but)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,9 +47,10 @@ class Guard:
         if not arrays:
             return
         size = norm(arrays)
-        if not torch.isfinite(torch.tensor(size)):
-            worst = next((key for key, tensor in arrays.items() if not torch.isfinite(tensor).all()), "overflow")
-            raise PayloadMismatch(f"client {client} sent numbers that are not finite (first in {worst})")
+        if not math.isfinite(size):  # also for finite numbers whose squares overflow: those have too large a norm
+            for key, tensor in arrays.items():
+                if not torch.isfinite(tensor).all():
+                    raise PayloadMismatch(f"client {client} sent numbers that are not finite (first in {key})")
         if size > self.max_norm_ratio * reference:
             raise PayloadMismatch(f"client {client} sent arrays of norm {size:.3g}, more than {self.max_norm_ratio:g} "
                                   f"times the {reference:.3g} it started from (guard.max_norm_ratio)")  # fmt: skip

@@ -40,7 +40,8 @@ def payload_bytes(payload: Payload) -> int:
 def to_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file, in memory."""
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in arrays.items()}
-    return bytes(safetensors.torch.save(tensors, dict(metadata)))
+    # The library writes a broken header for no tensors with empty metadata.
+    return bytes(safetensors.torch.save(tensors, dict(metadata) or None))
 
 
 def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, str]]:

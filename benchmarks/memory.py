@@ -1,0 +1,92 @@
+"""Peak memory for more and more clients: growth per client over what the client itself has to keep.
+
+Every size runs in a process of its own. What a client keeps is its memory between rounds (adapter and optimiser) and
+its prepared examples; both are counted exactly, in bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import host, peak_mib, publish, resident_mib
+
+
+def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
+    from befit.engine.local import LocalEngine
+    from befit.engine.wire import array_bytes
+    from befit.federate import federate
+    from befit.journal import RunJournal
+    from befit.registry import build_method
+    from befit.run import schedule_of
+    from befit.rundir import RunDirectory
+
+    where = host("digits", clients, method_name, federation={"rounds": 3}, train={"max_steps": 1})
+    method = build_method(method_name)
+    site = where.install(method)
+    loaded = resident_mib()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder) / "run", every_s=1e9)
+        kept = directory.store(store == "memory")
+        journal = RunJournal(directory, kept, "bench", None, resume=False)
+        engine = LocalEngine(method, where.infos, where.site, kept, journal.outbound)
+        federate(method, engine, site, schedule_of(where.experiment), journal)
+        memories = [kept.load(info.id) for info in where.infos]
+        state = sum(array_bytes(t) for memory in memories if memory for t in memory.arrays.values())
+        directory.close()
+    prepared = sum(
+        array_bytes(t)
+        for info in where.infos
+        for split in ("train", "test")
+        for t in where.examples(info.id, split).batch(range(len(where.examples(info.id, split)))).values()
+    )
+    return {"clients": clients, "store": store, "method": method_name, "loaded_mib": loaded, "peak_mib": peak_mib(),
+            "state_mib": state / 2**20, "examples_mib": prepared / 2**20}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument(
+        "--one", nargs=3, metavar=("CLIENTS", "STORE", "METHOD"), help="measure one size and print JSON"
+    )
+    options = parser.parse_args()
+    if options.one:
+        clients, store, method = options.one
+        print(json.dumps(one_size(int(clients), store, method)))
+        return
+    found: list[dict[str, Any]] = []
+    for store, method in (("memory", "fedit"), ("memory", "ditto"), ("disk", "ditto")):
+        for clients in options.clients:
+            command = [sys.executable, __file__, "--one", str(clients), store, method]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found.append(json.loads(output.splitlines()[-1]))
+            print(found[-1], flush=True)
+    rows = []
+    for one in found:
+        base = next(o for o in found if (o["store"], o["method"]) == (one["store"], one["method"]))
+        more = one["clients"] - base["clients"]
+        growth = (one["peak_mib"] - base["peak_mib"]) / more * 1024 if more else 0.0
+        held = (one["state_mib"] + one["examples_mib"]) / one["clients"] * 1024
+        rows.append([one["method"], one["store"], str(one["clients"]), f"{one['peak_mib']:.0f}",
+                     f"{growth:.1f}" if more else "-", f"{one['state_mib'] / one['clients'] * 1024:.1f}",
+                     f"{held:.1f}"])  # fmt: skip
+    publish(
+        "memory",
+        "Memory",
+        "Peak resident memory of the whole process; growth per client from the smallest size; what a client keeps: its "
+        "adapter and optimiser between rounds, and with its prepared examples.",
+        ["method", "store", "clients", "peak (MiB)", "growth per client (KiB)", "stored state (KiB)",
+         "state and examples (KiB)"],
+        rows,
+        found,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

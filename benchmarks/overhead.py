@@ -1,0 +1,114 @@
+"""How much a federated round costs over the same number of bare PyTorch LoRA steps.
+
+Both sides take N x S steps on the same batches with the same optimiser. The bare loop knows nothing of clients: one
+model, one optimiser, no adapter is ever swapped, saved, counted or checked. The two take turns, and the ratio is of
+each pair, so that a change of the machine's speed hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.host import Host
+from befit.journal import RunJournal
+from befit.method import Method
+from befit.registry import build_method
+from befit.run import schedule_of
+from befit.rundir import RunDirectory
+from befit.seeds import derive_seed
+from befit.site import shuffled_batches
+from common import bare_model, host, publish, spread
+
+
+def bare_steps(where: Host, steps: int, batch_size: int) -> float:
+    model, parameters = bare_model(where)
+    optimiser = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)
+    task = where.task
+    start = time.perf_counter()
+    for info in where.infos:
+        examples = where.examples(info.id, "train")
+        generator = torch.Generator().manual_seed(derive_seed(0, info.id))
+        for indices in shuffled_batches(len(examples), batch_size, steps, generator):
+            batch = examples.batch(indices)
+            loss = task.loss(task.logits(model, batch), batch)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return time.perf_counter() - start
+
+
+def befit_round(where: Host, method: Method, folder: Path) -> float:
+    """One round through the whole product: kernels, guard, ledger, log, checkpoint. Scoring is not part of it."""
+    from befit.engine.local import LocalEngine
+    from befit.federate import federate
+
+    site = where.install(method)
+    directory = RunDirectory(folder, where.experiment.checkpoint.every_s)
+    store = directory.store(True)
+    journal = RunJournal(directory, store, "bench", None, resume=False)
+    engine = LocalEngine(method, where.infos, where.site, store, journal.outbound)
+    engine.score = lambda *_: iter(())  # type: ignore[method-assign]
+    start = time.perf_counter()
+    federate(method, engine, site, schedule_of(where.experiment), journal)
+    seconds = time.perf_counter() - start
+    directory.close()
+    return seconds
+
+
+def measure(kind: str, clients: int, steps: int, batch_size: int, repeats: int) -> dict[str, Any]:
+    train = {"max_steps": steps, "batch_size": batch_size}
+    where = host(kind, clients, "fedit", train=train, federation={"rounds": 1})
+    method = build_method("fedit")
+    for info in where.infos:
+        where.examples(info.id, "train")
+    ours, bare = [], []
+    for turn in range(repeats + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            a = befit_round(where, method, Path(folder) / "run")
+        b = bare_steps(where, steps, batch_size)
+        if turn:  # the first turn warms up
+            ours.append(a)
+            bare.append(b)
+    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+    return {"backbone": kind, "clients": clients, "steps": steps, "batch_size": batch_size,
+            "befit_s": spread(ours), "bare_s": spread(bare), "ratio": spread(ratios)}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--backbones", nargs="+", default=["digits", "minilm"])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    found = []
+    for kind in options.backbones:
+        for clients in options.clients:
+            steps, batch_size = (5, 10) if kind == "digits" else (2, 4)
+            repeats = options.repeats if clients * steps * (1 if kind == "digits" else 10) < 3000 else 2
+            found.append(measure(kind, clients, steps, batch_size, repeats))
+            print(found[-1], flush=True)
+    rows = [
+        [one["backbone"], str(one["clients"]), f"{one['steps']} x {one['batch_size']}",
+         f"{one['bare_s']['median']:.2f}", f"{one['befit_s']['median']:.2f}",
+         f"**{one['ratio']['median']:.3f}** ({one['ratio']['min']:.3f}-{one['ratio']['max']:.3f})"]
+        for one in found
+    ]  # fmt: skip
+    publish(
+        "overhead",
+        "Overhead of a round",
+        "One FedIT round (dispatch, training, encoding, byte count, guard, aggregation, log, checkpoint) of N clients "
+        "over the same number of bare PyTorch LoRA steps, in turns in one process; medians, ratio with its range.",
+        ["backbone", "clients", "steps x batch", "bare loop (s)", "befit round (s)", "ratio"],
+        rows,
+        found,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A small federation of real digits, and ways to run one method on it with everything laid open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from befit.adapters.state import fingerprint
+from befit.config import load_experiment
+from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
+from befit.federate import Schedule, federate
+from befit.host import Host
+from befit.ledger import Outbound
+from befit.method import Method
+from befit.registry import build_method
+from befit.rundir import Checkpoint
+from befit.types import Failure, Payload, Score, Stage, Tick, Update
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="session")
+def host() -> Host:
+    return Host(
+        load_experiment(
+            {
+                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+                "method": "fedit",
+                "baselines": [],
+                "train": {"max_steps": 2, "lr": 5e-3},
+                "federation": {"rounds": ROUNDS},
+            }
+        )
+    )
+
+
+class Stop(BaseException):
+    """Ends a run in the middle, as a crash does."""
+
+
+@dataclass
+class Memo:
+    """A journal that remembers, and that can stop a run after so many completed messages."""
+
+    point: Checkpoint | None = None
+    stop_after: int | None = None
+    updates: list[tuple[Tick, Update]] = field(default_factory=list)
+    scores: list[tuple[Tick, Score]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    completed_points: list[Checkpoint] = field(default_factory=list)
+
+    def resume(self) -> Checkpoint | None:
+        return self.point
+
+    def trained(self, at: Tick, update: Update) -> None:
+        self.updates.append((at, update))
+
+    def scored(self, at: Tick, score: Score) -> None:
+        self.scores.append((at, score))
+
+    def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+
+    def event(self, event: dict[str, Any]) -> None:
+        pass
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        self.completed_points.append(point)
+        if self.stop_after is not None and len(self.completed_points) >= self.stop_after:
+            raise Stop
+
+
+class BackToFront(LocalEngine):
+    """Visits the clients, and so answers, in the opposite order."""
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        return super().exchange(dict(reversed(requests.items())), at)
+
+
+@dataclass
+class Outcome:
+    server: Payload
+    store: ClientStore
+    engine: LocalEngine
+    journal: Memo
+
+    def memories(self) -> dict[str, Payload | None]:
+        return {info.id: self.store.load(info.id) for info in self.engine.clients()}
+
+    def prints(self) -> dict[str, Any]:
+        """Fingerprints of everything a run leaves behind."""
+        clients = {
+            client: None if memory is None else (fingerprint_with_slots(memory), memory.scalars)
+            for client, memory in self.memories().items()
+        }
+        return {"server": (fingerprint_with_slots(self.server), self.server.scalars), "clients": clients}
+
+
+def fingerprint_with_slots(payload: Payload) -> dict[str, str]:
+    return {key: fingerprint({key: tensor}) for key, tensor in payload.arrays.items()}
+
+
+Play = Callable[..., Outcome]
+
+
+@pytest.fixture
+def play(host: Host, tmp_path: Path) -> Play:
+    """Run a method (by name, or a method) and return all that it left."""
+
+    def run(
+        method: str | Method,
+        *,
+        rounds: int = ROUNDS,
+        seed: int = 0,
+        every: int = 0,
+        disk: bool = False,
+        serialise: bool = False,
+        wire: torch.dtype = torch.float32,
+        engine_class: type[LocalEngine] = LocalEngine,
+        clients: int | None = None,
+        cohort: int | None = None,
+        journal: Memo | None = None,
+        store: ClientStore | None = None,
+        min_replies: int | float = 0.5,
+    ) -> Outcome:
+        made = build_method(method) if isinstance(method, str) else method
+        site = host.install(made)
+        kept = store or ClientStore(tmp_path / "state" if disk else None, resident=not disk)
+        memo = journal or Memo()
+        engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
+        schedule = Schedule(rounds, seed, cohort, min_replies, every)
+        return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)
+
+    return run
+
+
+def stages_of(method: Method) -> list[Stage]:
+    return list(method.plan())

@@ -1,0 +1,199 @@
+"""What every registered method has to keep, whatever it computes."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+
+from befit.adapters.state import fingerprint
+from befit.cost.estimate import communication
+from befit.engine.wire import array_bytes
+from befit.host import Host
+from befit.registry import build_method, get_method, method_names
+from befit.serve import later_personal_stages
+from befit.types import Tick
+
+from .conftest import ROUNDS, BackToFront, Memo, Play, Stop, stages_of
+
+EVERY_METHOD = pytest.mark.parametrize("name", method_names())
+# A client's own slots. What a method shares on purpose it declares; these may only leave where they are declared.
+OWN = ("personal", "gate", "merged")
+
+
+@EVERY_METHOD
+def test_bytes_and_disk_give_the_numbers_of_memory_bit_for_bit(name: str, play: Play) -> None:
+    plain = play(name)
+    assert play(name, serialise=True, disk=True).prints() == plain.prints()
+
+
+@EVERY_METHOD
+def test_the_order_of_replies_does_not_matter(name: str, play: Play) -> None:
+    assert play(name, engine_class=BackToFront).prints() == play(name).prints()
+
+
+@EVERY_METHOD
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(name: str, play: Play) -> None:
+    first = play(name).prints()
+    assert play(name).prints() == first
+    assert play(name, seed=1).prints() != first
+
+
+@EVERY_METHOD
+def test_the_backbone_is_untouched(name: str, play: Play, host: Host) -> None:
+    weights = {key: value.clone() for key, value in host.model.backbone.state_dict().items()}
+    play(name, every=1)
+    for key, value in host.model.backbone.state_dict().items():
+        assert torch.equal(value, weights[key]), key
+
+
+@EVERY_METHOD
+def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host) -> None:
+    outcome = play(name)
+    method = build_method(name)
+    host.install(method)
+    stages = {stage.name: stage for stage in stages_of(method)}
+    assert outcome.journal.updates
+    for at, update in outcome.journal.updates:
+        declared = method.uplink(stages[at.stage], host.model.specs)
+        assert {key: tuple(t.shape) for key, t in update.payload.arrays.items()} == {
+            key: spec.shape for key, spec in declared.items()
+        }
+        if not stages[at.stage].uplink:
+            assert not update.payload.arrays and not update.payload.scalars
+
+
+@EVERY_METHOD
+def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(name: str, play: Play, host: Host) -> None:
+    outcome = play(name, every=1)
+    method = build_method(name)
+    host.install(method)
+    stages = {stage.name: stage for stage in stages_of(method)}
+    for rows in outcome.engine.outbound.as_dict().values():
+        for row in rows:
+            if not row["shape"]:
+                assert row["bytes"] < 100  # plain numbers
+                continue
+            assert row["name"] in method.uplink(stages[row["stage"]], host.model.specs)
+            assert row["count"] == ROUNDS
+            assert row["bytes"] == 4 * prod(row["shape"])
+
+
+@EVERY_METHOD
+def test_the_bytes_formula_is_what_the_wire_counts(name: str, play: Play, host: Host) -> None:
+    outcome = play(name)
+    method = build_method(name)
+    host.install(method)
+    expected = communication(method, host.model.specs, ROUNDS, 4)
+    first = outcome.engine.clients()[0].id
+    arrays = sum(
+        array_bytes(tensor)
+        for _, update in outcome.journal.updates
+        if update.client.id == first
+        for tensor in update.payload.arrays.values()
+    )
+    counted = sum(update.cost.bytes_up for _, update in outcome.journal.updates if update.client.id == first)
+    assert arrays == expected["bytes_up_total"]
+    assert counted == arrays
+    down = sum(update.cost.bytes_down for _, update in outcome.journal.updates if update.client.id == first)
+    # A first round may send less, where there is nothing to send yet, and a few numbers may travel beside the arrays.
+    assert expected["bytes_down_total"] - expected["bytes_down_per_round"] <= down
+    assert down <= expected["bytes_down_total"] + 100
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_stopped_and_resumed_equals_uninterrupted(name: str, after: int, play: Play) -> None:
+    whole = play(name)
+    journal = Memo(stop_after=after)
+    store = whole.store.__class__(None)
+    try:
+        play(name, journal=journal, store=store)
+    except Stop:
+        resumed = play(name, journal=Memo(point=journal.completed_points[-1]), store=store)
+        assert resumed.prints() == whole.prints()
+    else:
+        pytest.fail("the run ended before it could be stopped")
+
+
+@EVERY_METHOD
+def test_scoring_changes_no_stored_state(name: str, play: Play) -> None:
+    assert play(name, every=1).prints() == play(name, every=0).prints()
+
+
+@EVERY_METHOD
+def test_everything_that_a_method_says_it_trains_changes(name: str, play: Play, host: Host) -> None:
+    outcome = play(name)
+    method = build_method(name)
+    initial = host.install(method).initial
+    trained = {key for key in initial if method.trainable()(key)}
+    seen: set[str] = set()
+    for states in (
+        [p.arrays for p in outcome.memories().values() if p],
+        [u.payload.arrays for _, u in outcome.journal.updates],
+    ):
+        for state in states:
+            seen |= {key for key in trained & state.keys() if not torch.equal(state[key], initial[key])}
+    assert seen == trained
+
+
+@EVERY_METHOD
+def test_a_client_beats_the_model_it_started_from(name: str, play: Play, host: Host) -> None:
+    outcome = play(name, rounds=12)
+    final = [score.metrics["accuracy"] for _, score in outcome.journal.scores[-len(host.infos) :]]
+    with host.model.active():
+        bare = [
+            host.task.evaluate(host.model.backbone, host.examples(info.id, "test"), 256, "cpu")["accuracy"]
+            for info in host.infos
+        ]
+    assert sum(final) / len(final) > sum(bare) / len(bare) + 0.1
+
+
+@EVERY_METHOD
+def test_a_client_that_never_took_part_can_be_scored(name: str, play: Play, host: Host) -> None:
+    """Two of three clients train; the third gets what the server has, or its own first steps."""
+    outcome = play(name, clients=2)
+    method = build_method(name)
+    stage = stages_of(method)[-1]
+    newcomer = host.infos[2]
+    engine = outcome.engine.__class__(method, host.infos, host.site, outcome.store, outcome.engine.outbound)
+    if later_personal_stages(method, stages_of(method)[0].name):
+        pytest.skip("needs its own local branch first; a visit gives it one")
+    at = Tick(stage.name, ROUNDS, ROUNDS, 0)
+    request = method.dispatch(outcome.server, newcomer, at)
+    (score,) = list(engine.score({newcomer.id: request}, at, "test"))
+    assert score.examples == len(host.examples(newcomer.id, "test"))  # type: ignore[union-attr]
+    assert outcome.store.load(newcomer.id) is None
+
+
+@EVERY_METHOD
+def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: Play) -> None:
+    method = build_method(name)
+    if not any(stage.uplink for stage in stages_of(method)) or build_method(name).needs.min_clients > 1:
+        pytest.skip("has no cohorts, or needs company")
+    journal = play(name, cohort=1, rounds=2).journal
+    stages = {stage.name: stage for stage in stages_of(method)}
+    for number in (1, 2):
+        replies = [u for at, u in journal.updates if stages[at.stage].uplink and at.round == number]
+        assert len(replies) == 1
+
+
+@EVERY_METHOD
+def test_bfloat16_on_the_wire_halves_the_bytes_and_still_learns(name: str, play: Play) -> None:
+    full, half = play(name), play(name, wire=torch.bfloat16)
+    assert sum(u.cost.bytes_up for _, u in half.journal.updates) * 2 == sum(
+        u.cost.bytes_up for _, u in full.journal.updates
+    )
+    assert all(tensor.dtype == torch.float32 for tensor in half.server.arrays.values())
+    if full.server.arrays:
+        assert fingerprint(half.server.arrays) != fingerprint(full.server.arrays)
+
+
+@EVERY_METHOD
+def test_the_documentation_names_source_and_bytes(name: str) -> None:
+    text = get_method(name).docstring
+    assert "Source: specification" in text
+    assert "up = down" in text
+    described = build_method(name).describe()
+    assert described["up"] and described["down"] and described["stages"]

@@ -1,0 +1,113 @@
+"""A run that is killed, at any moment and in the middle of a write, and resumed ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """
+name: crash
+benchmark: {name: digits, clients: 3, alpha: 10.0}
+method: {name: METHOD}
+baselines: [local]
+train: {max_steps: 2}
+federation: {rounds: 4}
+evaluate: {every: 2}
+engine: {store: STORE}
+checkpoint: {every_s: 0}
+"""
+
+# Counts calls of the function that is named and kills the process, without any clean-up, at the call that is asked
+# for: before a rename, after it, or with half of the bytes of a file on the disk.
+KILLER = """
+import os, signal, sys
+from befit.run import run
+where, count, config, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+calls = 0
+def dying(real, when):
+    def call(*args, **options):
+        global calls
+        calls += 1
+        if calls == count:
+            if when == "half":
+                handle = args[0]
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            if when == "after":
+                real(*args, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+    return call
+if where == "before rename": os.replace = dying(os.replace, "before")
+if where == "after rename": os.replace = dying(os.replace, "after")
+if where == "half written": os.fsync = dying(os.fsync, "half")
+run(config, out=out, resume=True)
+"""
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def traces(path: Path) -> dict[str, Any]:
+    """Everything that has to repeat exactly: adapters byte by byte, metrics, what left, and the results."""
+    files = sorted(p for p in path.rglob("*") if p.suffix == ".safetensors" and "state" not in p.parts)
+    found: dict[str, Any] = {str(p.relative_to(path)): p.read_bytes() for p in files}
+    for name in ("metrics.jsonl", "outbound.json", "baselines/local/metrics.jsonl"):
+        found[name] = (path / name).read_bytes()
+    results = json.loads((path / "results.json").read_text())
+    found["scores"] = {client: row["accuracy"] for client, row in results["clients"].items()}
+    found["bytes"] = {client: (row["bytes_up"], row["bytes_down"]) for client, row in results["clients"].items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[Path, dict[str, Any]]]:
+    runs = {}
+    for method, store in (("potara", "memory"), ("ditto", "disk")):
+        folder = tmp_path_factory.mktemp(f"{method}-{store}")
+        config = folder / "config.yaml"
+        config.write_text(CONFIG.replace("METHOD", method).replace("STORE", store))
+        done = start("never", "0", str(config), str(folder / "run"))
+        assert done.returncode == 0, done.stderr
+        runs[method, store] = (config, traces(folder / "run"))
+    return runs
+
+
+@pytest.mark.parametrize("method, store", [("potara", "memory"), ("ditto", "disk")])
+@pytest.mark.parametrize(
+    "where, count",
+    [("before rename", 1), ("after rename", 5), ("half written", 9), ("before rename", 17), ("half written", 26),
+     ("after rename", 33)],
+)  # fmt: skip
+def test_killed_and_resumed_equals_uninterrupted(
+    method: str, store: str, where: str, count: int, whole: dict[tuple[str, str], Any], tmp_path: Path
+) -> None:
+    config, expected = whole[method, store]
+    killed = start(where, str(count), str(config), str(tmp_path / "run"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = start("never", "0", str(config), str(tmp_path / "run"))
+    assert resumed.returncode == 0, resumed.stderr
+    found = traces(tmp_path / "run")
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+    leftovers = [p for p in (tmp_path / "run" / "state").rglob("*") if p.name.endswith(".tmp")]
+    assert leftovers == []
+
+
+def test_killed_again_and_again_equals_uninterrupted(whole: dict[tuple[str, str], Any], tmp_path: Path) -> None:
+    """Every attempt dies a few writes after it started, so it advances by little; in the end nothing differs."""
+    config, expected = whole["potara", "memory"]
+    for _ in range(40):
+        attempt = start("half written", "12", str(config), str(tmp_path / "run"))
+        if attempt.returncode == 0:
+            break
+        assert attempt.returncode == -signal.SIGKILL, attempt.stderr
+    else:
+        pytest.fail("forty attempts of twelve writes each made no end of it")
+    assert traces(tmp_path / "run") == expected
