@@ -2,15 +2,17 @@
 
 import io
 import json
+import logging
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from befit.cli.adapter import read_inputs
 from befit.cli.main import app, exit_code
-from befit.cli.output import make_table, print_json
+from befit.cli.output import make_table, print_json, warnings_to
 from befit.cli.run import default_out
 from befit.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
 
@@ -195,14 +197,23 @@ def test_a_file_of_inputs_that_cannot_be_used_is_named(tmp_path, content):
         read_inputs(str(path))
 
 
+def test_a_warning_is_shown_once_and_not_where_progress_shows_it():
+    console = Console(file=io.StringIO(), width=80)
+    with warnings_to(console, but=("befit.journal",)):
+        for _ in range(3):
+            logging.getLogger("befit.methods.potara").warning("client %s is small", "[b]c0")
+        logging.getLogger("befit.journal").warning("left out")
+        logging.getLogger("befit.models").info("a detail")
+    logging.getLogger("befit").warning("after")
+    assert console.file.getvalue() == "warning: client [b]c0 is small\n"  # type: ignore[attr-defined]
+
+
 def test_json_has_no_nan(capsys):
     print_json({"loss": float("nan"), "rows": [float("inf"), 1.5, (1, "x")]})
     assert json.loads(capsys.readouterr().out) == {"loss": None, "rows": [None, 1.5, [1, "x"]]}
 
 
 def test_a_client_s_name_is_not_markup():
-    from rich.console import Console
-
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))
     assert "[red]c[/red]" in console.export_text()
