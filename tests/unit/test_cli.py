@@ -146,6 +146,15 @@ def test_explain_as_json_has_types_and_defaults():
     assert parameters["weights"]["type"] == "one of examples, uniform"
 
 
+def test_explain_says_what_travels_and_what_is_needed():
+    told = json.loads(call("explain", "fedalt", "--json").stdout)
+    assert set(told["travels"]) >= {"up", "down", "stages"}
+    assert "What travels" in call("explain", "fedalt").stdout
+    needs = told["needs"]
+    assert "same backbone" in needs
+    assert f"Needs {', '.join(needs)}." in call("explain", "fedalt").stdout
+
+
 def test_explain_suggests_the_method_that_was_meant():
     done = call("explain", "potarra")
     assert done.exit_code == 2 and "Did you mean: potara?" in done.stderr

@@ -33,7 +33,9 @@ def check(
         return
     console = screen()
     console.print(f"{config}: no mistakes", style="green", markup=False)
+    console.print()
     console.print(make_table(("", ""), _check_rows(found), wrap=1))
+    console.print()
     stages = [
         (one["run"], one["name"], str(one["rounds"]), "exchange" if one["uplink"] else "nothing leaves the client")
         for one in found["stages"]
@@ -56,6 +58,7 @@ def methods(as_json: Json = False) -> None:
     rows = [(one.name, one.title, str(one.year or ""), one.paper, one.summary) for one in entries]
     console = screen()
     console.print(make_table(("name", "method", "year", "paper", "what it does"), rows, wrap=4))
+    console.print()
     console.print("befit explain NAME says more, with every argument.", style="dim")
 
 
@@ -80,6 +83,7 @@ def benchmarks(as_json: Json = False) -> None:
     console.print(make_table(("name", "version", "task", "model", "what it is"), rows, wrap=4))
     for entry in entries:
         if arguments[entry.name]:
+            console.print()
             console.print(_argument_table(arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}"))
 
 
@@ -92,11 +96,12 @@ def explain(
 
     with only_json(as_json):
         entry = get_method(method)
-        travels = _travels(entry.factory) if all(one.default is not REQUIRED for one in entry.parameters) else {}
+        usual = entry.factory() if all(one.default is not REQUIRED for one in entry.parameters) else None
+        travels, needs = (_travels(usual), _needs(usual)) if usual is not None else ({}, [])
     if as_json:
         keys = ("name", "title", "year", "paper", "docstring")
         described = {key: getattr(entry, key) for key in keys}
-        print_json({**described, "parameters": _plain(entry.parameters), "travels": travels})
+        print_json({**described, "parameters": _plain(entry.parameters), "needs": needs, "travels": travels})
         return
     console = screen()
     source = ", ".join(str(part) for part in (entry.paper, entry.year) if part)
@@ -104,9 +109,13 @@ def explain(
     console.print()
     console.print(_prose(entry.docstring, entry.parameters), markup=False)
     console.print()
+    if needs:
+        console.print(f"Needs {', '.join(needs)}.", markup=False)
+        console.print()
     if entry.parameters:
         console.print(_argument_table(entry.parameters, f"method: {{name: {entry.name}, …}}"))
     if travels:
+        console.print()
         rows = [(key, _travel_text(value)) for key, value in travels.items()]
         console.print(make_table(("", ""), rows, title="What travels", wrap=1))
 
@@ -170,10 +179,17 @@ def _plain(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _travels(factory: Any) -> dict[str, Any]:
-    """What a method with its default arguments sends, in its own words; nothing where it does not say."""
-    describe = getattr(factory(), "describe", None)
-    return dict(describe()) if describe else {}
+def _travels(method: Any) -> dict[str, Any]:
+    """What a method sends, in its own words; nothing where it does not say."""
+    return dict(method.describe()) if hasattr(method, "describe") else {}
+
+
+def _needs(method: Any) -> list[str]:
+    """What a method demands of a federation beyond the ordinary."""
+    demands = plain(method.needs)
+    words = [f"at least {demands['min_clients']} clients"] if demands["min_clients"] > 1 else []
+    words += [name.replace("_", " ") for name, value in demands.items() if value is True]
+    return words
 
 
 def _travel_text(value: Any) -> str:

@@ -72,7 +72,10 @@ def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
 def make_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", wrap: int | None = None
 ) -> Table:
-    """A table in befit's look: numbers to the right, text to the left; only column `wrap` breaks its lines."""
+    """A table in befit's look: numbers to the right, text to the left.
+
+    Headers break between words, cells only in column `wrap`.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -82,15 +85,18 @@ def make_table(
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
         show_header=any(headers),
     )
     for index, header in enumerate(headers):
-        numeric = index > 0 and bool(rows) and all(_is_number(row[index]) for row in rows)
+        cells = [str(row[index]) for row in rows]
+        numeric = index > 0 and bool(cells) and all(_is_number(cell) for cell in cells)
+        whole = max(map(len, [*header.split(), *cells]), default=0)
         table.add_column(
             header,
             justify="right" if numeric else "left",
-            no_wrap=wrap is not None and index != wrap,
+            min_width=None if index == wrap else whole,
             overflow="fold",
         )
     for row in rows:

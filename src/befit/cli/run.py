@@ -21,6 +21,8 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run dire
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
+SHOWN_CLIENTS = 40
+
 
 def demo(
     out: Out = None,
@@ -119,10 +121,14 @@ def _show(done: Run) -> None:
     ):
         headers, rows = make(done.results)
         if rows:
-            console.print(make_table(headers, rows, title=title))
+            console.print()
+            console.print(make_table(headers, rows[:SHOWN_CLIENTS], title=title))
+        if len(rows) > SHOWN_CLIENTS:
+            console.print(f"and {len(rows) - SHOWN_CLIENTS} more, in the report", style="dim")
+    console.print()
     console.print(tables.headline(done.results), markup=False)
     console.print()
-    console.print(make_table(("", ""), written(done.path, done.results), wrap=1))
+    console.print(make_table(("", ""), written(done.path, done.results), title="Written"))
 
 
 def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
