@@ -35,11 +35,17 @@ def demo(
     Everything it needs comes with befit: no download, no GPU.
     """
     from befit.config import load_experiment
+
+    _run(load_experiment(demo_config(seed)), out, resume=False, as_json=as_json, quiet=quiet)
+
+
+def demo_config(seed: int = 0) -> dict[str, Any]:
+    """The configuration of the demo, with one seed for partition, adapters and batches."""
     from befit.yamlfile import parse_yaml
 
-    text = files("befit.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
-    experiment = load_experiment(parse_yaml(text), [f"federation.seed={seed}", f"benchmark.seed={seed}"])
-    _run(experiment, out, resume=False, as_json=as_json, quiet=quiet)
+    values = parse_yaml(files("befit.cli").joinpath("demo.yaml").read_text(encoding="utf-8"), "demo.yaml")
+    values["benchmark"]["seed"] = values["federation"]["seed"] = seed
+    return values
 
 
 def run(
