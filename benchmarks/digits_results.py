@@ -73,7 +73,8 @@ def one_seed(seed: int, folder: Path) -> dict[str, Any]:
             "worst": {name: min(row[name] for row in rows.values()) for name in COLUMNS},
             "mean_w": statistics.fmean(row["w"] for row in rows.values()),
             "bytes": {"potara": [summary["bytes_up"], summary["bytes_down"]],
-                      **{n: [s["bytes_up"], s["bytes_down"]] for n, s in done.results["baselines"].items()}}}  # fmt: skip
+                      **{n: [s["bytes_up"], s["bytes_down"]] for n, s in done.results["baselines"].items()}},
+            }  # fmt: skip
 
 
 def paired(found: list[dict[str, Any]], other: str) -> tuple[float, float]:
@@ -110,8 +111,8 @@ def document(found: list[dict[str, Any]], seeds: list[int]) -> str:
     worst = [f"{min(one['worst'][name] for one in found):.3f}" for name in COLUMNS]
     lines.append("| worst client of all | " + " | ".join(worst) + " | |")
     up = {name: one_bytes[0] / 10 for name, one_bytes in found[0]["bytes"].items()}
-    lines += ["", "Sent by each client in all (MB = 1e6 bytes): "
-              + ", ".join(f"{name} {value / 1e6:.2f}" for name, value in up.items()) + ".", "", "### Reading", ""]  # fmt: skip
+    sent = ", ".join(f"{name} {value / 1e6:.2f}" for name, value in up.items())
+    lines += ["", f"Sent by each client in all (MB = 1e6 bytes): {sent}.", "", "### Reading", ""]
     others = {"local": "Local", "fedit": "FedIT", "half": "w = 0.5", "validated": "w on validation"}
     for other, title in others.items():
         gap, half = paired(found, other)
