@@ -1,0 +1,139 @@
+"""A run in a few plain sentences, the honest reading included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from befit.report.comparison import BEST, Gain, baseline_labels, gains_over, mean_gain, run_title
+from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
+
+__all__ = ["headline", "headline_sentences"]
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """All sentences of `headline_sentences` as one paragraph."""
+    return " ".join(headline_sentences(results))
+
+
+def headline_sentences(results: Mapping[str, Any]) -> list[str]:
+    """What came out, first sentence first.
+
+    The method is compared with training alone where that was a baseline, else with each client's best baseline. A
+    difference within one standard error, from the number of test examples, is called no clear difference.
+    """
+    labels = baseline_labels(results)
+    over = "local" if "local" in labels and results["method"] != "local" else BEST
+    gains = gains_over(results, over)
+    rows = results["clients"]
+    unscored = [client for client, row in rows.items() if score_of(row, results["metric"]) is None]
+    if gains:
+        sentences = [*_compared(results, gains, over), *_others(results, [label for label in labels if label != over])]
+    else:
+        sentences = [_level(results), *_not_compared(labels, len(unscored) < len(rows))]
+    if 0 < len(unscored) < len(rows):
+        sentences.append(f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score.")
+    if results.get("failures"):
+        sentences.append(f"{count_text(len(results['failures']), 'failure')} on the way; each is listed in the report.")
+    return sentences
+
+
+def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) -> list[str]:
+    mean, count = mean_gain(gains), len(gains)
+    ahead = sum(gain.value > 0 for gain in gains.values())
+    rival = _rival(results, over)
+    if count == 1:
+        return [_one_client(results, *next(iter(gains.items())), rival)]
+    least = min(gains, key=lambda client: (gains[client].value, client))
+    details = (f"mean gain over {rival} {_difference(results, mean)}; "
+               f"worst client {plain(least)} {_points(results, gains[least].value)}.")  # fmt: skip
+    what = "gained from federating" if over == "local" else f"did better with {run_title(results['method'])}"
+    if mean.verdict == "gain":
+        first = f"{ahead} of {count} clients {what}: {details}"
+    elif mean.verdict == "loss":
+        first = f"On average {rival} was better; {ahead} of {count} clients {what}: {details}"
+    else:
+        first = f"No clear difference on average; {ahead} of {count} clients {what}: {details}"
+    return [first, *_clear_ones(gains)]
+
+
+def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:
+    """How many of the differences are larger than the test sets' own uncertainty."""
+    if any(gain.error is None for gain in gains.values()):
+        return []
+    verdicts = [gain.verdict for gain in gains.values()]
+    unclear, better, worse = (verdicts.count(verdict) for verdict in ("unclear", "gain", "loss"))
+    if unclear == 0:
+        return [f"Every difference is larger than one standard error of its client's test set: {better} gained, "
+                f"{worse} lost."]  # fmt: skip
+    if unclear == len(gains):
+        return ["No client's difference is larger than one standard error of its test set: no clear difference for "
+                "any of them."]  # fmt: skip
+    return [f"Beyond one standard error of their test sets, {better} gained and {worse} lost; for the other {unclear} "
+            "there is no clear difference."]  # fmt: skip
+
+
+def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
+    """One sentence for each further baseline."""
+    sentences = []
+    for label in labels:
+        gains = gains_over(results, label)
+        if len(gains) < 2:
+            continue
+        mean = mean_gain(gains)
+        ahead = sum(gain.value > 0 for gain in gains.values())
+        reading = ", no clear difference" if mean.verdict == "unclear" else ""
+        sentences.append(
+            f"Against {run_title(label)}: mean {_difference(results, mean)}{reading}; {ahead} of {len(gains)} clients "
+            "did better."
+        )
+    return sentences
+
+
+def _one_client(results: Mapping[str, Any], client: str, gain: Gain, rival: str) -> str:
+    method = run_title(results["method"])
+    if gain.verdict == "unclear":
+        return f"No clear difference for {plain(client)} between {method} and {rival}: {_difference(results, gain)}."
+    was = "better" if gain.verdict == "gain" else "worse"
+    return f"{method} was {was} than {rival} for {plain(client)}: {_difference(results, gain)}."
+
+
+def _level(results: Mapping[str, Any]) -> str:
+    """Without a comparison: where the clients ended."""
+    metric, rows = results["metric"], results["clients"]
+    mean = score_of(results["summary"], "mean")
+    if mean is None:
+        return f"No client has a score ({metric.replace('_', ' ')}); see the failures, or the logs of the run."
+    title, name = run_title(results["method"]), metric.replace("_", " ")
+    worst = results["summary"].get("worst")
+    if len(rows) == 1 or not worst:
+        return f"{title}, {count_text(len(rows), 'client')}: {name} {score_text(mean, metric)}."
+    return (f"{title}, {count_text(len(rows), 'client')}: mean {name} {score_text(mean, metric)}; worst client "
+            f"{plain(worst['client'])} {score_text(worst['value'], metric)}.")  # fmt: skip
+
+
+def _not_compared(labels: list[str], scored: bool) -> list[str]:
+    if not scored:
+        return []
+    if labels:
+        return ["No client has a score for both the method and a baseline, so nothing is said of a gain."]
+    return ["No baseline was run, so this says nothing of a gain from federating."]
+
+
+def _rival(results: Mapping[str, Any], over: str) -> str:
+    if over == "local":
+        return "training alone"
+    labels = baseline_labels(results)
+    if len(labels) == 1:
+        return "training alone" if labels == ["local"] else run_title(labels[0])
+    return f"the best of {listing([run_title(label) for label in labels])} for each client"
+
+
+def _difference(results: Mapping[str, Any], gain: Gain) -> str:
+    """A gain with its unit and standard error."""
+    text = _points(results, gain.value)
+    return f"{text} (± {gain_text(gain.error, results['metric'], signed=False)})" if gain.error is not None else text
+
+
+def _points(results: Mapping[str, Any], value: float) -> str:
+    return gain_text(value, results["metric"]) + (" points" if is_share(results["metric"]) else "")

@@ -1,0 +1,126 @@
+"""How numbers and names are written, in the terminal, in Markdown and in HTML alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "NOTHING", "bytes_text", "count_text", "decimal_text", "gain_text", "is_share", "listing", "plain", "score_of",
+    "score_text", "seconds_text",
+]  # fmt: skip
+
+NOTHING = "\N{EN DASH}"  # a cell without a value
+
+MINUS = "\N{MINUS SIGN}"
+
+# Metrics between 0 and 1 that people read as percentages; their differences are points.
+_SHARES = ("accuracy", "token_accuracy", "balanced_accuracy", "exact_match", "f1", "rouge1", "rouge2", "rougeL", "em")
+
+
+def is_share(metric: str) -> bool:
+    """Whether the metric is a mean over examples of something between 0 and 1."""
+    return metric in _SHARES
+
+
+def score_of(row: Mapping[str, Any], metric: str) -> float | None:
+    """The metric of one client's row, or None where it was not measured or is not a finite number."""
+    value = row.get(metric)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def score_text(value: float | None, metric: str) -> str:
+    """A score: shares in percent with one decimal, anything else with four significant digits.
+
+    >>> score_text(0.8512, "accuracy"), score_text(1.23456, "loss"), score_text(None, "accuracy")
+    ('85.1%', '1.235', '–')
+    """
+    if value is None:
+        return NOTHING
+    return f"{100 * value:.1f}%" if is_share(metric) else decimal_text(value)
+
+
+def gain_text(value: float | None, metric: str, signed: bool = True) -> str:
+    """A difference of two scores: percentage points for shares. What rounds to zero has no sign.
+
+    >>> gain_text(0.0213, "accuracy"), gain_text(-0.004, "accuracy"), gain_text(0.0001, "accuracy")
+    ('+2.1', '−0.4', '0.0')
+    """
+    if value is None:
+        return NOTHING
+    text = f"{100 * abs(value):.1f}" if is_share(metric) else decimal_text(abs(value))
+    if not signed or float(text) == 0:
+        return text
+    return ("+" if value > 0 else MINUS) + text
+
+
+def decimal_text(value: Any) -> str:
+    """Four significant digits; whole numbers as they are.
+
+    >>> decimal_text(0.653023), decimal_text(411120028.03), decimal_text(30.0), decimal_text(None)
+    ('0.653', '4.111e+08', '30', '–')
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return NOTHING if value is None else plain(str(value))
+    if not math.isfinite(value):
+        return str(value)
+    text = f"{abs(value):.0f}" if value == int(value) and abs(value) < 1e6 else f"{abs(value):.4g}"
+    return MINUS + text if value < 0 else text
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes in decimal units (1 MB = 1e6 bytes), three significant digits.
+
+    >>> bytes_text(0), bytes_text(2048), bytes_text(707360), bytes_text(2829440), bytes_text(41e9)
+    ('0 B', '2.05 kB', '707 kB', '2.83 MB', '41.0 GB')
+    """
+    if count is None:
+        return NOTHING
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= 0.9995 * size:
+            scaled = count / size
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration.
+
+    >>> seconds_text(0.024), seconds_text(3.79), seconds_text(75.2), seconds_text(3661)
+    ('0.02 s', '3.8 s', '1 min 15 s', '1 h 01 min')
+    """
+    if seconds is None:
+        return NOTHING
+    if round(seconds) >= 3600:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes:02d} min"
+    if round(seconds) >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    return f"{seconds:.{2 if seconds < 1 else 1}f} s"
+
+
+def count_text(count: int, noun: str) -> str:
+    """
+    >>> count_text(1, "client"), count_text(500, "client")
+    ('1 client', '500 clients')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listing(names: list[str]) -> str:
+    """
+    >>> listing(["a"]), listing(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+
+
+def plain(text: str) -> str:
+    """The text with everything unprintable replaced: client names come from outside and go to terminals and into XML.
+
+    >>> plain("c\\x1b[31m\\nd")
+    'c�[31m�d'
+    """
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,0 +1,100 @@
+"""report.html: one file with everything inside, no scripts, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from befit.report import tables
+from befit.report.comparison import baseline_labels, compared_with, gain_over, run_title
+from befit.report.headline import headline_sentences
+from befit.report.markdown import flat
+from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
+from befit.report.outbound import outbound_groups, outbound_totals
+from befit.report.plots import Plot, plots_of
+from befit.report.record import RunRecord, written_files
+from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, OUTBOUND_NOTE, facts, group_title
+
+__all__ = ["render_page"]
+
+
+def render_page(record: RunRecord) -> str:
+    """The whole page. Everything that comes from the run is escaped by the template engine; only the SVG is not."""
+    results = record.results
+    groups = outbound_groups(record.outbound)
+    hidden = groups[GROUPS_SHOWN:]
+    return _environment().get_template("report.html.j2").render(
+        name=plain(str(results.get("name") or results["method"])),
+        method=run_title(results["method"]),
+        sentences=headline_sentences(results),
+        figures=_figures(results),
+        facts=facts(results),
+        summary=tables.summary_table(results),
+        clients=tables.client_table(results),
+        marks=_marks(results),
+        error_note=ERROR_NOTE if baseline_labels(results) else "",
+        plots=[_drawn(plot) for plot in plots_of(record)],
+        failures=tables.failure_table(results),
+        communication=tables.communication_table(results),
+        communication_note=COMMUNICATION_NOTE,
+        per_client=tables.client_communication_table(results),
+        stages=tables.stage_table(record.ledger),
+        curve=tables.curve_table(results),
+        diagnostics=tables.diagnostics_table(results),
+        outbound=outbound_totals(record.outbound),
+        outbound_note=OUTBOUND_NOTE,
+        groups=[(group_title(group.clients), group.clients, group.table) for group in groups[:GROUPS_SHOWN]],
+        hidden=f"{count_text(len(hidden), 'further list')} of {sum(len(group.clients) for group in hidden)} clients"
+        if hidden
+        else "",
+        environment=flat(record.environment),
+        config="\n".join(map(plain, record.config.splitlines())),
+        files=written_files(record),
+        missing=", ".join(record.missing),
+    )  # fmt: skip
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("befit.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _drawn(plot: Plot) -> dict[str, Any]:
+    # the SVG comes from an XML serialiser, which escapes the names inside
+    return {"title": plot.title, "svg": Markup(plot.svg), "note": plot.note, "wide": plot.wide}
+
+
+def _marks(results: Mapping[str, Any]) -> list[Any]:
+    """The header of the gains that are coloured, and per client whether that gain is clear; empty without gains."""
+    compared = compared_with(baseline_labels(results))
+    if not compared:
+        return []
+    gains = [gain_over(results, row, compared[-1]) for row in results["clients"].values()]
+    return [tables.gain_header(compared[-1]), ["" if gain is None else gain.verdict for gain in gains]]
+
+
+def _figures(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers at the top, as (number, what it is)."""
+    metric, summary = results["metric"], results["summary"]
+    name = metric.replace("_", " ")
+    figures = [(score_text(score_of(summary, "mean"), metric), f"mean {name}")]
+    if score_of(summary, "std") is not None and len(results["clients"]) > 1:
+        figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
+    if summary.get("worst") and len(results["clients"]) > 1:
+        figures.append((score_text(score_of(summary["worst"], "value"), metric),
+                        f"worst client, {plain(summary['worst']['client'])}"))  # fmt: skip
+    figures.append((str(len(results["clients"])), "client" if len(results["clients"]) == 1 else "clients"))
+    sent = [score_of(summary, key) for key in ("bytes_up", "bytes_down")]
+    figures += [(bytes_text(total), f"{way}, all clients") for total, way in zip(sent, ("up", "down"), strict=True)]
+    return figures

@@ -1,0 +1,100 @@
+"""Reads what a run left in its directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from befit.errors import RunError
+from befit.report.comparison import baseline_labels
+from befit.storage import read_bytes, read_json
+
+__all__ = ["RunRecord", "read_record", "written_files"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The files of one run as plain data. `missing` names those that are not there; their fields are empty.
+
+    scores  per run (the method's name, or a baseline's label) the "score" lines of its metrics.jsonl
+    """
+
+    path: Path
+    results: dict[str, Any]
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    outbound: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
+    missing: tuple[str, ...] = ()
+    scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def read_record(path: Path) -> RunRecord:
+    """Raises RunError where results.json is missing or is no run's, or where any file cannot be read."""
+    if not (path / "results.json").is_file():
+        raise RunError(
+            f"{path} has no results.json; the report is written from a finished run (befit run ... --resume)"
+        )
+    results = read_json(path / "results.json")
+    lacking = [key for key in ("method", "metric", "clients", "summary") if not isinstance(results, dict)
+               or key not in results]  # fmt: skip
+    if lacking:
+        raise RunError(f"{path / 'results.json'} is not the result of a run: it has no {', '.join(lacking)}")
+    missing = tuple(name for name in ("metrics.jsonl", "ledger.jsonl", "outbound.json", "config.yaml", "env.json")
+                    if not (path / name).is_file())  # fmt: skip
+    scores = {results["method"]: _scores(path / "metrics.jsonl")}
+    for label in baseline_labels(results):
+        scores.setdefault(label, _scores(path / "baselines" / label / "metrics.jsonl"))
+    return RunRecord(
+        path=path,
+        results=results,
+        metrics=_lines(path / "metrics.jsonl"),
+        ledger=_lines(path / "ledger.jsonl"),
+        outbound={} if "outbound.json" in missing else read_json(path / "outbound.json"),
+        environment={} if "env.json" in missing else read_json(path / "env.json"),
+        config="" if "config.yaml" in missing else read_bytes(path / "config.yaml").decode(errors="replace"),
+        missing=missing,
+        scores=scores,
+    )
+
+
+def written_files(record: RunRecord) -> list[tuple[str, str]]:
+    """What a reader may want to open, as (what, path inside the run directory)."""
+    named = (
+        ("this report, with plots", "report.html"),
+        ("this report as text", "report.md"),
+        ("all numbers", "results.json"),
+        ("scores, losses and diagnostics by round", "metrics.jsonl"),
+        ("bytes and time of every exchange", "ledger.jsonl"),
+        ("everything that left each client", "outbound.json"),
+        ("the resolved configuration", "config.yaml"),
+        ("versions and machine", "env.json"),
+    )
+    rows = [(what, name) for what, name in named if name.startswith("report.") or (record.path / name).is_file()]
+    adapters = [row["adapter"] for row in record.results["clients"].values() if row.get("adapter")]
+    if adapters:
+        folder = adapters[0] if len(adapters) == 1 else "clients/<client>/adapter"
+        rows.append((f"adapter{'s' * (len(adapters) > 1)} of {len(adapters)} (PEFT checkpoints)", folder))
+    rows += [
+        (f"the same for the baseline {label}", f"baselines/{label}")
+        for label in baseline_labels(record.results)
+        if (record.path / "baselines" / label).is_dir()
+    ]
+    return rows
+
+
+def _scores(path: Path) -> list[dict[str, Any]]:
+    return [line for line in _lines(path) if line.get("kind") == "score"]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = read_bytes(path).splitlines()
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise RunError(f"{path} has a line that is not valid JSON: {error}") from error

@@ -1,0 +1,192 @@
+"""The tables of a run as plain text cells: the one place where its numbers are formatted.
+
+Every function returns `(headers, rows)`; `rows` is empty where there is nothing to tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.report.comparison import Gain, baseline_labels, compared_with, gain_over, gains_over, mean_gain, run_title
+from befit.report.headline import headline
+from befit.report.numbers import (
+    NOTHING,
+    bytes_text,
+    decimal_text,
+    gain_text,
+    plain,
+    score_of,
+    score_text,
+    seconds_text,
+)
+
+__all__ = [
+    "Table", "client_communication_table", "client_table", "communication_table", "curve_table", "diagnostics_table",
+    "failure_table", "headline", "stage_table", "summary_table",
+]  # fmt: skip
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def client_table(results: Mapping[str, Any]) -> Table:
+    """Per client: test examples, the baselines, the method, gains, one standard error of the gain, mixing weight.
+
+    Gains are in points for percentages. The error belongs to the last gain before it. Methods without a mixing weight
+    have no such column; all their diagnostics are in `diagnostics_table`.
+    """
+    metric, labels = results["metric"], baseline_labels(results)
+    compared = compared_with(labels)
+    weighted = any("w" in (row.get("diagnostics") or {}) for row in results["clients"].values())
+    headers = ["client", "test examples", *map(run_title, labels), run_title(results["method"])]
+    headers += [gain_header(label) for label in compared]
+    headers += ["± 1 s.e."] * bool(compared) + ["w"] * weighted
+    rows = []
+    for client, row in results["clients"].items():
+        gains = [gain_over(results, row, label) for label in compared]
+        error = gains[-1].error if gains and gains[-1] else None
+        rows.append([
+            plain(client),
+            str(row.get("examples", NOTHING)),
+            *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
+            score_text(score_of(row, metric), metric),
+            *(gain_text(gain.value if gain else None, metric) for gain in gains),
+            *[gain_text(error, metric, signed=False)] * bool(compared),
+            *[weight_text((row.get("diagnostics") or {}).get("w"))] * weighted,
+        ])  # fmt: skip
+    return headers, rows
+
+
+def gain_header(label: str) -> str:
+    return f"gain over {run_title(label) if label else 'best'}"
+
+
+def weight_text(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, (int, float)) and math.isfinite(value) else NOTHING
+
+
+def summary_table(results: Mapping[str, Any]) -> Table:
+    """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each."""
+    metric, labels = results["metric"], baseline_labels(results)
+    title = run_title(results["method"])
+    headers = ["", f"mean {metric.replace('_', ' ')}", "std", "worst client"]
+    headers += [f"{title}'s gain", "clients ahead"] * bool(labels) + ["client time"]
+    rows = []
+    for label in [*labels, None]:
+        summary = results["summary"] if label is None else (results.get("baselines") or {}).get(label) or {}
+        gains = gains_over(results, label) if label is not None else {}
+        ahead = sum(gain.value > 0 for gain in gains.values())
+        rows.append([
+            title if label is None else run_title(label),
+            score_text(score_of(summary, "mean"), metric),
+            gain_text(score_of(summary, "std"), metric, signed=False),
+            _worst_text(summary.get("worst"), metric),
+            *[_mean_gain_text(gains, metric), f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
+            seconds_text(score_of(summary, "seconds")),
+        ])  # fmt: skip
+    return headers, rows
+
+
+def _worst_text(worst: Mapping[str, Any] | None, metric: str) -> str:
+    return f"{score_text(score_of(worst, 'value'), metric)} ({plain(worst['client'])})" if worst else NOTHING
+
+
+def _mean_gain_text(gains: Mapping[str, Gain], metric: str) -> str:
+    """Mean gain and one standard error of it."""
+    if not gains:
+        return NOTHING
+    mean = mean_gain(gains)
+    error = f" ± {gain_text(mean.error, metric, signed=False)}" if mean.error is not None else ""
+    return gain_text(mean.value, metric) + error
+
+
+def communication_table(results: Mapping[str, Any]) -> Table:
+    """Bytes of training, as encoded for the wire: in all and the mean per client; and what scoring added."""
+    clients = len(results["clients"])
+    headers = ["", "up, total", "down, total", "up per client", "down per client", "scoring, total"]
+    runs = {label: (results.get("baselines") or {}).get(label) or {} for label in baseline_labels(results)}
+    rows = []
+    for title, sent in [*((run_title(label), run) for label, run in runs.items()),
+                        (run_title(results["method"]), results["summary"])]:  # fmt: skip
+        up, down = score_of(sent, "bytes_up"), score_of(sent, "bytes_down")
+        means = (None if total is None or not clients else total / clients for total in (up, down))
+        rows.append([title, *map(bytes_text, (up, down, *means, score_of(sent, "bytes_scoring")))])
+    return headers, rows
+
+
+def client_communication_table(results: Mapping[str, Any]) -> Table:
+    """The method's bytes and seconds client by client, and the number of training examples behind them."""
+    headers = ["client", "training examples", "up", "down", "scoring", "client time"]
+    rows = [
+        [
+            plain(client),
+            str(row.get("train_examples", NOTHING)),
+            *(bytes_text(score_of(row, key)) for key in ("bytes_up", "bytes_down", "bytes_scoring")),
+            seconds_text(score_of(row, "seconds")),
+        ]
+        for client, row in results["clients"].items()
+    ]
+    return headers, rows
+
+
+def stage_table(ledger: Sequence[Mapping[str, Any]]) -> Table:
+    """What each stage of the method took, from the ledger: exchanges, bytes, seconds at the clients, peak memory."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for line in ledger:
+        entry = sums.setdefault((line["stage"], line["purpose"]), [0, 0, 0, 0.0, 0.0])
+        for index, value in enumerate((1, line["bytes_up"], line["bytes_down"], line["seconds"])):
+            entry[index] += value
+        entry[4] = max(entry[4], line.get("peak_memory_mib") or 0.0)
+    headers = ["stage", "purpose", "exchanges", "up", "down", "client time", "peak memory"]
+    rows = [
+        [plain(stage), plain(purpose), f"{count:.0f}", bytes_text(up), bytes_text(down), seconds_text(seconds),
+         f"{peak:.0f} MiB"]
+        for (stage, purpose), (count, up, down, seconds, peak) in sums.items()
+    ]  # fmt: skip
+    return headers, rows
+
+
+def diagnostics_table(results: Mapping[str, Any]) -> Table:
+    """Every number that the method reported about its clients, one column each."""
+    rows = results["clients"]
+    names = list(dict.fromkeys(name for row in rows.values() for name in row.get("diagnostics") or {}))
+    if not names:
+        return ["client"], []
+    values = [
+        [plain(client), *(decimal_text((row.get("diagnostics") or {}).get(name)) for name in names)]
+        for client, row in rows.items()
+    ]
+    return ["client", *map(plain, names)], values
+
+
+def curve_table(results: Mapping[str, Any]) -> Table:
+    """The mean over clients at every round that was scored, one column per run."""
+    metric, curves = results["metric"], results.get("curves") or {}
+    means = {
+        label: {point["round"]: score_of(point, "mean") for point in curve}
+        for label, curve in curves.items()
+    }  # fmt: skip
+    rounds = sorted({round_ for points in means.values() for round_ in points})
+    labels = [label for label in [*baseline_labels(results), results["method"]] if label in means]
+    labels += [label for label in means if label not in labels]
+    rows = [[str(at), *(score_text(means[label].get(at), metric) for label in labels)] for at in rounds]
+    return ["round", *map(run_title, labels)], rows
+
+
+def failure_table(results: Mapping[str, Any]) -> Table:
+    """Client, stage, round and reason of every failure; the run where a baseline's are among them."""
+    failures = results.get("failures") or []
+    several = any("run" in failure for failure in failures)
+    headers = ["client", *["run"] * several, "stage", "round", "reason"]
+    rows = [
+        [
+            plain(failure["client"]),
+            *[run_title(failure.get("run", results["method"]))] * several,
+            plain(failure["stage"]),
+            str(failure["round"]),
+            plain(f"{failure['kind']}: {failure['reason']}" if failure.get("kind") else failure["reason"]),
+        ]
+        for failure in failures
+    ]
+    return headers, rows

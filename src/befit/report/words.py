@@ -1,0 +1,56 @@
+"""Sentences and facts that report.md and report.html share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.report.comparison import run_title
+from befit.report.numbers import plain
+
+__all__ = ["COMMUNICATION_NOTE", "ERROR_NOTE", "GROUPS_SHOWN", "OUTBOUND_NOTE", "facts", "group_title"]
+
+GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
+
+ERROR_NOTE = (
+    "Gains are in points where scores are percentages. “Best” is the best baseline of each client on these same test "
+    "examples, a choice that nobody has beforehand. ± 1 s.e. is one standard error of a share measured on that many "
+    "test examples; a gain within it is no clear difference. It covers the choice of test examples, not the seed of "
+    "the training: only further seeds tell about that."
+)
+COMMUNICATION_NOTE = (
+    "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
+    "to draw curves, and is not part of the method."
+)
+OUTBOUND_NOTE = (
+    "Counted at the client, from every message as encoded, before it was handed over. Single values are texts and "
+    "numbers, counted with the longest encoding that occurred. A stage that is not listed sent nothing."
+)
+
+
+def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was run, as name and value."""
+    partition = results.get("partition")
+    if isinstance(partition, Mapping):  # the manifest of a benchmark: its plain values
+        partition = ", ".join(
+            f"{key} {value}" for key, value in partition.items() if not isinstance(value, dict | list)
+        )
+    known = {
+        "method": run_title(results["method"]),
+        "baselines": ", ".join(map(run_title, results.get("baselines") or {})) or "none",
+        "task": results.get("task"),
+        "model": results.get("model"),
+        "data": results.get("data"),
+        "clients": len(results["clients"]),
+        "metric": f"{results['metric'].replace('_', ' ')} on the {results.get('split', 'test')} split",
+        "seed": results.get("seed"),
+        "partition": partition,
+    }
+    return [(name, plain(str(value))) for name, value in known.items() if value not in (None, "")]
+
+
+def group_title(clients: Sequence[str]) -> str:
+    """Whose list it is: all names up to five, else the first three and how many more."""
+    if len(clients) <= 5:
+        return ", ".join(clients)
+    return f"{', '.join(clients[:3])} and {len(clients) - 3} more, all alike"

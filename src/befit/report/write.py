@@ -1,0 +1,24 @@
+"""Writes report.md and report.html of a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["write_report"]
+
+
+def write_report(run_dir: Path) -> None:
+    """Read a run directory and write `report.md` and `report.html` into it.
+
+    The same directory gives the same bytes. Needs results.json; whatever else is missing is named in the report.
+    Raises RunError for a directory without results, or that cannot be written.
+    """
+    # imported here: the tables alone, which the command line prints, need neither matplotlib nor jinja2
+    from befit.report.markdown import render_markdown
+    from befit.report.page import render_page
+    from befit.report.record import read_record
+    from befit.storage import atomic_write
+
+    record = read_record(Path(run_dir))
+    atomic_write(record.path / "report.md", render_markdown(record).encode())
+    atomic_write(record.path / "report.html", render_page(record).encode())
