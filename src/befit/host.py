@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from befit.adapters.keys import EVERYTHING
@@ -98,11 +97,10 @@ def load_federation(experiment: Experiment) -> Federation:
     return load_files(
         data.clients,
         task=data.task,
-        columns=dict(data.columns),
-        label_names=None if data.label_names is None else list(data.label_names),
+        columns=data.columns,
+        label_names=data.label_names,
         val_fraction=data.val_fraction,
         test_fraction=data.test_fraction,
-        root=Path(data.root or "."),
         seed=experiment.federation.seed,
     )
 

@@ -1,0 +1,186 @@
+"""A federation from the user's own files: who the clients are, their splits, labels and a fingerprint of it all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from befit.benchmarks.base import ClientData, Federation
+from befit.benchmarks.layout import ALL, Sources, client_sources
+from befit.benchmarks.partition import generator
+from befit.benchmarks.readers import read_rows
+from befit.benchmarks.records import Item, check_columns, classes_of, column_names, items_of, label_of
+from befit.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["held_out", "load_files"]
+
+SPLITS = ("train", "val", "test")
+Splits = dict[str, list[Item]]
+
+
+def load_files(
+    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]],
+    *,
+    task: str,
+    columns: Mapping[str, str] | None = None,
+    label_names: Sequence[str] | None = None,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Federation:
+    """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
+
+    task           text-classification (text, perhaps text_pair, label), image-classification (image, label) or
+                   causal-lm (instruction, perhaps input, output)
+    columns        field to the column's name in the files, where it differs
+    label_names    names of the classes in order; None collects them from all training files
+    val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
+    test_fraction  share of them held out before, where a client has no test file; 0 holds out none
+    seed           of what is held out
+
+    A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
+    client's id and the order of its records only; each class gives its share where it has enough records.
+    Raises DataError that names client, file and line, or ConfigError for the settings themselves.
+    """
+    columns = dict(columns or {})
+    check_columns(task, columns)
+    classification = task != "causal-lm"
+    if label_names is not None and not classification:
+        raise ConfigError(["data.label_names: causal-lm has no classes"])
+    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
+        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
+                           f"and {test_fraction}"])  # fmt: skip
+    sources = client_sources(clients)
+    read = {client: _read(client, paths, task, columns) for client, paths in sources.items()}
+    names: tuple[str, ...] = ()
+    if classification:
+        training = (item for splits in read.values() for item in splits["train"])
+        names, classes = classes_of(label_names, training)
+        for client, splits in read.items():
+            _resolve(client, splits, names, classes, label_names is not None)
+    carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
+    _warn_of_repeats(read)
+    held = tuple(
+        ClientData(client, **{split: tuple(item.record for item in splits.get(split, ())) for split in SPLITS})
+        for client, splits in read.items()
+    )
+    counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
+    manifest = {
+        "sources": [
+            {"id": client, "split": split, "file": path.name}
+            for client, splits in sources.items()
+            for split, paths in splits.items()
+            for path in paths
+        ],
+        "partition": {
+            "name": "files",
+            "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
+            "seed": seed,
+            "held_out": carved,
+            "sha256": _fingerprint(read),
+        },
+        "counts": counts,
+    }
+    return Federation("files", "1", task, held, label_names=names, manifest=manifest)
+
+
+def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str]) -> Splits:
+    """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
+    wanted = set(column_names(task, columns).values())
+    splits: Splits = {}
+    try:
+        for split, paths in sources.items():
+            rows = [row for path in paths for row in read_rows(path, wanted)]
+            splits["train" if split == ALL else split] = items_of(rows, task, columns)
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
+    return splits
+
+
+def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> None:
+    for items in splits.values():
+        for item in items:
+            try:
+                item.record["label"] = label_of(item, names, classes, given)
+            except DataError as error:
+                raise DataError(f"client {client}: {error}") from error
+
+
+def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:
+    """Hold out the splits that the client has no file for, test first; returns their names."""
+    carved = []
+    for split, fraction in (("test", test_fraction), ("val", val_fraction)):
+        if split in splits or fraction == 0:
+            continue
+        items = splits["train"]
+        count = max(1, int(fraction * len(items) + 0.5))
+        if count >= len(items):
+            raise DataError(
+                f"client {client}: {len(items)} training records are too few to hold out {count} for {split}. Give it "
+                f"more, a {split} file, or set data.{split}_fraction: 0"
+            )
+        labels = [item.record.get("label") for item in items]
+        out = set(held_out(labels, count, generator(seed, "files", f"{client}/{split}")))
+        splits[split] = [item for index, item in enumerate(items) if index in out]
+        splits["train"] = [item for index, item in enumerate(items) if index not in out]
+        carved.append(split)
+    return carved
+
+
+def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
+    """`count` indices at random, every label by its share (largest remainders), in ascending order.
+
+    The last record of a label goes only when there is no other way to `count`.
+
+    >>> len(held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
+    5
+    >>> sorted("aaaaaaaabb"[i] for i in held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
+    ['a', 'a', 'a', 'a', 'b']
+    """
+    members: dict[Any, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    groups = list(members.values())
+    exact = [count * len(group) / len(labels) for group in groups]
+    taken = [int(share) for share in exact]
+    order = sorted(
+        range(len(groups)),
+        key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]),
+    )
+    for one in order[: count - sum(taken)]:
+        taken[one] += 1
+    chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
+    return sorted(int(index) for part in chosen for index in part)
+
+
+def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
+    """Say once how many test records their own client also trains on: their score is no measure of the unseen."""
+    repeats = {}
+    for client, splits in read.items():
+        trained = {item.digest for item in splits["train"]}
+        repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
+    found = {client: count for client, count in repeats.items() if count}
+    if found:
+        worst = max(found, key=lambda client: found[client])
+        logger.warning(
+            "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
+            "from the files for a fair score",
+            sum(found.values()), found[worst], worst,
+        )  # fmt: skip
+
+
+def _fingerprint(read: Mapping[str, Splits]) -> str:
+    """SHA-256 of which client holds what in which split, in order. The folder the files lie in does not count."""
+    digest = hashlib.sha256()
+    for client, splits in read.items():
+        for split in SPLITS:
+            for item in splits.get(split, ()):
+                digest.update(f"{client}/{split}/{item.record['id']}/{item.digest}\n".encode(errors="backslashreplace"))
+    return digest.hexdigest()

@@ -1,0 +1,202 @@
+"""From rows to the records of a task: fields by befit's names, checked, with labels as numbers of classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from befit.benchmarks.readers import Row
+from befit.errors import ConfigError, DataError, did_you_mean
+from befit.schema import show
+
+__all__ = ["Item", "check_columns", "classes_of", "column_names", "items_of", "label_of"]
+
+REQUIRED = {
+    "text-classification": ("text", "label"),
+    "image-classification": ("image", "label"),
+    "causal-lm": ("instruction", "output"),
+}
+OPTIONAL = {"text-classification": ("text_pair",), "image-classification": (), "causal-lm": ("input",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A record before its label is resolved, where it comes from, and the SHA-256 of what it says (but its id)."""
+
+    record: dict[str, Any]
+    where: str
+    digest: str
+
+
+def check_columns(task: str, columns: Mapping[str, str]) -> None:
+    """Raise ConfigError for a task or a field that does not exist."""
+    if task not in REQUIRED:
+        raise ConfigError([f"data.task: {task!r} is not one of {', '.join(REQUIRED)}.{did_you_mean(task, REQUIRED)}"])
+    known = ("id", *REQUIRED[task], *OPTIONAL[task])
+    problems = [
+        f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
+        for field in columns
+        if field not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
+    """Field to the column that holds it. An id is read only where `columns` says from which column."""
+    return {field: field for field in (*REQUIRED[task], *OPTIONAL[task])} | dict(columns)
+
+
+def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Item]:
+    """Every row as a record of the task. Columns that the task does not know are left out.
+
+    Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
+    content comes again. Raises DataError that names file, line, field and value.
+    """
+    names = column_names(task, columns)
+    optional = [
+        field for field in OPTIONAL[task] if field in columns or any(row.values.get(field) is not None for row in rows)
+    ]
+    items: list[Item] = []
+    repeats: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for row in rows:
+        record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
+        record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
+        digest = _digest(record, row)
+        if "id" in columns:
+            name = _id(row, names["id"])
+            if name in places:
+                raise DataError(f"{row.where}: id {name!r} was already given to {places[name]}")
+            places[name] = row.where
+        else:
+            repeats[digest] = repeats.get(digest, 0) + 1
+            name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
+        items.append(Item({"id": name, **record}, row.where, digest))
+    return items
+
+
+def _value(row: Row, field: str, column: str) -> Any:
+    value = _raw(row, field, column)
+    if field == "label":
+        return _label(value, row, column)
+    if field == "image":
+        return _image(value, row, column)
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {column} must be text, got {show(value)}")
+    if field in ("instruction", "output") and not value.strip():
+        raise DataError(f"{row.where}: {column} is empty")
+    return value
+
+
+def _raw(row: Row, field: str, column: str) -> Any:
+    if column not in row.fields:
+        hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
+        raise DataError(f"{row.where}: there is no {column}; the columns are {', '.join(row.fields) or 'none'}.{hint}")
+    return row.values[column]
+
+
+def _optional(row: Row, field: str, column: str, mapped: bool) -> str:
+    value = _raw(row, field, column) if mapped else row.values.get(column)
+    if value is None and field == "input":
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {column} must be text, as in the other records, got {show(value)}")
+    return value
+
+
+def _id(row: Row, column: str) -> str:
+    value = _raw(row, "id", column)
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{row.where}: {column} must be text or a whole number to serve as id, got {show(value)}")
+    return str(value)
+
+
+def _label(value: Any, row: Row, column: str) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{row.where}: {column} must be a class's name or whole number, got {show(value)}")
+    return value
+
+
+def _image(value: Any, row: Row, column: str) -> str | bytes:
+    """The absolute path of a picture or `.npy` file that exists, or the encoded picture."""
+    if isinstance(value, Mapping):
+        if isinstance(data := value.get("bytes"), bytes) and data:
+            return data
+        value = value.get("path")
+    if isinstance(value, bytes) and value:
+        return value
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{row.where}: {column} must be a relative path or {{bytes, path}}, got {show(value)}")
+    if Path(value).is_absolute() or ".." in PurePosixPath(value.replace("\\", "/")).parts:
+        raise DataError(f"{row.where}: {column} {show(value)} must be a path below {row.path.parent}, without '..'")
+    # Not resolved itself: a link to a picture elsewhere is the user's own doing, and keeps its name here.
+    path = row.path.parent.resolve() / value
+    if not os.path.isfile(path):  # unlike Path.is_file, False for what is too long to be a name, such as base64
+        raise DataError(f"{row.where}: {column} {show(value)} is no file in {row.path.parent}")
+    return str(path)
+
+
+def _digest(record: Mapping[str, Any], row: Row) -> str:
+    """SHA-256 of the canonical JSON. A picture in a file of its own counts by its name and size, not its content."""
+    content = dict(record)
+    image = content.get("image")
+    if isinstance(image, bytes):
+        content["image"] = hashlib.sha256(image).hexdigest()
+    elif image is not None:
+        content["image"] = [Path(image).relative_to(row.path.parent.resolve()).as_posix(), os.stat(image).st_size]
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        broken = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(f"{row.where}: holds {broken}, half of a surrogate pair, which is no character") from error
+    return hashlib.sha256(text).hexdigest()
+
+
+def classes_of(
+    label_names: Sequence[str] | None, training: Iterable[Item]
+) -> tuple[tuple[str, ...], dict[str | int, int]]:
+    """Names of the classes, and what a label may be to the number of its class.
+
+    Without `label_names` the classes are the sorted labels of all training records. With them a label is a name, or
+    the number of one from 0; but where any name is itself a whole number ("1" to "5" stars), numbers are names too.
+    """
+    if label_names is not None:
+        classes: dict[str | int, int] = {name: index for index, name in enumerate(label_names)}
+        if len(classes) < len(label_names):
+            raise ConfigError(["data.label_names: names a class twice"])
+        numbered = {int(name): index for index, name in enumerate(label_names) if _is_number(name)}
+        classes |= numbered or {index: index for index in range(len(label_names))}
+    else:
+        first: dict[str | int, str] = {}
+        for item in training:
+            first.setdefault(item.record["label"], item.where)
+        kinds = {type(label): (label, where) for label, where in reversed(first.items())}
+        if len(kinds) > 1:
+            shown = " but ".join(f"{show(label)} in {where}" for label, where in kinds.values())
+            raise DataError(f"labels are numbers and names: {shown}. Use one of them everywhere, or give label_names")
+        label_names = [str(label) for label in sorted(first)]  # type: ignore[type-var]
+        classes = {label: index for index, label in enumerate(sorted(first))}  # type: ignore[type-var]
+    if len(label_names) < 2:
+        raise DataError(f"classification needs two classes, and there is {', '.join(label_names) or 'none'}")
+    return tuple(label_names), classes
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.removeprefix("-").isdigit() and str(int(name)) == name
+
+
+def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> int:
+    """The number of the item's class. `given`: the names are the configuration's, not collected from training."""
+    label = item.record["label"]
+    if label in classes:
+        return classes[label]
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
+    hint = did_you_mean(label, names) if isinstance(label, str) else ""
+    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint or ' See data.label_names'}")
