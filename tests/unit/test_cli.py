@@ -222,6 +222,16 @@ def test_json_has_no_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"loss": None, "rows": [None, 1.5, [1, "x"]]}
 
 
+@pytest.mark.parametrize("width", [72, 80, 120])
+def test_a_table_keeps_every_cell_whole(width):
+    headers = ["", "mean accuracy", "std", "worst client", "FedIT's gain", "clients ahead", "client time"]
+    cells = ["Local", "81.3%", "6.2", "71.4% (client-04)", "-14.1 ± 1.9", "0 of 10", "2.1 s"]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(make_table(headers, [cells], width=width))
+    *_, row = console.export_text().splitlines()
+    assert row.split() == " ".join(cells).split()
+
+
 def test_a_client_s_name_is_not_markup():
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,20 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["bytes_text", "duration_text", "make_table", "messages", "only_json", "print_json", "screen", "warnings_to"]
+__all__ = [
+    "bytes_text",
+    "duration_text",
+    "fit_headers",
+    "make_table",
+    "messages",
+    "only_json",
+    "print_json",
+    "screen",
+    "warnings_to",
+]
+
+GAP = 2  # columns between two columns
+WRAPPED = 24  # room that a column of prose gets at least
 
 
 def screen() -> Console:
@@ -70,11 +84,15 @@ def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
 
 
 def make_table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", wrap: int | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    wrap: int | None = None,
+    width: int | None = None,
 ) -> Table:
     """A table in befit's look: numbers to the right, text to the left.
 
-    Headers break between words, cells only in column `wrap`.
+    Cells are broken only in column `wrap`, and headers between words where `width` (the terminal's) demands it.
     """
     from rich import box
     from rich.table import Table
@@ -89,19 +107,31 @@ def make_table(
         show_edge=False,
         show_header=any(headers),
     )
-    for index, header in enumerate(headers):
-        cells = [str(row[index]) for row in rows]
+    columns = [[str(row[index]) for row in rows] for index in range(len(headers))]
+    narrow = [max(map(len, cells), default=0) for cells in columns]
+    if wrap is not None:
+        narrow[wrap] = min(narrow[wrap], WRAPPED)
+    room = (screen().width if width is None else width) - GAP * len(headers)
+    for index, (header, cells) in enumerate(zip(fit_headers(headers, narrow, room), columns, strict=True)):
         numeric = index > 0 and bool(cells) and all(_is_number(cell) for cell in cells)
-        whole = max(map(len, [*header.split(), *cells]), default=0)
-        table.add_column(
-            header,
-            justify="right" if numeric else "left",
-            min_width=None if index == wrap else whole,
-            overflow="fold",
-        )
+        table.add_column(Text(header), justify="right" if numeric else "left", no_wrap=index != wrap, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))  # Text: a client called [red] is not markup
     return table
+
+
+def fit_headers(headers: Sequence[str], cells: Sequence[int], room: int) -> list[str]:
+    """Headers with line breaks, so that columns of cells this wide fit into `room` together if they can.
+
+    >>> fit_headers(["client", "test examples"], [9, 3], 18)
+    ['client', 'test\\nexamples']
+    """
+    least = [max([width, *map(len, header.split())]) for header, width in zip(headers, cells, strict=True)]
+    widths = [max(len(header), width) for header, width in zip(headers, cells, strict=True)]
+    while sum(widths) > room and widths != least:
+        widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
+        widths[widest] -= 1
+    return ["\n".join(textwrap.wrap(header, max(width, 1))) for header, width in zip(headers, widths, strict=True)]
 
 
 def bytes_text(count: float) -> str:

@@ -134,7 +134,9 @@ def _show(done: Run) -> None:
     console.print()
     console.print(tables.headline(done.results), markup=False)
     console.print()
-    console.print(make_table(("", ""), written(done.path, done.results), title="Written"))
+    console.print("Written", style="bold italic")
+    for what, where in written(done.path, done.results):
+        console.print(f"{what:22} {where}", markup=False, soft_wrap=True)  # a path is never broken
 
 
 def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
