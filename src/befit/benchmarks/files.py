@@ -67,10 +67,7 @@ def load_files(
             _resolve(client, splits, names, classes, label_names is not None)
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
-    held = tuple(
-        ClientData(client, **{split: tuple(item.record for item in splits.get(split, ())) for split in SPLITS})
-        for client, splits in read.items()
-    )
+    held = tuple(_client(client, splits) for client, splits in read.items())
     counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
     manifest = {
         "sources": [
@@ -158,6 +155,11 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
         taken[one] += 1
     chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
     return sorted(int(index) for part in chosen for index in part)
+
+
+def _client(client: str, splits: Splits) -> ClientData:
+    train, val, test = (tuple(item.record for item in splits.get(split, ())) for split in SPLITS)
+    return ClientData(client, train, val, test)
 
 
 def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
