@@ -46,7 +46,7 @@ def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) 
         return [_one_client(results, *next(iter(gains.items())), rival)]
     least = min(gains, key=lambda client: (gains[client].value, client))
     details = (f"mean gain over {rival} {_difference(results, mean)}; "
-               f"worst client {plain(least)} {_points(results, gains[least].value)}.")  # fmt: skip
+               f"worst: {plain(least)}, {_points(results, gains[least].value)}.")  # fmt: skip
     what = "gained from federating" if over == "local" else f"did better with {run_title(results['method'])}"
     if mean.verdict == "gain":
         first = f"{ahead} of {count} clients {what}: {details}"
@@ -78,15 +78,15 @@ def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
     sentences = []
     for label in labels:
         gains = gains_over(results, label)
-        if len(gains) < 2:
+        if not gains:
             continue
         mean = mean_gain(gains)
         ahead = sum(gain.value > 0 for gain in gains.values())
         reading = ", no clear difference" if mean.verdict == "unclear" else ""
-        sentences.append(
-            f"Against {run_title(label)}: mean {_difference(results, mean)}{reading}; {ahead} of {len(gains)} clients "
-            "did better."
-        )
+        what = f"mean {_difference(results, mean)}{reading}; {ahead} of {len(gains)} clients did better"
+        if len(gains) == 1:
+            what = f"{_difference(results, mean)}{reading}"
+        sentences.append(f"Against {run_title(label)}: {what}.")
     return sentences
 
 
@@ -132,7 +132,9 @@ def _rival(results: Mapping[str, Any], over: str) -> str:
 def _difference(results: Mapping[str, Any], gain: Gain) -> str:
     """A gain with its unit and standard error."""
     text = _points(results, gain.value)
-    return f"{text} (± {gain_text(gain.error, results['metric'], signed=False)})" if gain.error is not None else text
+    if gain.error is None:
+        return text
+    return f"{text} (± {gain_text(gain.error, results['metric'], signed=False)} s.e.)"
 
 
 def _points(results: Mapping[str, Any], value: float) -> str:

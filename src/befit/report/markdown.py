@@ -12,7 +12,7 @@ from befit.report.headline import headline_sentences
 from befit.report.numbers import count_text, plain
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.record import RunRecord, written_files
-from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, OUTBOUND_NOTE, facts, group_title
+from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, facts, group_title, outbound_note
 
 __all__ = ["escape", "render_markdown"]
 
@@ -55,7 +55,8 @@ def _section(title: str, table: tables.Table, note: str = "") -> list[str]:
 
 def _table(table: tables.Table) -> str:
     headers, rows = table
-    line = "| " + " | ".join("---" if index == 0 else "---:" for index in range(len(headers))) + " |"
+    sides = ("---:" if index and tables.is_numeric(rows, index) else "---" for index in range(len(headers)))
+    line = "| " + " | ".join(sides) + " |"
     return "\n".join([_row(headers), line, *map(_row, rows)])
 
 
@@ -67,7 +68,7 @@ def _outbound(record: RunRecord) -> list[str]:
     if not record.outbound:
         return []
     groups = outbound_groups(record.outbound)
-    parts = ["## What left each client", escape(OUTBOUND_NOTE), _table(outbound_totals(record.outbound))]
+    parts = ["## What left each client", escape(outbound_note(record)), _table(outbound_totals(record.outbound))]
     for group in groups[:GROUPS_SHOWN]:
         parts += [f"<details><summary>{_html(group_title(group.clients))}</summary>", _table(group.table), "</details>"]
     if hidden := groups[GROUPS_SHOWN:]:

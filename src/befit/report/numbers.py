@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
-    "NOTHING", "bytes_text", "count_text", "decimal_text", "gain_text", "is_share", "listing", "plain", "score_of",
-    "score_text", "seconds_text",
+    "MINUS", "NOTHING", "bytes_text", "count_text", "decimal_text", "gain_text", "is_share", "listing", "plain",
+    "score_of", "score_text", "seconds_text",
 ]  # fmt: skip
 
 NOTHING = "\N{EN DASH}"  # a cell without a value

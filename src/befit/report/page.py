@@ -17,7 +17,7 @@ from befit.report.numbers import bytes_text, count_text, gain_text, plain, score
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.plots import Plot, plots_of
 from befit.report.record import RunRecord, written_files
-from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, OUTBOUND_NOTE, facts, group_title
+from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, facts, group_title, outbound_note
 
 __all__ = ["render_page"]
 
@@ -46,7 +46,7 @@ def render_page(record: RunRecord) -> str:
         curve=tables.curve_table(results),
         diagnostics=tables.diagnostics_table(results),
         outbound=outbound_totals(record.outbound),
-        outbound_note=OUTBOUND_NOTE,
+        outbound_note=outbound_note(record),
         groups=[(group_title(group.clients), group.clients, group.table) for group in groups[:GROUPS_SHOWN]],
         hidden=f"{count_text(len(hidden), 'further list')} of {sum(len(group.clients) for group in hidden)} clients"
         if hidden
@@ -60,7 +60,7 @@ def render_page(record: RunRecord) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("befit.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -68,6 +68,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals["is_numeric"] = tables.is_numeric
+    return environment
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:
@@ -88,12 +90,12 @@ def _figures(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The few numbers at the top, as (number, what it is)."""
     metric, summary = results["metric"], results["summary"]
     name = metric.replace("_", " ")
-    figures = [(score_text(score_of(summary, "mean"), metric), f"mean {name}")]
+    figures = [(score_text(score_of(summary, "mean"), metric), f"mean {name}" if len(results["clients"]) > 1 else name)]
     if score_of(summary, "std") is not None and len(results["clients"]) > 1:
         figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
     if summary.get("worst") and len(results["clients"]) > 1:
         figures.append((score_text(score_of(summary["worst"], "value"), metric),
-                        f"worst client, {plain(summary['worst']['client'])}"))  # fmt: skip
+                        f"worst: {plain(summary['worst']['client'])}"))  # fmt: skip
     figures.append((str(len(results["clients"])), "client" if len(results["clients"]) == 1 else "clients"))
     sent = [score_of(summary, key) for key in ("bytes_up", "bytes_down")]
     figures += [(bytes_text(total), f"{way}, all clients") for total, way in zip(sent, ("up", "down"), strict=True)]

@@ -12,6 +12,7 @@ from typing import Any
 from befit.report.comparison import Gain, baseline_labels, compared_with, gain_over, gains_over, mean_gain, run_title
 from befit.report.headline import headline
 from befit.report.numbers import (
+    MINUS,
     NOTHING,
     bytes_text,
     decimal_text,
@@ -24,7 +25,7 @@ from befit.report.numbers import (
 
 __all__ = [
     "Table", "client_communication_table", "client_table", "communication_table", "curve_table", "diagnostics_table",
-    "failure_table", "headline", "stage_table", "summary_table",
+    "failure_table", "headline", "is_numeric", "stage_table", "summary_table",
 ]  # fmt: skip
 
 Table = tuple[list[str], list[list[str]]]
@@ -172,6 +173,16 @@ def curve_table(results: Mapping[str, Any]) -> Table:
     labels += [label for label in means if label not in labels]
     rows = [[str(at), *(score_text(means[label].get(at), metric) for label in labels)] for at in rounds]
     return ["round", *map(run_title, labels)], rows
+
+
+def is_numeric(rows: Sequence[Sequence[str]], column: int) -> bool:
+    """Whether every cell of a column starts with a number or has no value: such columns are set to the right.
+
+    >>> is_numeric([["a", "+1.2"], ["b", NOTHING]], 0), is_numeric([["a", "+1.2"], ["b", NOTHING]], 1)
+    (False, True)
+    """
+    cells = (row[column] for row in rows)
+    return all(cell.lstrip(f"+{MINUS}{NOTHING}")[:1].isdigit() or cell in ("", NOTHING) for cell in cells)
 
 
 def failure_table(results: Mapping[str, Any]) -> Table:

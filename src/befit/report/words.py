@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.report.comparison import run_title
-from befit.report.numbers import plain
+from befit.report.comparison import baseline_labels, run_title
+from befit.report.numbers import listing, plain
+from befit.report.record import RunRecord
 
-__all__ = ["COMMUNICATION_NOTE", "ERROR_NOTE", "GROUPS_SHOWN", "OUTBOUND_NOTE", "facts", "group_title"]
+__all__ = ["COMMUNICATION_NOTE", "ERROR_NOTE", "GROUPS_SHOWN", "facts", "group_title", "outbound_note"]
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
@@ -22,7 +23,7 @@ COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
     "to draw curves, and is not part of the method."
 )
-OUTBOUND_NOTE = (
+_OUTBOUND_NOTE = (
     "Counted at the client, from every message as encoded, before it was handed over. Single values are texts and "
     "numbers, counted with the longest encoding that occurred. A stage that is not listed sent nothing."
 )
@@ -47,6 +48,15 @@ def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         "partition": partition,
     }
     return [(name, plain(str(value))) for name, value in known.items() if value not in (None, "")]
+
+
+def outbound_note(record: RunRecord) -> str:
+    """What the lists of outbound entries are, and where those of the baselines are."""
+    method = run_title(record.results["method"])
+    baselines = [f"baselines/{label}" for label in baseline_labels(record.results)
+                 if (record.path / "baselines" / label / "outbound.json").is_file()]  # fmt: skip
+    elsewhere = f" For the baselines see outbound.json in {listing(baselines)}." if baselines else ""
+    return f"This is what left in the run of {method}. {_OUTBOUND_NOTE}{elsewhere}"
 
 
 def group_title(clients: Sequence[str]) -> str:

@@ -1,0 +1,198 @@
+"""Every client against its baselines, and the mixing weights; distributions where clients are many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from befit.report.comparison import Gain, baseline_labels, gains_over, run_title
+from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled
+from befit.report.numbers import gain_text, is_share, plain, score_of, score_text
+from befit.report.svg import MUTED, TEXT, draw, run_ink
+
+__all__ = ["client_bars", "client_distributions", "weight_bars", "weight_distribution"]
+
+_WEIGHT_NOTE = (
+    "w is the weight of the federated adapter in a client's merged model: 1 is the federated adapter alone, 0 the "
+    "client's own alone."
+)
+
+
+def client_bars(results: Mapping[str, Any]) -> Plot | None:
+    """Above: every run's score per client; below: the gain over each baseline, with one standard error in grey."""
+    metric, labels, clients = results["metric"], baseline_labels(results), list(results["clients"])
+    scores = {label: [score_of(row.get("baselines") or {}, label) for row in results["clients"].values()]
+              for label in labels}  # fmt: skip
+    scores[results["method"]] = [score_of(row, metric) for row in results["clients"].values()]
+    if all(score is None for values in scores.values() for score in values):
+        return None
+    gains = {label: gains_over(results, label) for label in labels}
+    gains = {label: known for label, known in gains.items() if known}
+    places = np.arange(len(clients))
+    width = 0.8 / len(scores)
+
+    def paint(figure: Figure) -> None:
+        top, *below = figure.subplots(2 if gains else 1, 1, sharex=True, squeeze=False,
+                                      height_ratios=[3, 2] if gains else [1])[:, 0]  # fmt: skip
+        for slot, (label, values) in enumerate(scores.items()):
+            index = (slot + 1) % len(scores)  # the method is drawn last and has ink 0
+            heights = scaled([math.nan if value is None else value for value in values], results)
+            top.bar(places + (slot - (len(scores) - 1) / 2) * width, heights, width * 0.92, color=run_ink(index),
+                    label=run_title(label))  # fmt: skip
+        for place, row in zip(places, results["clients"].values(), strict=True):
+            known = [score for score in (score_of(row, metric),) if score is not None]
+            for score in known if len(clients) <= 16 else []:
+                top.annotate(score_text(score, metric).rstrip("%"),
+                             (place + (len(scores) - 1) / 2 * width, scaled([score], results)[0]), (0, 2),
+                             textcoords="offset points", ha="center", fontsize=8, color=TEXT)  # fmt: skip
+        top.set_ylabel(axis_name(results))
+        legend(figure, top, len(scores))
+        for axes in below:
+            _paint_gains(axes, results, gains, clients)
+        _name_clients(below[-1] if below else top, clients)
+
+    title = f"{metric_name(results).capitalize()} of every client"
+    note = ""
+    if gains:
+        note = f"Below: what {run_title(results['method'])} adds to or takes from each baseline."
+        if is_share(metric):
+            note += " Grey: one standard error of the client's test set; a bar inside it is no clear difference."
+    return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)
+
+
+def _paint_gains(
+    axes: Axes, results: Mapping[str, Any], gains: Mapping[str, Mapping[str, Gain]], clients: Sequence[str]
+) -> None:
+    width = 0.8 / len(gains)
+    factor = 100 if is_share(results["metric"]) else 1
+    for slot, (label, known) in enumerate(gains.items()):
+        for place, client in enumerate(clients):
+            if client not in known:
+                continue
+            gain = known[client]
+            at = place + (slot - (len(gains) - 1) / 2) * width
+            if gain.error is not None:
+                axes.bar(
+                    at, 2 * factor * gain.error, width * 0.92, bottom=-factor * gain.error, color=MUTED, alpha=0.18
+                )
+            axes.bar(at, factor * gain.value, width * 0.6, color=run_ink(slot + 1),
+                     label=f"over {run_title(label)}" if client == next(iter(known)) else None)  # fmt: skip
+            if len(clients) * len(gains) <= 24:
+                below = gain.value < 0
+                text, tip = gain_text(gain.value, results["metric"]), (at, factor * gain.value)
+                axes.annotate(text, tip, (0, -2 if below else 2), textcoords="offset points", ha="center",
+                              va="top" if below else "bottom", fontsize=8, color=TEXT)  # fmt: skip
+    axes.axhline(0, color=MUTED, linewidth=0.8)
+    axes.use_sticky_edges = False  # bars would take the margin below them
+    axes.margins(y=0.15)
+    axes.set_ylabel(f"gain ({'points' if factor == 100 else results['metric'].replace('_', ' ')})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, fontsize=9, borderaxespad=0, handlelength=1.2)
+
+
+def client_distributions(results: Mapping[str, Any]) -> Plot | None:
+    """Left: how many clients reached which score; right: the same for the gains."""
+    metric, labels = results["metric"], baseline_labels(results)
+    rows = list(results["clients"].values())
+    scores = {label: [score_of(row.get("baselines") or {}, label) for row in rows] for label in labels}
+    scores[results["method"]] = [score_of(row, metric) for row in rows]
+    gains = {label: [gain.value for gain in gains_over(results, label).values()] for label in labels}
+    if not any(map(known_only, scores.values())):
+        return None
+
+    def paint(figure: Figure) -> None:
+        left, *right = figure.subplots(1, 2 if any(gains.values()) else 1, squeeze=False)[0]
+        for slot, (label, values) in enumerate(scores.items()):
+            # the method comes last and has ink 0
+            _cumulative(left, scaled(known_only(values), results), (slot + 1) % len(scores), run_title(label))
+        left.set_xlabel(axis_name(results))
+        left.set_ylabel("clients with at most this (%)")
+        legend(figure, left, len(scores))
+        for axes in right:
+            for slot, (label, values) in enumerate(gains.items()):
+                _cumulative(axes, scaled(values, results), slot + 1, f"over {run_title(label)}")
+            axes.axvline(0, color=MUTED, linewidth=0.8)
+            axes.set_xlabel("gain (points)" if is_share(metric) else "gain")
+            axes.legend(loc="upper left", fontsize=9)
+
+    title = f"{metric_name(results).capitalize()} over all clients"
+    note = "Cumulative distributions: a line further to the right is better."
+    if not results.get("higher_is_better", True):
+        note = "Cumulative distributions: scores are better to the left, gains to the right."
+    return Plot(title, draw("clients", title, 12.0, 4.2, paint), note, wide=True)
+
+
+def _cumulative(axes: Axes, values: Sequence[float], ink: int, label: str) -> None:
+    if values:
+        ordered = sorted(values)
+        shares = [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
+        axes.step([ordered[0], *ordered], [0, *shares], where="post", **run_line(ink), label=label)
+    axes.set_ylim(0, 100)
+
+
+def weight_bars(results: Mapping[str, Any]) -> Plot | None:
+    weights = _weights(results)
+    if not weights:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        places = range(len(weights))
+        axes.bar(places, list(weights.values()), 0.6, color=run_ink(0))
+        for place, weight in zip(places, weights.values(), strict=True) if len(weights) <= 30 else ():
+            axes.annotate(f"{weight:.2f}", (place, weight), (0, 2), textcoords="offset points", ha="center", fontsize=9)
+        axes.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
+        _name_clients(axes, list(weights))
+        axes.set_ylim(0, 1.08)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        axes.set_ylabel("w")
+
+    svg = draw("weights", "Mixing weight of every client", 12.0, 3.0, paint)
+    return Plot("Mixing weights", svg, _WEIGHT_NOTE, wide=True)
+
+
+def weight_distribution(results: Mapping[str, Any]) -> Plot | None:
+    weights = _weights(results)
+    if not weights:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.hist(list(weights.values()), bins=[step / 20 for step in range(21)], color=run_ink(0), rwidth=0.9)
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("w")
+        axes.set_ylabel("clients")
+
+    title = "Distribution of the mixing weights"
+    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), _WEIGHT_NOTE, wide=True)
+
+
+def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
+    """One tick for each client; slanted where level names would run into each other."""
+    axes.set_xticks(range(len(clients)), [_short(client) for client in clients])
+    room = max(0.6, (6 - len(clients)) / 2)  # few clients get no broader bars than six would
+    axes.set_xlim(-room, len(clients) - 1 + room)
+    if len(clients) * max(map(len, map(_short, clients))) > 120:
+        axes.tick_params(axis="x", labelrotation=60, labelsize=9)
+        for text in axes.get_xticklabels():
+            text.set_horizontalalignment("right")
+            text.set_rotation_mode("anchor")
+
+
+def _weights(results: Mapping[str, Any]) -> dict[str, float]:
+    found = {client: score_of(row.get("diagnostics") or {}, "w") for client, row in results["clients"].items()}
+    return {client: weight for client, weight in found.items() if weight is not None}
+
+
+def known_only(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _short(client: str) -> str:
+    """A client's name as a tick label."""
+    text = plain(client)
+    return text if len(text) <= 14 else f"{text[:6]}…{text[-6:]}"

@@ -1,0 +1,56 @@
+"""What all plots of a report share: their look, their units, and the order of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from befit.report.numbers import is_share, plain
+from befit.report.svg import run_ink
+
+__all__ = ["MANY", "Plot", "axis_name", "legend", "metric_name", "run_line", "scaled"]
+
+MANY = 40  # beyond so many clients plots show distributions instead of single clients
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1.5, 2)))
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture: `wide` ones want the full width of the page."""
+
+    title: str
+    svg: str
+    note: str
+    wide: bool = False
+
+
+def legend(figure: Figure, axes: Axes, runs: int) -> None:
+    """Above the axes; none for a single run."""
+    if runs > 1:
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=9, handlelength=2.4)
+
+
+def run_line(index: int) -> dict[str, Any]:
+    return {
+        "color": run_ink(index),
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "linewidth": 2.2 if index == 0 else 1.7,
+    }
+
+
+def scaled(values: Iterable[float], results: Mapping[str, Any]) -> list[float]:
+    """Shares in percent, as on the axes."""
+    return [100 * value if is_share(results["metric"]) else value for value in values]
+
+
+def metric_name(results: Mapping[str, Any]) -> str:
+    return plain(results["metric"]).replace("_", " ")
+
+
+def axis_name(results: Mapping[str, Any]) -> str:
+    return metric_name(results) + (" (%)" if is_share(results["metric"]) else "")
