@@ -28,6 +28,8 @@ _ATTEMPTS = 1000
 
 def generator(seed: int, federation: str, stage: str, attempt: int = 0) -> np.random.Generator:
     """The only source of randomness of a partition: no global state, a stream of its own for every purpose."""
+    if seed < 0:
+        raise DataError(f"a seed must be 0 or more, got {seed}")
     entropy = [seed, crc32(federation.encode()), crc32(stage.encode()), attempt]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
@@ -70,7 +72,9 @@ def dirichlet_class(
     labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train", minimum: int = 10
 ) -> Partition:
     """D1: per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`."""
-    classes = int(np.max(labels)) + 1 if len(labels) else 0
+    _check(clients, alpha)
+    _check_size(len(labels), clients)
+    classes = int(np.max(labels)) + 1
 
     def draw(rng: np.random.Generator) -> Partition:
         return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng)
@@ -90,7 +94,9 @@ def lda_equal(
     labels = np.asarray(labels)
     _check(clients, alpha_per_class)
     _check_size(len(labels), clients)
-    classes = int(labels.max()) + 1
+    classes = int(labels.max()) + 1 if mixtures is None else mixtures.shape[1]
+    if labels.max() >= classes:
+        raise DataError(f"class {labels.max()} of {federation} {stage} has no share in mixtures of {classes} classes")
     rng = generator(seed, federation, stage)
     if mixtures is None:
         mixtures = lda_mixtures(clients, classes, alpha_per_class, seed, federation)
