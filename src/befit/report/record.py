@@ -9,6 +9,7 @@ from typing import Any
 
 from befit.errors import RunError
 from befit.report.comparison import baseline_labels
+from befit.report.numbers import plain
 from befit.storage import read_bytes, read_json
 
 __all__ = ["RunRecord", "read_record", "written_files"]
@@ -76,7 +77,7 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
     rows = [(what, name) for what, name in named if name.startswith("report.") or (record.path / name).is_file()]
     adapters = [row["adapter"] for row in record.results["clients"].values() if row.get("adapter")]
     if adapters:
-        folder = adapters[0] if len(adapters) == 1 else "clients/<client>/adapter"
+        folder = plain(adapters[0]) if len(adapters) == 1 else "clients/<client>/adapter"
         rows.append((f"adapter{'s' * (len(adapters) > 1)} of {len(adapters)} (PEFT checkpoints)", folder))
     rows += [
         (f"the same for the baseline {label}", f"baselines/{label}")
