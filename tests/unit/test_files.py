@@ -22,7 +22,7 @@ from befit.benchmarks.files import held_out, load_files
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
 from befit.host import load_federation
-from befit.run import check, run
+from befit.runner import check, run
 from befit.tasks.images import read_image
 
 TEXT = "text-classification"
@@ -269,8 +269,8 @@ def test_each_class_gives_its_share(tmp_path: Path) -> None:
 
 def test_the_last_record_of_a_class_stays_in_training_while_it_can() -> None:
     for seed in range(20):
-        out = held_out("abbbb", 1, np.random.default_rng(seed))
-        assert len(out) == 1 and out != [0]
+        out = held_out("abbbb", 3, np.random.default_rng(seed))  # shares 0.6 and 2.4: the remainder alone says a
+        assert len(out) == 3 and 0 not in out
     assert len(held_out("abcd", 3, np.random.default_rng(0))) == 3
 
 
@@ -315,6 +315,15 @@ def test_the_fingerprint_follows_content_and_not_the_folder(tmp_path: Path) -> N
     assert len(first) == 64 and fingerprint("two", rows) == first
     assert fingerprint("three", [*rows[:-1], {**rows[-1], "text": "other"}]) != first
     assert fingerprint("four", [*rows[:-1], {**rows[-1], "label": "good"}]) != first
+
+
+def test_the_fingerprint_follows_content_under_the_same_ids(tmp_path: Path) -> None:
+    found = []
+    for version in ("old", "new"):
+        rows = [{"key": f"{i} \ud83d", "text": f"{version} {i}", "label": i % 2} for i in range(10)]
+        path = jsonl(tmp_path / "a.jsonl", rows)
+        found.append(load_files({"a": path}, task=TEXT, columns={"id": "key"}).manifest["partition"]["sha256"])
+    assert found[0] != found[1]
 
 
 def test_repeated_records_get_ids_of_their_own(tmp_path: Path) -> None:
@@ -395,6 +404,15 @@ def test_a_damaged_dataset_directory_is_named(tmp_path: Path) -> None:
         load_files({"a": tmp_path / "saved"}, task=TEXT)
 
 
+def test_an_empty_table_is_named(tmp_path: Path) -> None:
+    made = datasets.Dataset.from_list(reviews(3)).select([])
+    made.save_to_disk(tmp_path / "saved")
+    made.to_parquet(tmp_path / "a.parquet")
+    for name in ("saved", "a.parquet"):
+        with pytest.raises(DataError, match=f"client a: .*{name} has no records"):
+            load_files({"a": tmp_path / name}, task=TEXT)
+
+
 def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", reviews(300))
     path.write_bytes(path.read_bytes()[:-100])
@@ -473,8 +491,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", reviews(9))
+    (tmp_path / "link.jsonl").symlink_to(path)
     with pytest.raises(DataError, match=r"client a: .* is both train and test"):
-        load_files({"a": {"train": path, "test": tmp_path / "." / "a.jsonl"}}, task=TEXT)
+        load_files({"a": {"train": path, "test": tmp_path / "link.jsonl"}}, task=TEXT)
 
 
 def test_a_split_that_does_not_exist_is_refused(tmp_path: Path) -> None:

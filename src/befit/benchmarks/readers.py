@@ -88,7 +88,7 @@ def _content(path: Path) -> bytes:
 
 def _json_lines(data: bytes, path: Path) -> list[Row]:
     """One object a line. Empty lines are allowed and counted."""
-    # Only a line feed ends a line here: str.splitlines would also cut at U+2028, which JSON strings may hold.
+    # Cut before it is decoded: str.splitlines would also cut at U+2028, which JSON strings may hold.
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [_object(_parse(line, path, f"line {n}"), path, f"line {n}") for n, line in enumerate(lines, 1)
             if line.strip()]  # fmt: skip
@@ -147,8 +147,10 @@ def _load_dataset(path: Path) -> pyarrow.Table:
     import pyarrow
 
     try:
+        if not json.loads((path / "state.json").read_bytes())["_data_files"]:
+            return pyarrow.table({})  # without records it is saved without files, and datasets cannot load that
         return datasets.Dataset.load_from_disk(str(path)).with_format("arrow")[:]
-    except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as a datasets directory: {error}") from error
 
 
