@@ -178,7 +178,7 @@ def test_drawing_leaves_the_settings_of_matplotlib_as_they_were_and_ignores_them
     write_run(tmp_path, ["c0", "c1"])
     write_report(tmp_path)
     expected = (tmp_path / "report.html").read_bytes()
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "pink", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"axes.linewidth": 5, "xtick.direction": "in", "svg.fonttype": "path"}):
         before = dict(matplotlib.rcParams)
         write_report(tmp_path)
         assert dict(matplotlib.rcParams) == before
