@@ -19,7 +19,7 @@ from befit.config import load_experiment
 from befit.engine.wire import from_bytes
 from befit.host import Host
 from befit.registry import build_method
-from befit.run import run
+from befit.runner import run
 from befit.types import State
 from common import HERE, RESULTS, machine
 

@@ -23,7 +23,7 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
     from befit.federate import federate
     from befit.journal import RunJournal
     from befit.registry import build_method
-    from befit.run import schedule_of
+    from befit.runner import schedule_of
     from befit.rundir import RunDirectory
 
     where = host("digits", clients, method_name, federation={"rounds": 3}, train={"max_steps": 1})

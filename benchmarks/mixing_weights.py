@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from befit.cli.run import demo_config
-from befit.run import run
+from befit.runner import run
 from befit.rundir import read_lines
 from common import publish, spread
 

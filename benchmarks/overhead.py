@@ -19,7 +19,7 @@ from befit.host import Host
 from befit.journal import RunJournal
 from befit.method import Method
 from befit.registry import build_method
-from befit.run import schedule_of
+from befit.runner import schedule_of
 from befit.rundir import RunDirectory
 from befit.seeds import derive_seed
 from befit.site import shuffled_batches

@@ -9,7 +9,7 @@ from transformers import ViTForImageClassification
 
 import befit
 from befit.benchmarks.digits import digits
-from befit.run import export
+from befit.runner import export
 from befit.zoo import zoo_path
 
 arguments = {"clients": 3, "alpha": 10.0}

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from befit.config import Experiment, load_experiment
-    from befit.run import Run, run
+    from befit.runner import Run, run
 
 __version__ = "0.1.0"
 __all__ = ["Experiment", "Run", "__version__", "load_experiment", "run"]
 
-_HOMES = {"run": "befit.run", "Run": "befit.run", "Experiment": "befit.config", "load_experiment": "befit.config"}
+_HOMES = {"run": "befit.runner", "Run": "befit.runner", "Experiment": "befit.config", "load_experiment": "befit.config"}
 
 
 def __getattr__(name: str) -> Any:

@@ -165,7 +165,7 @@ class EngineSettings:
     workers    processes, each with a backbone of its own
     store      where clients keep their memory between rounds
     serialise  send every payload through bytes, as over a network
-    threads    CPU threads of each worker; null leaves PyTorch's choice
+    threads    CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
     """
 
     kind: Literal["local"] = "local"

@@ -117,7 +117,9 @@ def _round(
     updates: list[Update] = []
     failures: list[Failure] = []
     for done, reply in enumerate(engine.exchange(requests, at), start=1):
-        journal.event({"kind": "client", "stage": at.stage, "round": at.last, "done": done, "of": len(cohort)})
+        journal.event(
+            {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)}
+        )
         if isinstance(reply, Update):
             try:
                 reference = max(initial, norm(requests[reply.client.id].arrays)) if declared else 0.0

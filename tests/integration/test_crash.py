@@ -27,7 +27,7 @@ checkpoint: {every_s: 0}
 # for: before a rename, after it, or with half of the bytes of a file on the disk.
 KILLER = """
 import os, signal, sys
-from befit.run import run
+from befit.runner import run
 where, count, config, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 calls = 0
 def dying(real, when):
@@ -82,9 +82,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tup
 @pytest.mark.parametrize("method, store", [("potara", "memory"), ("ditto", "disk")])
 @pytest.mark.parametrize(
     "where, count",
-    [("before rename", 1), ("after rename", 5), ("half written", 9), ("before rename", 17), ("half written", 26),
-     ("after rename", 33)],
-)  # fmt: skip
+    [("after rename", 5), ("half written", 26), ("before rename", 33)],
+)
 def test_killed_and_resumed_equals_uninterrupted(
     method: str, store: str, where: str, count: int, whole: dict[tuple[str, str], Any], tmp_path: Path
 ) -> None:
@@ -101,13 +100,13 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 def test_killed_again_and_again_equals_uninterrupted(whole: dict[tuple[str, str], Any], tmp_path: Path) -> None:
-    """Every attempt dies a few writes after it started, so it advances by little; in the end nothing differs."""
+    """Every attempt dies some writes after it started, in the middle of one; in the end nothing differs."""
     config, expected = whole["potara", "memory"]
-    for _ in range(40):
-        attempt = start("half written", "12", str(config), str(tmp_path / "run"))
+    for _ in range(12):
+        attempt = start("half written", "30", str(config), str(tmp_path / "run"))
         if attempt.returncode == 0:
             break
         assert attempt.returncode == -signal.SIGKILL, attempt.stderr
     else:
-        pytest.fail("forty attempts of twelve writes each made no end of it")
+        pytest.fail("twelve attempts of thirty writes each made no end of it")
     assert traces(tmp_path / "run") == expected

@@ -163,7 +163,7 @@ def test_explain_suggests_the_method_that_was_meant():
 def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
     import importlib
 
-    running = importlib.import_module("befit.run")
+    running = importlib.import_module("befit.runner")
     out = tmp_path / "my run"
 
     def interrupted(*_, out, **__):

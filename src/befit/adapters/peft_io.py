@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from befit.adapters.keys import join, select, slot_of, split
 from befit.adapters.keys import slot as in_slot
-from befit.adapters.layout import GATE
+from befit.adapters.layout import GATE, Slot
 from befit.adapters.model import AdaptedModel
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import ModelError, PayloadMismatch
@@ -39,7 +39,7 @@ def write_adapter(
 
     base  name or path of the backbone, as it is written into the checkpoint
     note  a sentence for the README
-    Raises ModelError for an adapter whose weights are all zero or not finite: there is nothing to export then.
+    Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
     """
     import peft
 
@@ -49,13 +49,17 @@ def write_adapter(
         mixed = ", ".join(deployed.slots)
         note += (f" The deployed model mixes the slots {mixed} by a gate on the input, which no PEFT adapter can hold: "
                  f"this checkpoint is the slot {own_slot!r} alone. `befit predict` uses the whole.")  # fmt: skip
-    tensors, rank, alpha = _fold(arrays, model)
+    tensors, slot = _fold(arrays, model)
+    heads = _saved_modules(arrays, model)
+    tensors = {**_head_tensors(heads, model), **tensors}
     _check_worth_writing(tensors, folder)
-    heads = [model.paths[name] for name in model.shapes.heads if any(split(key)[1] == name for key in arrays)]
+    alpha = slot.alpha
     config = peft.LoraConfig(
-        task_type=_TASK_TYPES.get(task),
+        # PEFT looks for a classifier in every checkpoint that says "SEQ_CLS", also where none was trained.
+        task_type=_TASK_TYPES.get(task) if heads or task == "causal-lm" else None,
         inference_mode=True,
-        r=rank,
+        r=slot.rank,
+        use_rslora=slot.rslora,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
         target_modules=[model.paths[name] for name in model.shapes.targets],
         modules_to_save=heads or None,
@@ -69,12 +73,12 @@ def write_adapter(
     atomic_write(folder / "README.md", _card(base, note).encode())
 
 
-def _fold(arrays: State, model: AdaptedModel) -> tuple[State, int, float]:
+def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
     """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result."""
     slots = [model.layout.slot(name) for name in dict.fromkeys(slot_of(key) for key in arrays) if name != GATE]
     rank = sum(slot.rank for slot in slots)
-    alpha = slots[0].alpha if len(slots) == 1 else float(rank)
-    scale = alpha / rank
+    folded = slots[0] if len(slots) == 1 else Slot("folded", rank, float(rank))
+    scale = folded.scale
     tensors: State = {}
     for name in model.shapes.targets:
         path = _PREFIX + model.paths[name]
@@ -87,7 +91,25 @@ def _fold(arrays: State, model: AdaptedModel) -> tuple[State, int, float]:
             changes = [arrays[key] for slot in slots if (key := join(slot.name, name, part)) in arrays]
             if changes:
                 tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
-    return tensors, rank, alpha
+    return tensors, folded
+
+
+def _saved_modules(arrays: State, model: AdaptedModel) -> list[str]:
+    """The children of the model that hold a trained head. PEFT saves a child whole: it takes no parts of one."""
+    trained = {split(key)[1] for key in arrays}
+    return sorted({model.paths[name].split(".")[0] for name in model.shapes.heads if name in trained})
+
+
+def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
+    """Everything in these children as the backbone has it, by PEFT's names."""
+    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in model.shapes.heads}
+    tensors: State = {}
+    for head in heads:
+        for path, tensor in model.backbone.get_submodule(head).state_dict(prefix=f"{head}.").items():
+            for inside, outside in wrapped.items():
+                path = outside + path.removeprefix(inside) if path.startswith(inside) else path
+            tensors[_PREFIX + path] = tensor.detach().cpu()
+    return tensors
 
 
 def _check_worth_writing(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -106,8 +128,9 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
     for field, mine in (("r", wanted.rank), ("lora_alpha", wanted.alpha), ("use_rslora", wanted.rslora)):
         if config.get(field, mine) != mine:
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}, slot {slot!r} has {mine}")
-    if config.get("use_dora") or config.get("rank_pattern"):
-        raise PayloadMismatch(f"{folder}: DoRA and rank patterns are not supported in slot {slot!r}")
+    for field in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(field):
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
     tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
     state: State = {}
     for name in model.shapes.targets:
@@ -119,6 +142,9 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
         for part in ("weight", "bias") if shape.bias else ("weight",):
             value = _take(tensors, f"{path}.{part}", folder)
             state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
+    for name, value in _head_tensors(_saved_modules(state, model), model).items():
+        if name in tensors and torch.equal(tensors[name], value):
+            del tensors[name]  # the part of a head that no slot changes
     if tensors:
         raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
     return state

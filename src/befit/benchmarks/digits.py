@@ -40,6 +40,9 @@ def digits(
 ) -> Federation:
     """Real digits of other writers than those the backbone was trained on, as far as the file's order tells.
 
+    The public part is always the first 500 images, on which `digits-vit` was trained: with another public part its
+    clients would hold images that their backbone has seen.
+
     clients    number of clients
     alpha      of the Dirichlet distribution of each class over clients; small is skewed
     partition  dirichlet, or shards: two blocks of the sorted labels for each client
@@ -121,7 +124,7 @@ def private_partition(
 def shipped(clients: int, alpha: float, seed: int) -> dict[str, Partition] | None:
     """The index lists that ship with the package, since NumPy may change what a seed draws; None for others."""
     stored = json.loads(files("befit.benchmarks").joinpath("digits_partitions.json").read_text())
-    entry = stored.get(f"clients={clients},alpha={alpha},seed={seed}")
+    entry = stored.get(f"clients={clients},alpha={float(alpha)},seed={seed}")
     if entry is None:
         return None
     parts = {split: [np.array(part, dtype=np.int64) for part in entry["indices"][split]] for split in SIZES}
@@ -146,4 +149,6 @@ def write_shipped() -> str:
 if __name__ == "__main__":
     from pathlib import Path
 
-    Path(__file__).with_name("digits_partitions.json").write_text(write_shipped())
+    from befit.storage import atomic_write
+
+    atomic_write(Path(__file__).with_name("digits_partitions.json"), write_shipped().encode())

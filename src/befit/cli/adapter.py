@@ -25,7 +25,7 @@ def export(
 ) -> None:
     """Write one client's adapter as a standard PEFT checkpoint."""
     with only_json(as_json):
-        from befit.run import export as export_adapter
+        from befit.runner import export as export_adapter
 
         path = export_adapter(run, client, out)
     if as_json:
@@ -49,7 +49,7 @@ def predict(
     """Answer with one client's own model."""
     with only_json(as_json):
         values = [value for one in inputs for value in read_inputs(one)]
-        from befit.run import predict as predict_inputs
+        from befit.runner import predict as predict_inputs
 
         answers = predict_inputs(run, client, values)
     if as_json:

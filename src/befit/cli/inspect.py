@@ -25,7 +25,7 @@ def check(
 
     with only_json(as_json):
         experiment = load_experiment(config, overrides or ())
-        from befit.run import check as check_experiment
+        from befit.runner import check as check_experiment
 
         found = check_experiment(experiment)
     if as_json:

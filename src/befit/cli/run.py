@@ -15,7 +15,7 @@ from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
     from befit.config import Experiment
-    from befit.run import Run
+    from befit.runner import Run
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else, on standard output.")]
@@ -94,7 +94,7 @@ def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, 
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
-        from befit.run import run as run_experiment
+        from befit.runner import run as run_experiment
 
         progress = Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet)
         try:

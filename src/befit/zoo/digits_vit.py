@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from befit.benchmarks.digits import public_digits
+from befit.storage import write_json
 
 EPOCHS, BATCH, RATE, NOISE, SEED = 60, 50, 1e-3, 0.35, 0
 
@@ -50,7 +51,7 @@ def main() -> None:
     pins = Path(__file__).parent / "sha256.json"
     known = json.loads(pins.read_text()) if pins.exists() else {}
     known["digits-vit"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    pins.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    write_json(pins, dict(sorted(known.items())))
 
 
 if __name__ == "__main__":

@@ -71,8 +71,7 @@ def run(
     problems = [p for name, m in methods.items() for p in check_needs(name or "method", m, len(host.infos))]
     if problems:
         raise ConfigError(problems)
-    if host.experiment.engine.threads:
-        torch.set_num_threads(host.experiment.engine.threads)
+    torch.set_num_threads(pick_threads(host))
     write_json(path / "env.json", environment(host))
     write_json(path / "run.json", {
         "task": host.federation.task, "label_names": list(host.federation.label_names),
@@ -137,6 +136,17 @@ def run_method(host: Host, method: Method, label: str, path: Path, observer: Obs
     write_json(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def pick_threads(host: Host) -> int:
+    """As configured; else one thread for a small backbone, whose operations are too short to share, and torch's choice.
+
+    A second thread gains nothing below some ten million parameters, and costs much on a machine that is busy.
+    """
+    if host.experiment.engine.threads is not None:
+        return host.experiment.engine.threads
+    small = sum(parameter.numel() for parameter in host.model.backbone.parameters()) < 10_000_000
+    return 1 if small else torch.get_num_threads()
 
 
 def schedule_of(experiment: Experiment) -> Schedule:
@@ -247,8 +257,9 @@ def _export(folder: Path, deployed: Deployment, host: Host, method: str, client:
     write_adapter(
         folder / "adapter", deployed, host.model, base=host.experiment.model.id, task=host.federation.task, note=note
     )
-    metadata = {"slots": json.dumps(deployed.slots), "mixer": deployed.mixer}
-    atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, metadata))
+    # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
+    use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
+    atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))
 
 
 def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
@@ -280,7 +291,8 @@ def predict(run_dir: Path | str, client: str, inputs: Sequence[Any]) -> list[dic
     path = folder / "deployment.safetensors"
     arrays, metadata = from_bytes(read_bytes(path), str(path))
     model.load(arrays)
-    with model.active(*json.loads(metadata["slots"]), mixer=metadata["mixer"]):
+    use = json.loads(metadata["use"])
+    with model.active(*use["slots"], mixer=use["mixer"]):
         return task.predict(model.backbone, inputs)
 
 

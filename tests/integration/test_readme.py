@@ -1,0 +1,88 @@
+"""The README says what is so: its code runs, its commands exist, its table is the registry's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
+SHORT = ("federation.rounds=2", "method.rounds_local=2", "baselines=[local]", "evaluate.every=0")
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+def befit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "befit.cli.main", *words, cwd=cwd)
+
+
+def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:
+    code = next(block for language, block in BLOCKS if language == "python")
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["client-00", "client-01", "client-02"]
+    assert (tmp_path / lines[-1]).exists()
+
+
+def test_a_method_of_ones_own_runs_as_the_readme_shows_it(tmp_path: Path) -> None:
+    code = [block for language, block in BLOCKS if language == "python"][1]
+    code += """
+import befit
+run = befit.run({"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "only_b", "baselines": [],
+                 "federation": {"rounds": 2}}, out="run")
+import json
+left = json.loads((run.path / "outbound.json").read_text())
+sent = {row["name"].split("/")[2] for rows in left.values() for row in rows if row["shape"]}
+print(sent)
+"""
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "{'B'}"
+
+
+def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
+    (block,) = [text for language, text in BLOCKS if not language and "befit check" in text]
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    Image.fromarray(np.full((8, 8), 128, dtype=np.uint8)).save(tmp_path / "digit.png")
+    commands = [part.split("#")[0].strip() for line in block.splitlines() for part in line.split("·")]
+    seen: set[str] = set()
+    for command in filter(None, commands):
+        words = shlex.split(command)
+        assert words[0] == "befit"
+        seen.add(words[1])
+        shorter = SHORT if words[1] == "run" else ()
+        done = befit(*words[1:3], *shorter, *words[3:], cwd=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain"}
+    assert (tmp_path / "for-the-hospital" / "adapter_model.safetensors").exists()
+
+
+def test_the_method_table_is_the_registrys() -> None:
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "docs" / "update_readme.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # other tests may have registered methods of their own in this process
+    table = run(sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r})\n"
+                "from update_readme import method_table; print(method_table(), end='')", cwd=ROOT)  # fmt: skip
+    assert table.returncode == 0, table.stderr
+    assert table.stdout in TEXT, "run: python docs/update_readme.py"
+    assert module.updated(TEXT).count("<!-- methods -->") == 1
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "install", "check"])
+def test_the_makefile_has_what_the_readme_promises(target: str) -> None:
+    done = run("make", "--dry-run", target, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,183 @@
+"""Checkpoints that PEFT reads: a stranger with the backbone and the folder has the client's model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import RobertaConfig, RobertaForSequenceClassification
+
+from befit.adapters.keys import slot
+from befit.adapters.layout import Layout, Slot, lora
+from befit.adapters.model import AdaptedModel
+from befit.adapters.peft_io import read_adapter, write_adapter
+from befit.engine.wire import from_bytes, to_bytes
+from befit.errors import ModelError, PayloadMismatch
+from befit.method import Deployment
+from befit.methods.potara import merge_pair
+from befit.site import Site
+from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
+
+# PEFT asks transformers by a name that transformers 5 calls old.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+TASKS = {"vit": "image-classification", "bert": "text-classification", "llama": "causal-lm", "gpt2": "causal-lm"}
+DIFFERENT_RANKS = Layout((Slot("shared", 2, 6.0), Slot("personal", 3, 4.0)))
+
+
+def write(site: Site, deployed: Deployment, folder: Path, kind: str) -> Path:
+    write_adapter(folder, deployed, site.model, base="tiny", task=TASKS[kind])
+    return folder
+
+
+def logits_here(site: Site, deployed: Deployment) -> torch.Tensor:
+    batch = site.examples("test").batch(range(6))
+    with site.model.using(deployed.arrays, *deployed.slots, mixer=deployed.mixer), torch.no_grad():
+        return site.logits(batch)
+
+
+def logits_there(site: Site, folder: Path, kind: str) -> torch.Tensor:
+    loaded = peft.PeftModel.from_pretrained(tiny_model(kind), str(folder)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        return site.task.logits(loaded, site.examples("test").batch(range(6)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "slots"),
+    [
+        (lora(2, 6.0), ("shared",)),
+        (lora(3, 4.0, rslora=True), ("shared",)),
+        (DIFFERENT_RANKS, ("shared",)),
+        (DIFFERENT_RANKS, ("shared", "personal")),
+        (Layout((Slot("shared", 2, 3.0), Slot("personal", 4, 5.5, head=False))), ("shared", "personal")),
+    ],
+    ids=["one", "rslora", "one of two", "two of different rank", "head in one only"],
+)
+def test_peft_computes_what_was_deployed(kind: str, layout: Layout, slots: tuple[str, ...], tmp_path: Path) -> None:
+    site = make_site(kind, layout, targets="all")
+    state = random_state(site.model)
+    site.model.load(state)
+    deployed = Deployment(site.model.dump(slot(*slots)), slots)
+    here = logits_here(site, deployed)
+    torch.testing.assert_close(logits_there(site, write(site, deployed, tmp_path, kind), kind), here,
+                               rtol=1e-4, atol=1e-5)  # fmt: skip
+    with torch.no_grad():
+        assert not torch.allclose(site.logits(site.examples("test").batch(range(6))), here, atol=1e-2)
+
+
+@pytest.mark.parametrize("space", ["factors", "product", "product-truncated"])
+def test_peft_computes_a_merged_adapter_of_any_space(kind: str, space: str, tmp_path: Path) -> None:
+    rank = 4 if space == "product" else 2
+    site = make_site(kind, Layout((Slot("shared", 2, 6.0), Slot("personal", 2, 6.0), Slot("merged", rank, 3.0 * rank))))
+    site.model.load(random_state(site.model))
+    merged = merge_pair(site.model.dump(slot("shared")), site.model.dump(slot("personal")), {"": 0.3}, space)
+    deployed = Deployment(merged, ("merged",))
+    here = logits_here(site, deployed)
+    torch.testing.assert_close(logits_there(site, write(site, deployed, tmp_path, kind), kind), here,
+                               rtol=1e-4, atol=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_slot_comes_back_from_its_files(kind: str, rslora: bool, tmp_path: Path) -> None:
+    """A and B bit for bit; a head to one rounding of the backbone's weights, to which its change was added."""
+    site = make_site(kind, lora(4, 6.0, rslora=rslora))
+    state = random_state(site.model)
+    write(site, Deployment(state, ("shared",)), tmp_path, kind)
+    found = read_adapter(tmp_path, site.model, "shared")
+    low_rank = [key for key in state if key.endswith(("/A", "/B"))]
+    assert_same({key: found[key] for key in low_rank}, {key: state[key] for key in low_rank})
+    assert_near(found, state, atol=1e-6)
+
+
+def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> None:
+    """PEFT keeps a child of the model whole: `classifier`, not `classifier.dense` and `classifier.out_proj`."""
+
+    def fresh() -> RobertaForSequenceClassification:
+        torch.manual_seed(0)
+        config = RobertaConfig(
+            vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+            max_position_embeddings=20, initializer_range=0.3, num_labels=3,
+        )  # fmt: skip
+        return RobertaForSequenceClassification(config).eval()
+
+    model = AdaptedModel(fresh())
+    assert list(model.shapes.heads) == ["classifier.dense", "classifier.out_proj"]
+    model.install(lora(2, 6.0), seed=0)
+    state = random_state(model)
+    tokens = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
+    with model.using(state, "shared"), torch.no_grad():
+        here = model.backbone(input_ids=tokens).logits
+    write_adapter(tmp_path, Deployment(state, ("shared",)), model, base="tiny", task="text-classification")
+    loaded = peft.PeftModel.from_pretrained(fresh(), str(tmp_path)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=tokens).logits, here, rtol=1e-4, atol=1e-5)
+    assert_near(read_adapter(tmp_path, model, "shared"), state)
+
+
+def test_peft_loads_a_classifier_whose_head_was_not_trained(tmp_path: Path) -> None:
+    site = make_site("bert", Layout((Slot("shared", 2, 6.0, head=False),)))
+    deployed = Deployment(random_state(site.model), ("shared",))
+    write(site, deployed, tmp_path, "bert")
+    torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("r", 3), ("lora_alpha", 5), ("use_rslora", True), ("use_dora", True), ("rank_pattern", {"q_proj": 1}),
+     ("alpha_pattern", {"q_proj": 1})],
+)  # fmt: skip
+def test_a_checkpoint_of_another_adapter_is_refused_by_the_name_of_the_field(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    site = make_site("llama")
+    write(site, Deployment(random_state(site.model), ("shared",)), tmp_path, "llama")
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(PayloadMismatch, match=field):
+        read_adapter(tmp_path, site.model, "shared")
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("auto", "all"), ("all", "auto")])
+def test_a_checkpoint_of_other_targets_is_refused(mine: str, theirs: str, tmp_path: Path) -> None:
+    writer, reader = make_site("llama", targets=theirs), make_site("llama", targets=mine)
+    write(writer, Deployment(random_state(writer.model), ("shared",)), tmp_path, "llama")
+    with pytest.raises(PayloadMismatch, match=r"its targets differ|arrays have no place in the model"):
+        read_adapter(tmp_path, reader.model, "shared")
+
+
+def test_a_missing_array_is_named(tmp_path: Path) -> None:
+    site = make_site("llama")
+    write(site, Deployment(random_state(site.model), ("shared",)), tmp_path, "llama")
+    path = tmp_path / "adapter_model.safetensors"
+    tensors, _ = from_bytes(path.read_bytes())
+    lost = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+    del tensors[lost]
+    path.write_bytes(to_bytes(tensors, {"format": "pt"}))
+    with pytest.raises(PayloadMismatch, match=lost):
+        read_adapter(tmp_path, site.model, "shared")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_not_written(number: float, tmp_path: Path) -> None:
+    site = make_site("bert")
+    state = random_state(site.model)
+    state["shared/block.01.v_proj/B"][0, 0] = number
+    with pytest.raises(ModelError, match=r"encoder\.layer\.1\.attention\.self\.value\.lora_B.* not finite"):
+        write(site, Deployment(state, ("shared",)), tmp_path, "bert")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gated_deployment_exports_the_own_slot_and_says_so(tmp_path: Path) -> None:
+    slots = ("shared", "personal")
+    site = make_site("bert", lora(2, 6.0, slots=slots, gated=slots))
+    site.model.load(random_state(site.model))
+    write(site, Deployment(site.model.dump(slot(*slots, "gate")), slots, "gate"), tmp_path, "bert")
+    own = Deployment(site.model.dump(slot("personal")), ("personal",))
+    torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, own), rtol=1e-4, atol=1e-5)
+    card = (tmp_path / "README.md").read_text()
+    assert "gate" in card and "'personal' alone" in card
