@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,16 +37,19 @@ from befit.types import ClientInfo, State
 ARCHITECTURES = ("vit", "bert", "llama", "gpt2")
 CLASSES = ("zero", "one", "two")
 _VOCABULARY = 32
-_WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+_WIDTH: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 # Wide enough that attention and logits are far from uniform: an error of 1e-6 then shows.
-_SPREAD = {"initializer_range": 0.3, "attn_implementation": "eager"}
+_SPREAD: dict[str, Any] = {"initializer_range": 0.3, "attn_implementation": "eager"}
 
 
 def tiny_model(kind: str, dropout: float = 0.0) -> nn.Module:
     """A random model, the same for the same arguments. `dropout` is the backbone's own."""
     torch.manual_seed(derive_seed("tiny model", kind))
-    labels = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: i for i, name in enumerate(CLASSES)}}
-    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    labels: dict[str, Any] = {
+        "id2label": dict(enumerate(CLASSES)),
+        "label2id": {name: i for i, name in enumerate(CLASSES)},
+    }
+    drop: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     if kind == "vit":
         config = ViTConfig(**_WIDTH, **_SPREAD, **labels, **drop, image_size=4, patch_size=2, num_channels=1)
         return ViTForImageClassification(config).eval()

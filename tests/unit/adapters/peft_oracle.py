@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import peft
 import torch
+from tests.conftest import tiny_model
 from torch import Tensor, nn
 
 from befit.adapters.keys import join
 from befit.adapters.model import AdaptedModel
 from befit.types import State
-from tests.conftest import tiny_model
 
 
-def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> peft.PeftModel:
+def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> Any:
     """PEFT's model of `kind` with one adapter per slot, all of them active and trainable."""
-    made: peft.PeftModel | None = None
+    made: Any = None
     for name in slots:
         slot = model.layout.slot(name)
         config = peft.LoraConfig(
             r=slot.rank,
-            lora_alpha=slot.alpha,  # type: ignore[arg-type]
+            lora_alpha=slot.alpha,  # pyright: ignore[reportArgumentType]
             use_rslora=slot.rslora,
             target_modules=[model.paths[target] for target in model.shapes.targets],
             modules_to_save=[model.paths[head] for head in model.shapes.heads] if slot.head else None,
             fan_in_fan_out=kind == "gpt2",
         )
         if made is None:
-            made = peft.get_peft_model(tiny_model(kind), config, adapter_name=name)  # type: ignore[arg-type]
+            made = peft.get_peft_model(tiny_model(kind), config, adapter_name=name)
         else:
             made.add_adapter(name, config)
-    assert made is not None
-    made.base_model.set_adapter(list(slots) if len(slots) > 1 else slots[0])
+    made.base_model.set_adapter(list(slots))
     with torch.no_grad():
         for key, parameter in parameters_of(made, model, *slots).items():
             if key.endswith(("/A", "/B")):
@@ -40,17 +41,17 @@ def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> pef
     return made.eval()
 
 
-def parameters_of(made: peft.PeftModel, model: AdaptedModel, *slots: str) -> dict[str, nn.Parameter]:
+def parameters_of(made: Any, model: AdaptedModel, *slots: str) -> dict[str, nn.Parameter]:
     """PEFT's parameters by befit's keys."""
     found: dict[str, nn.Parameter] = {}
     for name in slots:
         for target in model.shapes.targets:
             layer = made.base_model.model.get_submodule(model.paths[target])
-            found[join(name, target, "A")] = layer.lora_A[name].weight  # type: ignore[index,union-attr]
-            found[join(name, target, "B")] = layer.lora_B[name].weight  # type: ignore[index,union-attr]
+            found[join(name, target, "A")] = layer.lora_A[name].weight
+            found[join(name, target, "B")] = layer.lora_B[name].weight
         for head in model.shapes.heads if model.layout.slot(name).head else ():
             layer = made.base_model.model.get_submodule(model.paths[head])
-            copy = layer.modules_to_save[name]  # type: ignore[index]
+            copy = layer.modules_to_save[name]
             found[join(name, head, "weight")], found[join(name, head, "bias")] = copy.weight, copy.bias
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.keys import slot
@@ -21,7 +22,6 @@ from befit.errors import ModelError, PayloadMismatch
 from befit.method import Deployment
 from befit.methods.potara import merge_pair
 from befit.site import Site
-from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -101,7 +101,7 @@ def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> Non
         torch.manual_seed(0)
         config = RobertaConfig(
             vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=20, initializer_range=0.3, num_labels=3,
+            max_position_embeddings=20, initializer_range=0.3, id2label={0: "a", 1: "b", 2: "c"},
         )  # fmt: skip
         return RobertaForSequenceClassification(config).eval()
 
