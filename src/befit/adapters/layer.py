@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ class LoraBranch:
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
     scale: float
+    drops: ClassVar = True  # whether adapter dropout applies to the input
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.A), self.B)
@@ -48,6 +50,7 @@ class DenseBranch:
     weight: Tensor  # (d_out, d_in)
     bias: Tensor | None  # (d_out,)
     scale: float = 1.0
+    drops: ClassVar = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -77,6 +80,7 @@ class SlotLinear(nn.Module):
     def __init__(self, base: nn.Module, name: str, router: Router) -> None:
         super().__init__()
         self.base = base
+        self.training = base.training  # a new module would start in training mode, with dropout, in a model that is not
         self.name = name
         self.router = router
         self.branches: dict[str, Branch] = {}
@@ -91,11 +95,12 @@ class SlotLinear(nn.Module):
         dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
         return router.mixer(self, inner, dropped, y)
 
-    def branch_output(self, slot: str, x: Tensor) -> Tensor | None:
+    def branch_output(self, slot: str, x: Tensor, dropped: Tensor) -> Tensor | None:
         """The unscaled output of one slot's branch, recorded for per-sample gradients where someone asks for them."""
         branch = self.branches.get(slot)
         if branch is None:
             return None
+        x = dropped if branch.drops else x
         output = branch(x)
         recorder = self.router.recorder
         if recorder is not None and output.requires_grad:

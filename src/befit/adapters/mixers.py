@@ -18,7 +18,7 @@ __all__ = ["MIXERS", "add_up", "gated"]
 def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
     """`y + sum_s scale_s h_s`: every active slot at full weight."""
     for slot in layer.router.active:
-        output = layer.branch_output(slot, dropped)
+        output = layer.branch_output(slot, x, dropped)
         if output is not None:
             y = torch.add(y, output.to(y.dtype), alpha=layer.branches[slot].scale)
     return y
@@ -33,7 +33,7 @@ def gated(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         return add_up(layer, x, dropped, y)
     weights = F.linear(x, layer.gate).softmax(-1)  # (…, slots)
     for row, slot in enumerate(layer.router.active):
-        output = layer.branch_output(slot, dropped)
+        output = layer.branch_output(slot, x, dropped)
         if output is not None:
             y = torch.add(y, (weights[..., row : row + 1] * output).to(y.dtype), alpha=layer.branches[slot].scale)
     return y

@@ -28,7 +28,7 @@ class AdaptedModel:
     backbone  a transformers model (or any module); its parameters are frozen here
     targets   "auto" (query and value projections), "all" (every linear of the blocks), or names, see `find_modules`
     head      whether slots carry the task head (a classifier outside the backbone proper)
-    dropout   probability of dropping an input of the adapters in training
+    dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class AdaptedModel:
     def using(self, state: State, *slots: str, mixer: str = "sum") -> Iterator[None]:
         """With these values loaded and these slots active; the values of before come back afterwards."""
         before = self._state.snapshot()
-        self._state.load(state)
         try:
+            self._state.load(state)
             with self.active(*slots, mixer=mixer):
                 yield
         finally:
