@@ -146,14 +146,12 @@ class EvaluateSettings:
     every             rounds between two measurements; 0: only at the end
     split             test or val
     batch_size        examples per forward pass
-    newcomers_visits  rounds that a client which never took part may train before it is measured
     generate          measure generated text too (causal-lm)
     """
 
     every: int = 0
     split: Literal["test", "val"] = "test"
     batch_size: int = 256
-    newcomers_visits: int = 0
     generate: bool = False
 
 
@@ -162,14 +160,12 @@ class EngineSettings:
     """What runs the clients.
 
     kind       local: in this process
-    workers    processes, each with a backbone of its own
     store      where clients keep their memory between rounds
     serialise  send every payload through bytes, as over a network
     threads    CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
     """
 
     kind: Literal["local"] = "local"
-    workers: int = 1
     store: Literal["memory", "disk"] = "memory"
     serialise: bool = False
     threads: int | None = None

@@ -56,8 +56,6 @@ RULES: Mapping[str, Rule] = {
     ),
     "evaluate.every": _at_least(0),
     "evaluate.batch_size": POSITIVE,
-    "evaluate.newcomers_visits": _at_least(0),
-    "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,
     "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
     "guard.max_bytes": POSITIVE,

@@ -30,6 +30,10 @@ class RunJournal:
         self._bytes_up = self._bytes_down = 0
         if resume:
             self._point, self.outbound = directory.restore(store)
+            for line in directory.read("ledger"):
+                if line["purpose"] == "train":
+                    self._bytes_up += line["bytes_up"]
+                    self._bytes_down += line["bytes_down"]
         else:
             self._point, self.outbound = None, Outbound()
 

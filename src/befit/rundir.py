@@ -60,6 +60,10 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"cannot write {self.path / name}.jsonl: {error.strerror}; resume with --resume") from error
 
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """All lines of `metrics` or `ledger` so far."""
+        return read_lines(self.path / f"{name}.jsonl")
+
     def _open(self, name: str) -> IO[bytes]:
         if name not in self._logs:
             self.path.mkdir(parents=True, exist_ok=True)

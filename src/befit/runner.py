@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from befit.adapters.peft_io import write_adapter
-from befit.config import Experiment, load_experiment, to_dict, to_yaml
+from befit.claim import claim, environment, free_directory, identify
+from befit.config import Experiment, load_experiment
+from befit.deployed import export, predict, write_client
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
-from befit.engine.wire import from_bytes, to_bytes
-from befit.errors import ConfigError, RunError, did_you_mean
+from befit.errors import ConfigError
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, stage_rounds
 from befit.host import Host, check_needs
 from befit.journal import Observer, RunJournal
-from befit.method import Deployment, Method
+from befit.method import Method
 from befit.registry import build_method
 from befit.rundir import RunDirectory
-from befit.storage import atomic_write, read_bytes, read_json, write_json
+from befit.storage import read_json, write_json
 from befit.types import Stage, Tick
 
 __all__ = ["Run", "check", "export", "predict", "run"]
@@ -60,29 +57,24 @@ def run(
     NotEnoughReplies when too many clients failed.
     """
     experiment = load_experiment(config)
-    path = _free_directory(experiment.name) if out is None else Path(out)
-    _claim(path, experiment, resume)
-    if resume and (path / "results.json").exists():
+    path = free_directory(experiment.name) if out is None else Path(out)
+    claim(path, experiment, resume)
+    if resume and (path / "report.html").exists():
         return Run(path, read_json(path / "results.json"))
-    methods = {"": build_method(experiment.method)}
-    labels = _labels(experiment.baselines)
-    methods |= {label: build_method(config) for label, config in zip(labels, experiment.baselines, strict=True)}
+    name, *labels = numbered([experiment.method["name"], *(config["name"] for config in experiment.baselines)])
+    configs = zip((name, *labels), (experiment.method, *experiment.baselines), strict=True)
+    methods = {label: build_method(config) for label, config in configs}
     host = Host(experiment) if host is None else host
-    problems = [p for name, m in methods.items() for p in check_needs(name or "method", m, len(host.infos))]
+    problems = [p for label, m in methods.items() for p in check_needs(label, m, len(host.infos))]
     if problems:
         raise ConfigError(problems)
     torch.set_num_threads(pick_threads(host))
+    identify(path, host)
     write_json(path / "env.json", environment(host))
-    write_json(path / "run.json", {
-        "task": host.federation.task, "label_names": list(host.federation.label_names),
-        "partition": host.federation.manifest, "backbone": host.fingerprint,
-        "clients": [info.id for info in host.infos],
-    })  # fmt: skip
     baselines = {
         label: run_method(host, methods[label], label, path / "baselines" / label, observer) for label in labels
     }
-    name = experiment.method["name"]
-    results = run_method(host, methods[""], name, path, observer)
+    results = run_method(host, methods[name], name, path, observer)
     write_results(path, host, name, results, baselines)
     from befit.report import write_report
 
@@ -124,7 +116,7 @@ def run_method(host: Host, method: Method, label: str, path: Path, observer: Obs
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
         for info in host.infos:
             request = final_download(method, server, info, at)
-            _export(path / "clients" / info.id, engine.deployment(info.id, request, at), host, label, info.id)
+            write_client(path / "clients" / info.id, engine.deployment(info.id, request, at), host, label, info.id)
     finally:
         directory.close()
     clients = [info.id for info in host.infos]
@@ -187,123 +179,15 @@ def write_results(
     write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})
 
 
-def _labels(baselines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each baseline, numbered where a method appears twice."""
-    labels: list[str] = []
-    for config in baselines:
-        name = config["name"]
-        count = sum(label.split("-")[0] == name for label in labels)
-        labels.append(name if not count else f"{name}-{count + 1}")
-    return labels
+def numbered(names: Sequence[str]) -> list[str]:
+    """The same names, numbered from their second appearance on.
 
-
-def _free_directory(name: str) -> Path:
-    folder, number = Path("runs"), 1
-    while True:
-        path = folder / (name if number == 1 else f"{name}-{number}")
-        if not path.exists() or not any(path.iterdir()):
-            return path
-        number += 1
-
-
-def _claim(path: Path, experiment: Experiment, resume: bool) -> None:
-    """Make the directory this experiment's, or refuse: it is in use, or holds a run of another configuration."""
-    config = path / "config.yaml"
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file; name a directory for the run")
-    if resume and not config.exists():
-        if path.exists() and any(not p.name.startswith(".config.yaml") for p in path.iterdir()):
-            raise RunError(f"{path} has no config.yaml: it is not a run directory")
-    elif config.exists():
-        if not resume:
-            raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-        before, now = (_deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
-        if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
-            raise RunError(f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
-                           f"with its own: befit run {config} --out {path} --resume")  # fmt: skip
-        return
-    elif path.exists() and any(path.iterdir()):
-        raise RunError(f"{path} is not empty and not a run; name another directory")
-    atomic_write(config, to_yaml(experiment).encode())
-
-
-def _deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run: all but where and how often it is saved."""
-    return {key: value for key, value in values.items() if key not in ("checkpoint", "name")}
-
-
-def environment(host: Host) -> dict[str, Any]:
-    """Versions and machine, for env.json."""
-    packages = {}
-    for name in ("befit", "torch", "transformers", "peft", "safetensors", "datasets", "numpy", "scikit-learn"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "packages": packages,
-        "threads": torch.get_num_threads(),
-        "device": str(host.model.device),
-        "gpu": torch.cuda.get_device_name(host.model.device) if host.model.device.type == "cuda" else None,
-    }
-
-
-def _export(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
-    """The client's model: a PEFT checkpoint, and the deployment in full for `befit predict`."""
-    note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
-    write_adapter(
-        folder / "adapter", deployed, host.model, base=host.experiment.model.id, task=host.federation.task, note=note
-    )
-    # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
-    use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
-    atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))
-
-
-def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
-    """Copy one client's PEFT adapter to `out`, which must not hold anything else. Returns `out`.
-
-    Raises RunError for a directory without a finished run, an unknown client, or a folder in use.
+    >>> numbered(["potara", "local", "potara"])
+    ['potara', 'local', 'potara-2']
     """
-    source = _client_folder(Path(run_dir), client) / "adapter"
-    target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"{target} exists already and is not an empty folder; name another")
-    for file in sorted(source.iterdir()):
-        atomic_write(target / file.name, read_bytes(file))
-    return target
-
-
-def predict(run_dir: Path | str, client: str, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """What the client's own model says to each input: a text, or the path of an image."""
-    from befit.host import load_model
-
-    folder = _client_folder(Path(run_dir), client)
-    manifest = read_json(Path(run_dir) / "run.json")
-    experiment = load_experiment(Path(run_dir) / "config.yaml")
-    model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
-    if fingerprint != manifest["backbone"]:
-        raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
-                       f"is {fingerprint[:12]}, the run's {manifest['backbone'][:12]}")  # fmt: skip
-    model.install(build_method(experiment.method).layout, experiment.federation.seed)
-    path = folder / "deployment.safetensors"
-    arrays, metadata = from_bytes(read_bytes(path), str(path))
-    model.load(arrays)
-    use = json.loads(metadata["use"])
-    with model.active(*use["slots"], mixer=use["mixer"]):
-        return task.predict(model.backbone, inputs)
-
-
-def _client_folder(run_dir: Path, client: str) -> Path:
-    if not (run_dir / "run.json").exists():
-        raise RunError(f"{run_dir} is not a run directory: it has no run.json")
-    known = read_json(run_dir / "run.json")["clients"]
-    if client not in known:
-        raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
-                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")  # fmt: skip
-    folder = run_dir / "clients" / client
-    if not (folder / "deployment.safetensors").exists():
-        raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")
-    return folder
+    seen: Counter[str] = Counter()
+    labels = []
+    for name in names:
+        seen[name] += 1
+        labels.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return labels

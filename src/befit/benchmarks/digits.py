@@ -56,7 +56,7 @@ def digits(
     if parts is None:
         parts, source = private_partition(labels, clients, alpha, partition, seed), "generated"
     held = tuple(
-        ClientData(f"client-{index:02d}", *(records(images, labels, parts[split][index]) for split in SIZES))
+        ClientData(f"client-{index:02d}", **{split: records(images, labels, parts[split][index]) for split in SIZES})
         for index in range(clients)
     )
     arguments = {"clients": clients, "alpha": alpha, "partition": partition, "seed": seed}

@@ -108,7 +108,8 @@ def _curve(
 def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
     """Add to each client its baselines and gains, and to the summary who gained over training alone.
 
-    `gain` is over the best baseline of that client, `gain_over_local` over the baseline called "local".
+    `gain` is over the best baseline of that client, `gain_over_local` over the baseline called "local"; higher is
+    better in every metric of ours.
     """
     for client, row in results["clients"].items():
         others = {name: other["clients"][client][metric] for name, other in baselines.items()}

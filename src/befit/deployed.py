@@ -1,0 +1,75 @@
+"""What a finished run leaves for each client: a PEFT checkpoint to take away, and its whole model to predict with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from befit.adapters.peft_io import write_adapter
+from befit.config import load_experiment
+from befit.engine.wire import from_bytes, to_bytes
+from befit.errors import RunError, did_you_mean
+from befit.host import Host, load_model
+from befit.method import Deployment
+from befit.registry import build_method
+from befit.storage import atomic_write, read_bytes, read_json
+
+__all__ = ["export", "predict", "write_client"]
+
+
+def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
+    """The client's model in its folder: a PEFT checkpoint, and the deployment in full for `predict`."""
+    note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
+    write_adapter(
+        folder / "adapter", deployed, host.model, base=host.experiment.model.id, task=host.federation.task, note=note
+    )
+    # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
+    use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
+    atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))
+
+
+def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
+    """Copy one client's PEFT adapter to `out`, which must not hold anything else. Returns `out`.
+
+    Raises RunError for a directory without a finished run, an unknown client, or a folder in use.
+    """
+    source = _client_folder(Path(run_dir), client) / "adapter"
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"{target} exists already and is not an empty folder; name another")
+    for file in sorted(source.iterdir()):
+        atomic_write(target / file.name, read_bytes(file))
+    return target
+
+
+def predict(run_dir: Path | str, client: str, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+    """What the client's own model says to each input: a text, or the path of an image."""
+    folder = _client_folder(Path(run_dir), client)
+    manifest = read_json(Path(run_dir) / "run.json")
+    experiment = load_experiment(Path(run_dir) / "config.yaml")
+    model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
+    if fingerprint != manifest["backbone"]:
+        raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
+                       f"is {fingerprint[:12]}, the run's {manifest['backbone'][:12]}")  # fmt: skip
+    model.install(build_method(experiment.method).layout, experiment.federation.seed)
+    path = folder / "deployment.safetensors"
+    arrays, metadata = from_bytes(read_bytes(path), str(path))
+    model.load(arrays)
+    use = json.loads(metadata["use"])
+    with model.active(*use["slots"], mixer=use["mixer"]):
+        return task.predict(model.backbone, inputs)
+
+
+def _client_folder(run_dir: Path, client: str) -> Path:
+    if not (run_dir / "run.json").exists():
+        raise RunError(f"{run_dir} is not a run directory: it has no run.json")
+    known = read_json(run_dir / "run.json")["clients"]
+    if client not in known:
+        raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
+                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")  # fmt: skip
+    folder = run_dir / "clients" / client
+    if not (folder / "deployment.safetensors").exists():
+        raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")
+    return folder
