@@ -55,10 +55,10 @@ def digits(
     source = "shipped"
     if parts is None:
         parts, source = private_partition(labels, clients, alpha, partition, seed), "generated"
-    held = tuple(
-        ClientData(f"client-{index:02d}", **{split: records(images, labels, parts[split][index]) for split in SIZES})
-        for index in range(clients)
-    )
+    held: list[ClientData] = []
+    for index in range(clients):
+        train, val, test = (records(images, labels, parts[split][index]) for split in SIZES)
+        held.append(ClientData(f"client-{index:02d}", train, val, test))
     arguments = {"clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
     manifest = {
         "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
@@ -70,7 +70,7 @@ def digits(
         "digits",
         "1",
         "image-classification",
-        held,
+        tuple(held),
         label_names=tuple(map(str, range(10))),
         public=records(images, labels, np.arange(PUBLIC)),
         manifest=manifest,
