@@ -222,13 +222,15 @@ def test_one_client_per_language_holds_the_whole_language():
     assert [r["id"] for r in federation.clients[1].test] == [row.id for row in pools["en", "seen", "test"]]
 
 
-def test_validation_names_are_taken_from_training_and_never_from_test(federation):
-    held = names(languages=["en"], val_fraction=0.1)
+@pytest.mark.parametrize(("fraction", "least"), [(0.05, 5), (0.2, 14)])
+def test_validation_names_are_taken_from_training_and_never_from_test(federation, fraction, least):
+    """A twentieth of some 80 names would be 4: at least 5 are held out. A fifth of the smallest 69 is 14."""
+    held = names(languages=["en"], val_fraction=fraction)
     plain = {client.id: client for client in everyone(federation)}
     for client in everyone(held):
         whole = [record["id"] for record in plain[client.id].train]
         val = [record["id"] for record in client.val]
-        assert len(val) == max(5, round(0.1 * len(whole)))
+        assert len(val) == max(5, round(fraction * len(whole))) >= least
         assert sorted([*val, *(record["id"] for record in client.train)]) == sorted(whole)
         assert client.test == plain[client.id].test
 
