@@ -54,6 +54,8 @@ class Damping:
     def __post_init__(self) -> None:
         if not self.size > 0:
             raise ValueError(f"damping needs a positive delta, got {self.delta}")
+        if self.kind == "quantile" and self.size > 1:
+            raise ValueError(f"the delta of quantile damping is a share, at most 1, got {self.delta}")
 
 
 class PairedFisher:
@@ -105,7 +107,7 @@ class PairedFisher:
         alive = (F_f > 0).logical_or(F_l > 0) if damping.drop_dead else torch.ones_like(F_f, dtype=torch.bool)
         if damping.kind == "quantile":
             positive = torch.cat([F_f[F_f > 0], F_l[F_l > 0]])
-            floor = positive.quantile(damping.size) if len(positive) else torch.ones((), dtype=F_f.dtype)
+            floor = _quantile(positive, damping.size) if len(positive) else F_f.new_ones(())
             damped = torch.stack([F_f < floor, F_l < floor])
             D_f, D_l = F_f.clamp_min(floor), F_l.clamp_min(floor)
         else:
@@ -118,7 +120,7 @@ class PairedFisher:
         rho = self.correlation(center) if correlation else torch.zeros_like(F_f)
         if rho_shrink:
             rho = rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0)
-        raw = rho * torch.sqrt(v_f * v_l)
+        raw = rho * v_f.sqrt() * v_l.sqrt()  # v_f * v_l may overflow where nothing is dropped
         ceiling = torch.minimum(v_f, v_l)
         kept = max(1, int(alive.sum()))
         counts = {
@@ -138,6 +140,11 @@ class PairedFisher:
         for start, stop in self.spans.values():
             epsilon[start:stop] = damping.size * mean_fisher[start:stop].mean()
         return epsilon
+
+
+def _quantile(values: Tensor, q: float) -> Tensor:
+    """The largest entry with at most a share `q` of the others below it; torch.quantile stops at 2^24 entries."""
+    return values.kthvalue(1 + int(q * (len(values) - 1))).values
 
 
 @dataclass(frozen=True)
