@@ -12,6 +12,7 @@ records and uses the memories it names. So what a crash interrupted is done agai
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -130,7 +131,8 @@ class RunDirectory:
 
     def close(self) -> None:
         for file in self._logs.values():
-            file.close()
+            with contextlib.suppress(OSError):  # what counts was flushed by the last checkpoint, or failed there
+                file.close()
         self._logs = {}
 
 

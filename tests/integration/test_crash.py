@@ -37,7 +37,9 @@ def dying(real, when):
         if calls == count:
             if when == "half":
                 handle = args[0]
-                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+                size = os.fstat(handle).st_size
+                whole = os.readlink(f"/proc/self/fd/{handle}").endswith(".tmp")  # a log is only torn at its end
+                os.ftruncate(handle, size // 2 if whole else size - 3)
             if when == "after":
                 real(*args, **options)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -109,4 +111,33 @@ def test_killed_again_and_again_equals_uninterrupted(whole: dict[tuple[str, str]
         assert attempt.returncode == -signal.SIGKILL, attempt.stderr
     else:
         pytest.fail("twelve attempts of thirty writes each made no end of it")
+    assert traces(tmp_path / "run") == expected
+
+
+FILLER = """
+import resource, sys
+from befit.cli.main import main
+limit = int(sys.argv.pop(1))
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit then fails as one on a full disk does
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+main()
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 8_000, 60_000])
+def test_a_full_disk_is_one_clear_message_and_the_run_can_be_resumed(
+    limit: int, whole: dict[tuple[str, str], Any], tmp_path: Path
+) -> None:
+    """100 bytes stop the configuration, 8,000 a log, 60,000 a checkpoint."""
+    config, expected = whole["potara", "memory"]
+    arguments = ["run", str(config), "--out", str(tmp_path / "run")]
+    full = subprocess.run(
+        [sys.executable, "-c", FILLER, str(limit), *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert full.returncode in (1, 2), full.stderr
+    assert "cannot write" in full.stderr and "File too large" in full.stderr
+    assert "Traceback" not in full.stderr
+    resumed = start("never", "0", str(config), str(tmp_path / "run"))
+    assert resumed.returncode == 0, resumed.stderr
     assert traces(tmp_path / "run") == expected

@@ -24,7 +24,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def befit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "befit.cli.main", *words, cwd=cwd)
+    return run(sys.executable, "-m", "befit", *words, cwd=cwd)
 
 
 def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:

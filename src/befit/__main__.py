@@ -1,0 +1,5 @@
+"""`python -m befit` is the command line."""
+
+from befit.cli.main import main
+
+main()

@@ -1,0 +1,91 @@
+"""A federation of tiny clients on one backbone, run by the real kernels with everything laid open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from tests.conftest import make_site, tiny_model
+
+from befit.adapters.keys import EVERYTHING
+from befit.adapters.model import AdaptedModel
+from befit.config import TrainSettings
+from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
+from befit.federate import Schedule, federate
+from befit.ledger import Outbound
+from befit.method import Method
+from befit.rundir import Checkpoint
+from befit.site import ServerSite, Site
+from befit.types import ClientInfo, Failure, Payload, Score, Tick, Update
+
+BUDGET = TrainSettings(max_steps=3, batch_size=4, lr=2e-2)
+
+
+@dataclass
+class Notes:
+    """A journal that writes down what the kernel tells it."""
+
+    updates: list[tuple[Tick, Update]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def resume(self) -> Checkpoint | None:
+        return None
+
+    def trained(self, at: Tick, update: Update) -> None:
+        self.updates.append((at, update))
+
+    def scored(self, at: Tick, score: Score) -> None:
+        pass
+
+    def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+
+    def event(self, event: dict[str, Any]) -> None:
+        pass
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        pass
+
+
+class Clients:
+    """Clients a, b, c, … with 6, 9, 12, … examples of their own, on one model."""
+
+    def __init__(self, method: Method, count: int = 3, kind: str = "vit", seed: int = 0) -> None:
+        self.method = method
+        self.model = AdaptedModel(tiny_model(kind), head=kind in ("vit", "bert"))
+        names = [chr(ord("a") + index) for index in range(count)]
+        self.sites = {
+            name: make_site(kind, rows=6 + 3 * index, client=name, data_seed=index, model=self.model, budget=BUDGET)
+            for index, name in enumerate(names)
+        }
+        self.model.install(method.layout, seed)
+        self.model.reset()
+        self.initial = self.model.dump(EVERYTHING)
+        self.infos = tuple(site.info for site in self.sites.values())
+        self.server_site = ServerSite(self.initial, self.infos)
+        self.store, self.outbound, self.notes = ClientStore(None), Outbound(), Notes()
+        self.engine = LocalEngine(method, self.infos, self.site, self.store, self.outbound)
+
+    def site(self, info: ClientInfo) -> Site:
+        return replace(self.sites[info.id], report={})
+
+    def run(self, rounds: int = 2, seed: int = 0, cohort: int | None = None, min_replies: int | float = 1.0) -> Payload:
+        schedule = Schedule(rounds, seed, cohort, min_replies)
+        return federate(self.method, self.engine, self.server_site, schedule, self.notes)
+
+    def memory(self, client: str) -> Payload:
+        memory = self.store.load(client)
+        assert memory is not None
+        return memory
+
+    def fresh(self, client: str) -> Site:
+        """The client's site with a bare model, as a kernel hands it to a method."""
+        self.model.reset()
+        return self.site(self.sites[client].info)
+
+    def uploads(self, round_: int, stage: str = "federate") -> dict[str, dict[str, torch.Tensor]]:
+        return {
+            u.client.id: u.payload.arrays for at, u in self.notes.updates if (at.stage, at.round) == (stage, round_)
+        }
