@@ -1,0 +1,118 @@
+"""Clients with hardly any data, and federations that cannot work."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from befit.benchmarks.base import Federation
+from befit.benchmarks.digits import digits
+from befit.config import Experiment, load_experiment
+from befit.errors import ConfigError, DataError, RunError
+from befit.host import Host
+from befit.registry import method_names
+from befit.runner import run
+
+
+@pytest.fixture
+def source() -> Federation:
+    return digits(clients=3, alpha=10.0)
+
+
+def experiment(method: str, **federation: object) -> Experiment:
+    return load_experiment(
+        {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": method, "baselines": [],
+         "train": {"max_steps": 2}, "federation": {"rounds": 2, **federation}}
+    )  # fmt: skip
+
+
+def cut(source: Federation, **sizes: tuple[int, int]) -> Federation:
+    """The federation with the first client's splits cut to (train, test) examples."""
+    first, *others = source.clients
+    train, test = sizes["first"]
+    return replace(source, clients=(replace(first, train=first.train[:train], test=first.test[:test]), *others))
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_a_client_with_one_example_takes_part_and_gets_its_adapter(
+    method: str, source: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        done = run(
+            (settings := experiment(method)),
+            out=tmp_path / "run",
+            host=Host(settings, cut(source, first=(1, 1))),
+        )
+    row = done.results["clients"]["client-00"]
+    assert row["train_examples"] == 1 and row["examples"] == 1
+    assert row["accuracy"] in (0.0, 1.0)
+    assert done.results["failures"] == []
+    assert (done.path / row["adapter"] / "adapter_model.safetensors").exists()
+    if "w" in row["diagnostics"]:
+        assert row["diagnostics"]["samples"] == 1 and row["diagnostics"]["trace_shared"] == 0  # M = 1: no correlation
+        assert "client-00 has 1 train examples" in caplog.text
+
+
+def test_an_empty_client_is_named_before_anything_is_trained(source: Federation) -> None:
+    with pytest.raises(DataError, match="client client-00 has no training examples"):
+        Host(experiment("fedit"), cut(source, first=(0, 5)))
+    with pytest.raises(DataError, match=r"client client-00 has no test examples .*evaluate\.split"):
+        Host(experiment("fedit"), cut(source, first=(5, 0)))
+
+
+def test_a_cohort_larger_than_the_federation_is_refused(source: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"federation\.cohort: 4 of 3"):
+        Host(experiment("fedit", cohort=4), source)
+
+
+def test_a_method_that_needs_company_says_so_when_alone(source: Federation, tmp_path: Path) -> None:
+    settings = experiment("fedalt")
+    alone = replace(source, clients=source.clients[:1])
+    with pytest.raises(ConfigError, match="fedalt needs at least 2 clients, there are 1"):
+        run(settings, out=tmp_path / "run", host=Host(settings, alone))
+
+
+def test_resuming_on_other_data_is_refused_and_leaves_the_run_as_it_was(source: Federation, tmp_path: Path) -> None:
+    settings = experiment("fedit")
+    done = run(settings, out=tmp_path / "run", host=Host(settings, source))
+    (done.path / "report.html").unlink()  # as if it had been interrupted at the very end
+    before = (done.path / "run.json").read_bytes()
+    other = replace(source, manifest={**source.manifest, "partition": {"sha256": "another"}})
+    with pytest.raises(RunError, match="data changed"):
+        run(settings, out=tmp_path / "run", resume=True, host=Host(settings, other))
+    assert (done.path / "run.json").read_bytes() == before
+    again = run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
+    assert again.results == done.results
+
+
+def test_resuming_with_another_configuration_names_what_differs(source: Federation, tmp_path: Path) -> None:
+    settings = experiment("fedit")
+    run(settings, out=tmp_path / "run", host=Host(settings, source))
+    changed = replace(settings, train=replace(settings.train, lr=0.5))
+    with pytest.raises(RunError, match=r"another configuration; train differ"):
+        run(changed, out=tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match="already holds a run; resume it with --resume"):
+        run(settings, out=tmp_path / "run")
+
+
+def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tmp_path: Path) -> None:
+    """Same seed, same stages, same batches: what Potara merges is what the two methods alone would give."""
+    settings = replace(experiment("potara"), baselines=[{"name": "local"}, {"name": "fedit"}])
+    done = run(load_experiment(settings), out=tmp_path / "run")
+    from befit.adapters.state import interpolate, rename
+    from befit.engine.wire import from_bytes
+
+    def arrays(folder: Path, client: str) -> dict[str, object]:
+        found, _ = from_bytes((folder / "clients" / client / "deployment.safetensors").read_bytes())
+        return rename(found, "one")  # type: ignore[return-value]
+
+    for client, row in done.results["clients"].items():
+        fedit, local, merged = (
+            arrays(path, client) for path in (done.path / "baselines/fedit", done.path / "baselines/local", done.path)
+        )
+        expected = interpolate(fedit, local, row["diagnostics"]["w"])  # type: ignore[arg-type]
+        assert merged.keys() == expected.keys()
+        assert all((merged[key] == expected[key]).all() for key in expected)  # type: ignore[attr-defined]
