@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -33,6 +34,10 @@ from befit.tasks.image_classification import ImageClassification
 from befit.tasks.images import ImagePreprocessor
 from befit.tasks.text_classification import TextClassification
 from befit.types import ClientInfo, State
+
+# The same examples on every machine, and none that fails because the machine was busy.
+hypothesis.settings.register_profile("befit", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("befit")
 
 ARCHITECTURES = ("vit", "bert", "llama", "gpt2")
 CLASSES = ("zero", "one", "two")

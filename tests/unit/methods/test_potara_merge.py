@@ -224,11 +224,10 @@ def test_with_a_common_A_merging_factors_is_merging_products() -> None:
         )
 
 
-@pytest.mark.parametrize("space", ["factors"])
-def test_the_ends_of_the_segment_are_the_parents_bit_for_bit(space: str) -> None:
+def test_the_ends_of_the_segment_are_the_parents_bit_for_bit() -> None:
     _, fed, local = two_sides()
-    assert_same(merge_pair(fed, local, {"": 1.0}, space), rename(fed, "merged"))
-    assert_same(merge_pair(fed, local, {"": 0.0}, space), rename(local, "merged"))
+    assert_same(merge_pair(fed, local, {"": 1.0}, "factors"), rename(fed, "merged"))
+    assert_same(merge_pair(fed, local, {"": 0.0}, "factors"), rename(local, "merged"))
 
 
 def test_weights_go_to_the_keys_they_were_computed_for() -> None:
@@ -248,8 +247,8 @@ def test_low_rank_arithmetic_agrees_with_dense() -> None:
     draw = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(7, r, generator=draw), torch.randn(r, 5, generator=draw)) for r in (2, 3)]
     dense = [(B @ A).double() for B, A in pairs]
-    assert inner(*pairs) == pytest.approx(float((dense[0] * dense[1]).sum()), rel=1e-5)
-    B, A = concatenate(*pairs, 0.3)
+    assert inner(pairs[0], pairs[1]) == pytest.approx(float((dense[0] * dense[1]).sum()), rel=1e-5)
+    B, A = concatenate(pairs[0], pairs[1], 0.3)
     torch.testing.assert_close((B @ A).double(), 0.3 * dense[0] + 0.7 * dense[1], rtol=1e-5, atol=1e-5)
     assert norm({"s/m/A": dense[0]}) == pytest.approx(inner(pairs[0], pairs[0]) ** 0.5, rel=1e-6)
     again = truncate((B, A), 5)
@@ -278,7 +277,7 @@ def test_adapters_of_different_initial_values_are_refused_by_the_name_of_the_cli
 def test_a_local_branch_of_another_seed_is_refused() -> None:
     """The real thing: the second branch starts on a model that was installed with another seed."""
     clients = Clients(potara())
-    local, federated, merging = clients.method.plan()
+    *_, merging = clients.method.plan()
     at = Tick("local", 1, 1, 0)
     list(clients.engine.exchange({"a": Payload()}, at))
     other = Clients(potara(), seed=1)
