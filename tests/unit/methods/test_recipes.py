@@ -110,14 +110,17 @@ def test_dittos_shared_adapter_is_that_of_fedit_whatever_mu_is() -> None:
         assert all(slot_of(key) == "shared" for key in ditto.uploads(1)["a"])
 
 
-def test_ditto_without_a_pull_trains_personally_as_one_uninterrupted_run_does() -> None:
-    clients = Clients(build_method({"name": "ditto", "rank": 2, "mu": 0.0}))
+@pytest.mark.parametrize(
+    ("method", "stage"), [({"name": "ditto", "mu": 0.0}, "federate"), ({"name": "local"}, "local")]
+)
+def test_a_personal_adapter_is_trained_as_one_uninterrupted_run_would(method: dict[str, object], stage: str) -> None:
+    clients = Clients(build_method({**method, "rank": 2}))
     clients.run(rounds=2)
     site = clients.fresh("b")
     model, chosen = site.model, slot("personal")
     optimiser = torch.optim.AdamW(model.parameters(chosen), BUDGET.lr, weight_decay=0.0)
     for number in (1, 2):
-        for batch in site.batches("train", BUDGET.max_steps, Tick("federate", number, 2, 0)):
+        for batch in site.batches("train", BUDGET.max_steps, Tick(stage, number, 2, 0)):
             model.zero_gradients()
             with model.training(True), model.active("personal"), model.trainable(chosen):
                 site.loss(batch).backward()
