@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import platform
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from befit.errors import RunError
 from befit.host import Host
 from befit.storage import atomic_write, read_json, write_json
 
-__all__ = ["claim", "environment", "free_directory", "identify"]
+__all__ = ["check_directory", "environment", "free_directory", "identify", "locked"]
 
 
 def free_directory(name: str) -> Path:
@@ -27,25 +30,22 @@ def free_directory(name: str) -> Path:
         number += 1
 
 
-def claim(path: Path, experiment: Experiment, resume: bool) -> None:
-    """Make the directory this experiment's, or refuse: it is in use, or holds a run of another configuration."""
+def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
+    """Raise RunError unless the experiment may use this directory. Writes nothing, so a refusal leaves no trace."""
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; name a directory for the run")
-    if resume and not config.exists():
-        if path.exists() and any(not p.name.startswith(".config.yaml") for p in path.iterdir()):
-            raise RunError(f"{path} has no config.yaml: it is not a run directory")
-    elif config.exists():
-        if not resume:
-            raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-        before, now = (_deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
-        if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
-            raise RunError(f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
-                           f"with its own: befit run {config} --out {path} --resume")  # fmt: skip
+    if not config.exists():
+        # Hidden files are a lock, or what a crash left of a first write: no run has begun here.
+        if path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+            raise RunError(f"{path} is not empty and not a run: it has no config.yaml; name another directory")
         return
-    elif path.exists() and any(path.iterdir()):
-        raise RunError(f"{path} is not empty and not a run; name another directory")
-    atomic_write(config, to_yaml(experiment).encode())
+    if not resume:
+        raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
+    before, now = (_deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
+    if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        raise RunError(f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
+                       f"with its own: befit run {config} --out {path} --resume")  # fmt: skip
 
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +53,23 @@ def _deciding(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("checkpoint", "name")}
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the directory for this process; raises RunError while another one has it. A crash lets go of it."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{path} is in use by another process that is still running") from None
+        yield
+
+
 def identify(path: Path, host: Host) -> None:
-    """Write run.json: what this run's numbers rest on. Raises RunError if a resumed run rests on something else."""
+    """Write config.yaml, and run.json: what this run's numbers rest on.
+
+    Raises RunError if a resumed run rests on something else.
+    """
     now = {
         "task": host.federation.task,
         "label_names": list(host.federation.label_names),
@@ -69,6 +84,8 @@ def identify(path: Path, host: Host) -> None:
         if different := [key for key, (old, new) in parts.items() if old != new]:
             raise RunError(f"{path} was started on something else: {', '.join(different)} changed since. Start a new "
                            "run, or bring back what it was started on")  # fmt: skip
+    if not (path / "config.yaml").exists():
+        atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_json(path / "run.json", now)
 
 

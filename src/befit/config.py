@@ -159,13 +159,15 @@ class EvaluateSettings:
 class EngineSettings:
     """What runs the clients.
 
-    kind       local: in this process
+    kind       local: on this machine
+    workers    processes that share the clients, each with a backbone of its own; 1: all in this process
     store      where clients keep their memory between rounds
     serialise  send every payload through bytes, as over a network
     threads    CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
     """
 
     kind: Literal["local"] = "local"
+    workers: int = 1
     store: Literal["memory", "disk"] = "memory"
     serialise: bool = False
     threads: int | None = None
@@ -185,7 +187,8 @@ class WireSettings:
 class GuardSettings:
     """When a reply is refused.
 
-    max_norm_ratio  largest norm of a reply, as a multiple of the median of the round
+    max_norm_ratio  largest norm of a reply, as a multiple of the norm of what the client received or of the initial
+                    adapters, whichever is larger
     max_bytes       largest encoded reply; null: no limit
     """
 

@@ -56,6 +56,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "evaluate.every": _at_least(0),
     "evaluate.batch_size": POSITIVE,
+    "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,
     "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
     "guard.max_bytes": POSITIVE,

@@ -33,6 +33,10 @@ class IncompatibleAdapters(BefitError, ValueError):
     """Two adapters that may not be merged; names the field that differs."""
 
 
+class NotTrained(BefitError, RuntimeError):
+    """A client that has no adapter to use, because it never took part."""
+
+
 class NotEnoughReplies(BefitError, RuntimeError):
     """Fewer clients answered than the configuration demands."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +13,15 @@ from befit.adapters.state import norm, specs_of
 from befit.engine.base import Engine
 from befit.engine.guard import Guard
 from befit.errors import NotEnoughReplies, PayloadMismatch
-from befit.method import Method
+from befit.method import Exchange, Method
 from befit.rundir import Checkpoint
 from befit.seeds import derive_seed
+from befit.serve import later_personal_stages
 from befit.site import ServerSite
-from befit.types import ClientInfo, Failure, Payload, Score, Stage, Tick, Update
+from befit.types import ClientInfo, Failure, Payload, Score, Stage, State, Tick, Update
 
-__all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "stage_rounds"]
+__all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "resolved_stages", "stage_rounds"]
 
-_LOG = logging.getLogger(__name__)
 Event = Callable[[dict[str, Any]], None]
 
 
@@ -62,7 +61,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
 
     Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
     """
-    stages = [replace(stage, rounds=stage_rounds(stage, schedule.rounds)) for stage in method.plan()]
+    stages = resolved_stages(method, schedule.rounds)
     point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
     server = point.server
     for index, stage in enumerate(stages):
@@ -77,6 +76,15 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
                 _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
             journal.completed(Checkpoint(index, last, server), force=ends)
     return server
+
+
+def resolved_stages(method: Method, rounds: int) -> list[Stage]:
+    """The method's plan with every number of rounds filled in. Raises ValueError for two stages of one name."""
+    stages = [replace(stage, rounds=stage_rounds(stage, rounds)) for stage in method.plan()]
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the stages of a plan need names of their own, got {', '.join(names)}")
+    return stages
 
 
 def stage_rounds(stage: Stage, default: int) -> int:
@@ -111,25 +119,22 @@ def _round(
 ) -> Payload:  # fmt: skip
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
-    requests = {info.id: stage.exchange.dispatch(server, info, at) for info in cohort}
-    declared = method.uplink(stage, specs_of(site.initial))
-    initial = norm(site.initial)
+    requests = _Requests({info.id: info for info in cohort}, stage.exchange, server, at)
+    check = _Check(stage, schedule.guard, site.initial, requests)
     updates: list[Update] = []
     failures: list[Failure] = []
     for done, reply in enumerate(engine.exchange(requests, at), start=1):
         journal.event(
             {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)}
         )
-        if isinstance(reply, Update):
-            try:
-                reference = max(initial, norm(requests[reply.client.id].arrays)) if declared else 0.0
-                schedule.guard.check(reply, declared, reference)
-                updates.append(reply)
-                continue
-            except PayloadMismatch as refusal:
-                reply = Failure(reply.client.id, at.stage, at.last, "refused", str(refusal))
-        failures.append(reply)
-        journal.failed(reply)
+        checked = check(reply, at)
+        if isinstance(checked, Update):
+            updates.append(checked)
+        else:
+            failures.append(checked)
+    failures.sort(key=lambda failure: failure.client)
+    for failure in failures:
+        journal.failed(failure)
     needed = required_replies(schedule.min_replies, len(cohort))
     if len(updates) < needed:
         first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
@@ -144,6 +149,48 @@ def _round(
         "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
     })  # fmt: skip
     return stage.exchange.aggregate(server, updates, site, at)
+
+
+class _Requests(Mapping[str, Payload]):
+    """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
+    in memory."""
+
+    def __init__(self, cohort: dict[str, ClientInfo], exchange: Exchange, server: Payload, at: Tick) -> None:
+        self._cohort, self._exchange, self._server, self._at = cohort, exchange, server, at
+
+    def __getitem__(self, client: str) -> Payload:
+        return self._exchange.dispatch(self._server, self._cohort[client], self._at)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cohort)
+
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+
+class _Check:
+    """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
+
+    def __init__(self, stage: Stage, guard: Guard, initial: State, requests: Mapping[str, Payload]) -> None:
+        self._declared = stage.exchange.uplink(stage, specs_of(initial))
+        self._numbers = stage.exchange.uplink_numbers(stage)
+        self._guard, self._requests, self._norm = guard, requests, norm(initial)
+        self._seen: set[str] = set()
+
+    def __call__(self, reply: Update | Failure, at: Tick) -> Update | Failure:
+        if isinstance(reply, Failure):
+            return reply
+        client = reply.client.id
+        try:
+            if client not in self._requests or client in self._seen:
+                twice = "a second reply" if client in self._seen else "a reply that nobody asked for"
+                raise PayloadMismatch(f"client {client} sent {twice}")
+            self._seen.add(client)
+            reference = max(self._norm, norm(self._requests[client].arrays)) if self._declared else 0.0
+            self._guard.check(reply, self._declared, self._numbers, reference)
+        except PayloadMismatch as refusal:
+            return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)
+        return reply
 
 
 def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> list[ClientInfo]:
@@ -165,9 +212,14 @@ def required_replies(wanted: int | float, cohort: int) -> int:
 
 
 def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-    """What a client would hold if the run ended now: the method's download, and that of its last stage."""
-    first, last = method.dispatch(server, client, at), method.plan()[-1].exchange.dispatch(server, client, at)
-    return Payload({**first.arrays, **last.arrays}, {**first.scalars, **last.scalars})
+    """What a client would hold if the run ended now: the method's download, and those of the stages still ahead."""
+    stages = [*later_personal_stages(method, at.stage), method.plan()[-1]]
+    arrays, scalars = {}, {}
+    for exchange in (method, *(stage.exchange for stage in stages)):
+        received = exchange.dispatch(server, client, at)
+        arrays |= received.arrays
+        scalars |= received.scalars
+    return Payload(arrays, scalars)
 
 
 def _score(
@@ -175,7 +227,8 @@ def _score(
 ) -> None:  # fmt: skip
     requests = {info.id: final_download(method, server, info, at) for info in engine.clients()}
     values: list[Mapping[str, float]] = []
-    for reply in engine.score(requests, at, schedule.split):
+    replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)
+    for reply in replies:
         if isinstance(reply, Failure):
             journal.failed(reply)
         else:

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from befit.engine.store import ClientStore
-from befit.ledger import Outbound
+from befit.engine.base import Memories
 from befit.rundir import Checkpoint, RunDirectory
 from befit.types import Cost, Failure, Score, Tick, Update
 
@@ -23,19 +22,14 @@ class RunJournal:
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
     """
 
-    def __init__(
-        self, directory: RunDirectory, store: ClientStore, name: str, observer: Observer | None, resume: bool
-    ) -> None:
+    def __init__(self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None) -> None:
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
-        if resume:
-            self._point, self.outbound = directory.restore(store)
-            for line in directory.read("ledger"):
-                if line["purpose"] == "train":
-                    self._bytes_up += line["bytes_up"]
-                    self._bytes_down += line["bytes_down"]
-        else:
-            self._point, self.outbound = None, Outbound()
+        self._point, self.outbound = directory.restore(store)
+        for line in directory.read("ledger"):
+            if line["purpose"] == "train":
+                self._bytes_up += line["bytes_up"]
+                self._bytes_down += line["bytes_down"]
 
     def resume(self) -> Checkpoint | None:
         return self._point
@@ -71,6 +65,7 @@ class RunJournal:
         _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
                      failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")  # fmt: skip
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
+        self._spent(where, "failed", failure.cost)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
 

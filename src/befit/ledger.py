@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,10 +43,8 @@ class Outbound:
         row["bytes"] = max(row["bytes"], size)
 
     def as_dict(self) -> dict[str, list[dict[str, Any]]]:
-        return {client: list(rows.values()) for client, rows in sorted(self._entries.items())}
-
-    def __str__(self) -> str:
-        return json.dumps(self.as_dict())
+        """By client, then stage and name, so that equal runs give equal lists."""
+        return {client: [rows[identity] for identity in sorted(rows)] for client, rows in sorted(self._entries.items())}
 
 
 def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:

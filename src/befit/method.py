@@ -83,6 +83,10 @@ class Exchange(ABC):
         """
         return {}
 
+    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
+        """Declares the names of the plain numbers that a reply of this stage holds beside its arrays."""
+        return frozenset()
+
     def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         """The arrays that `dispatch` sends once a round has been aggregated, for estimates before a run."""
         return {}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from befit.engine.base import Memories
 from befit.engine.store import ClientStore, read_payload, write_payload
 from befit.errors import RunError
 from befit.ledger import Outbound
@@ -74,7 +75,7 @@ class RunDirectory:
     def due(self) -> bool:
         return time.monotonic() - self._written_at >= self._every_s
 
-    def commit(self, point: Checkpoint, store: ClientStore, outbound: Outbound) -> None:
+    def commit(self, point: Checkpoint, store: Memories, outbound: Outbound) -> None:
         """Make everything up to `point` durable. A crash before the last line leaves the checkpoint of before."""
         self._serial += 1
         server = f"server.{self._serial}.safetensors"
@@ -103,7 +104,7 @@ class RunDirectory:
             raise RunError(f"cannot write {self.path / name}: {error.strerror}; resume with --resume") from error
         return file.tell()
 
-    def restore(self, store: ClientStore) -> tuple[Checkpoint | None, Outbound]:
+    def restore(self, store: Memories) -> tuple[Checkpoint | None, Outbound]:
         """Go back to the last checkpoint, or to the start if there is none yet."""
         for litter in self.path.rglob(".*.tmp"):  # what a crash left of a write
             litter.unlink(missing_ok=True)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from befit.claim import claim, environment, free_directory, identify
-from befit.config import Experiment, load_experiment
+from befit.claim import check_directory, environment, free_directory, identify, locked
+from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment
 from befit.deployed import export, predict, write_client
+from befit.engine.base import Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
-from befit.errors import ConfigError
+from befit.errors import ConfigError, RunError
 from befit.evaluate.results import against_baselines, method_results
-from befit.federate import Schedule, federate, final_download, stage_rounds
-from befit.host import Host, check_needs
+from befit.federate import Schedule, federate, final_download, resolved_stages
+from befit.host import Host, check_needs, resolve_model
 from befit.journal import Observer, RunJournal
+from befit.ledger import Outbound
 from befit.method import Method
+from befit.pool import PoolEngine
 from befit.registry import build_method
 from befit.rundir import RunDirectory
 from befit.storage import read_json, write_json
-from befit.types import Stage, Tick
+from befit.types import Payload, Stage, Tick
+
+_LOG = logging.getLogger(__name__)
 
 __all__ = ["Run", "check", "export", "predict", "run"]
 
@@ -56,29 +64,33 @@ def run(
     Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
     NotEnoughReplies when too many clients failed.
     """
-    experiment = load_experiment(config)
+    experiment = resolve_model(load_experiment(config))
     path = free_directory(experiment.name) if out is None else Path(out)
-    claim(path, experiment, resume)
+    check_directory(path, experiment, resume)
     if resume and (path / "report.html").exists():
         return Run(path, read_json(path / "results.json"))
     name, *labels = numbered([experiment.method["name"], *(config["name"] for config in experiment.baselines)])
-    configs = zip((name, *labels), (experiment.method, *experiment.baselines), strict=True)
-    methods = {label: build_method(config) for label, config in configs}
-    host = Host(experiment) if host is None else host
-    problems = [p for label, m in methods.items() for p in check_needs(label, m, len(host.infos))]
+    configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
+    if host is None:
+        host = Host(experiment)
+    elif _shared(host.experiment) != _shared(experiment):
+        raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
+                           "engine may differ"])  # fmt: skip
+    host.experiment = experiment
+    problems = [p for label, c in configs.items() for p in check_needs(label, build_method(c), len(host.infos))]
     if problems:
         raise ConfigError(problems)
-    torch.set_num_threads(pick_threads(host))
-    identify(path, host)
-    write_json(path / "env.json", environment(host))
-    baselines = {
-        label: run_method(host, methods[label], label, path / "baselines" / label, observer) for label in labels
-    }
-    results = run_method(host, methods[name], name, path, observer)
-    write_results(path, host, name, results, baselines)
     from befit.report import write_report
 
-    write_report(path)
+    with locked(path), threads(pick_threads(host)):
+        identify(path, host)
+        write_json(path / "env.json", environment(host))
+        baselines = {
+            label: run_method(host, configs[label], label, path / "baselines" / label, observer) for label in labels
+        }
+        results = run_method(host, configs[name], name, path, observer)
+        write_results(path, host, name, results, baselines)
+        write_report(path)
     return Run(path, read_json(path / "results.json"))
 
 
@@ -89,45 +101,89 @@ def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]
     return estimate(load_experiment(config))
 
 
-def run_method(host: Host, method: Method, label: str, path: Path, observer: Observer | None) -> dict[str, Any]:
+def run_method(
+    host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None
+) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
     if done.exists():
         return read_json(done)
-    experiment = host.experiment
+    experiment, method = host.experiment, build_method(config)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
-    try:
-        store = directory.store(experiment.engine.store == "memory")
-        journal = RunJournal(directory, store, label, observer, resume=True)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(directory.close)
+        engine, store = make_engine(host, method, config, directory, cleanup)
+        journal = RunJournal(directory, store, label, observer)
+        engine.outbound = journal.outbound
         for info in host.infos if journal.resume() is None else ():
             journal.outbound.hello(info)
-        engine = LocalEngine(
-            method, host.infos, host.site, store, journal.outbound,
-            wire=getattr(torch, experiment.wire.dtype),
-            serialise=experiment.engine.serialise,
-            eval_batch_size=experiment.evaluate.batch_size,
-        )  # fmt: skip
         schedule = schedule_of(experiment)
-        stages = [replace(stage, rounds=stage_rounds(stage, schedule.rounds)) for stage in method.plan()]
+        stages = resolved_stages(method, schedule.rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
         journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
-        for info in host.infos:
-            request = final_download(method, server, info, at)
-            write_client(path / "clients" / info.id, engine.deployment(info.id, request, at), host, label, info.id)
-    finally:
-        directory.close()
+        missing = export_clients(path, host, label, engine, {
+            info.id: final_download(method, server, info, at) for info in host.infos
+        }, at)  # fmt: skip
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
-    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages))
+    last = (stages[-1].name, stages[-1].rounds or 0)
+    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last)
     for client, row in results["clients"].items():
-        row["adapter"] = f"clients/{client}/adapter"
+        row["adapter"] = None if client in missing else f"clients/{client}/adapter"
+    results["failures"] += [
+        {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
+        for client, error in missing.items()
+    ]
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_json(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def export_clients(
+    path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
+) -> dict[str, Exception]:
+    """Write every client's adapter. A client that has none, or a broken one, is returned with the reason."""
+    missing: dict[str, Exception] = {}
+    for client, request in requests.items():
+        try:
+            deployed = engine.deployment(client, request, at)
+            write_client(path / "clients" / client, deployed, host, label, client)
+        except RunError:
+            raise
+        except Exception as error:
+            _LOG.warning("client %s gets no adapter: %s", client, error)
+            missing[client] = error
+    return missing
+
+
+def make_engine(
+    host: Host, method: Method, config: Mapping[str, Any], directory: RunDirectory, cleanup: contextlib.ExitStack
+) -> tuple[LocalEngine | PoolEngine, Memories]:
+    """One process or several, as the configuration says, and where the clients' memories are."""
+    settings = host.experiment.engine
+    workers = min(settings.workers, len(host.infos))
+    if workers == 1:
+        store = directory.store(settings.store == "memory")
+        return LocalEngine.of(host, method, store, Outbound()), store
+    pool = cleanup.enter_context(
+        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
+    )
+    return pool, pool.store()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """This many threads for torch, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_threads(host: Host) -> int:
@@ -135,8 +191,11 @@ def pick_threads(host: Host) -> int:
 
     A second thread gains nothing below some ten million parameters, and costs much on a machine that is busy.
     """
-    if host.experiment.engine.threads is not None:
-        return host.experiment.engine.threads
+    wanted, cores = host.experiment.engine.threads, os.cpu_count() or 1
+    if wanted is not None:
+        if wanted > cores:
+            raise ConfigError([f"engine.threads: {wanted} are more than the {cores} cores of this machine"])
+        return wanted
     small = sum(parameter.numel() for parameter in host.model.backbone.parameters()) < 10_000_000
     return 1 if small else torch.get_num_threads()
 
@@ -177,6 +236,12 @@ def write_results(
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
     write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})
+
+
+def _shared(experiment: Experiment) -> Experiment:
+    """What a host depends on; the rest may change from run to run."""
+    plain = resolve_model(experiment)
+    return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings())
 
 
 def numbered(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from befit.engine.guard import check_names
+from befit.engine.guard import check_declared, check_finite
 from befit.method import Deployment, Method
 from befit.site import Site
 from befit.types import Payload, Score, Stage, Tick
@@ -24,32 +24,37 @@ def serve(method: Method, site: Site, store: ClientStore, received: Payload, at:
     The reply holds exactly the arrays that the method declares for this stage; anything else raises PayloadMismatch
     here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before.
     """
-    stage = stage_named(method, at.stage)
-    memory, reply = _update(method, stage, site, store.load(site.info.id), received, at)
-    check_names(site.info.id, reply.arrays, method.uplink(stage, site.model.specs))
-    store.save(site.info.id, memory)
+    stage, name = stage_named(method, at.stage), site.info.id
+    memory, reply = _update(method, stage, site, store.load(name), received, at)
+    exchange = stage.exchange
+    check_declared(name, reply, exchange.uplink(stage, site.model.specs), exchange.uplink_numbers(stage))
+    check_finite(f"client {name} would keep", memory)
+    store.save(name, memory)
     return reply
 
 
-def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Deployment:
+def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
     """The model this client would use if the run ended now.
 
-    Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes.
+    Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes. `rounds`
+    is the configuration's, for stages that do not say their own.
     """
     memory = store.load(site.info.id)
     for stage in later_personal_stages(method, at.stage):
-        for number in range(1, (stage.rounds or at.rounds) + 1):
-            tick = replace(at, stage=stage.name, round=number, rounds=stage.rounds or at.rounds, span=1)
+        total = rounds if stage.rounds is None else stage.rounds
+        for number in range(1, total + 1):
+            tick = replace(at, stage=stage.name, round=number, rounds=total, span=1)
             memory, _ = _update(method, stage, site, memory, received, tick)
     site.model.reset()
     return method.deploy(method.client_init(site) if memory is None else memory, received, site)
 
 
 def score(
-    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, split: str, batch_size: int
-) -> Score:
+    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int, split: str,
+    batch_size: int,
+) -> Score:  # fmt: skip
     """Measure the client's current model on one split of its own data."""
-    deployed = deployment(method, site, store, received, at)
+    deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
     examples = site.examples(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):

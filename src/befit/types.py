@@ -103,6 +103,7 @@ class Failure:
     kind: str
     reason: str
     traceback: str = ""
+    cost: Cost = field(default_factory=lambda: Cost())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +132,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method demands of a federation; checked before a run starts."""
+    """What a method demands of a federation.
+
+    min_clients         fewer are refused before a run starts
+    individual_updates  the server has to see each client's update, so a masked sum will not do
+    """
 
     min_clients: int = 1
-    public_data: bool = False
-    server_model: bool = False
     individual_updates: bool = False
-    same_backbone: bool = True

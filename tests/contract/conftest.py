@@ -80,7 +80,7 @@ class BackToFront(LocalEngine):
     """Visits the clients, and so answers, in the opposite order."""
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        return super().exchange(dict(reversed(requests.items())), at)
+        return super().exchange({client: requests[client] for client in reversed(list(requests))}, at)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.errors import NotEnoughReplies, PayloadMismatch
 from befit.host import Host
-from befit.types import ClientInfo, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.types import ClientInfo, Cost, Failure, Payload, State, TensorSpec, Tick, Update
 
 from .conftest import ROUNDS, Play
 
@@ -97,10 +97,10 @@ def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
 
 
 def test_a_reply_above_the_size_limit_is_refused_with_both_sizes() -> None:
-    update = Update(ClientInfo("a", "", 1), Payload({"s/m/A": torch.ones(4)}))
+    update = Update(ClientInfo("a", "", 1), Payload({"s/m/A": torch.ones(4)}), cost=Cost(bytes_up=16))
     with pytest.raises(PayloadMismatch, match=r"16 bytes; guard\.max_bytes is 15"):
-        Guard(max_bytes=15).check(update, {"s/m/A": TensorSpec((4,))}, 2.0)
-    Guard(max_bytes=16).check(update, {"s/m/A": TensorSpec((4,))}, 2.0)
+        Guard(max_bytes=15).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
+    Guard(max_bytes=16).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
 
 
 class Crashing(LocalEngine):

@@ -9,13 +9,16 @@ import torch
 
 from befit.adapters.state import fingerprint
 from befit.cost.estimate import communication
+from befit.engine.local import LocalEngine
 from befit.engine.wire import array_bytes
+from befit.federate import final_download
 from befit.host import Host
+from befit.ledger import Outbound
 from befit.registry import build_method, get_method, method_names
-from befit.serve import later_personal_stages
-from befit.types import Tick
+from befit.site import Site
+from befit.types import Failure, Payload, Score, Tick
 
-from .conftest import ROUNDS, BackToFront, Memo, Play, Stop, stages_of
+from .conftest import ROUNDS, BackToFront, Memo, Outcome, Play, Stop, stages_of
 
 EVERY_METHOD = pytest.mark.parametrize("name", method_names())
 # A client's own slots. What a method shares on purpose it declares; these may only leave where they are declared.
@@ -56,7 +59,8 @@ def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host)
     stages = {stage.name: stage for stage in stages_of(method)}
     assert outcome.journal.updates
     for at, update in outcome.journal.updates:
-        declared = method.uplink(stages[at.stage], host.model.specs)
+        stage = stages[at.stage]
+        declared = stage.exchange.uplink(stage, host.model.specs)
         assert {key: tuple(t.shape) for key, t in update.payload.arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }
@@ -75,7 +79,8 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
             if not row["shape"]:
                 assert row["bytes"] < 100  # plain numbers
                 continue
-            assert row["name"] in method.uplink(stages[row["stage"]], host.model.specs)
+            stage = stages[row["stage"]]
+            assert row["name"] in stage.exchange.uplink(stage, host.model.specs)
             assert row["count"] == ROUNDS
             assert row["bytes"] == 4 * prod(row["shape"])
 
@@ -151,20 +156,29 @@ def test_a_client_beats_the_model_it_started_from(name: str, play: Play, host: H
 
 
 @EVERY_METHOD
-def test_a_client_that_never_took_part_can_be_scored(name: str, play: Play, host: Host) -> None:
-    """Two of three clients train; the third gets what the server has, or its own first steps."""
+def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
+    name: str, play: Play, host: Host
+) -> None:
+    """Two of three clients train. Where all that is deployed comes from the server the third is scored with it; where
+    a slot of its own is missing, it must not pass as a trained client."""
     outcome = play(name, clients=2)
     method = build_method(name)
-    stage = stages_of(method)[-1]
-    newcomer = host.infos[2]
-    engine = outcome.engine.__class__(method, host.infos, host.site, outcome.store, outcome.engine.outbound)
-    if later_personal_stages(method, stages_of(method)[0].name):
-        pytest.skip("needs its own local branch first; a visit gives it one")
+    stage, newcomer = stages_of(method)[-1], host.infos[2]
+    engine = LocalEngine(method, host.infos, host.site, outcome.store, Outbound())
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
-    request = method.dispatch(outcome.server, newcomer, at)
-    (score,) = list(engine.score({newcomer.id: request}, at, "test"))
-    assert score.examples == len(host.examples(newcomer.id, "test"))  # type: ignore[union-attr]
+    request = final_download(method, outcome.server, newcomer, at)
+    (reply,) = list(engine.score({newcomer.id: request}, at, "test"))
+    if set(method.deploy(*_a_trained_client(outcome, request, host)).slots) == {"shared"}:
+        assert isinstance(reply, Score) and reply.examples == len(host.examples(newcomer.id, "test"))
+    else:
+        assert isinstance(reply, Failure)
+        assert reply.kind == "NotTrained" and "never completed" in reply.reason and newcomer.id in reply.reason
     assert outcome.store.load(newcomer.id) is None
+
+
+def _a_trained_client(outcome: Outcome, request: Payload, host: Host) -> tuple[Payload, Payload, Site]:
+    info = host.infos[0]
+    return outcome.store.load(info.id) or Payload(), request, host.site(info)
 
 
 @EVERY_METHOD

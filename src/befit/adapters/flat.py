@@ -82,6 +82,8 @@ class FlatState:
                 parameter.grad = self._gradients[start:stop]
                 parameters.append(parameter)
             self._parameters[chosen.text] = parameters
+        for parameter, (start, stop) in zip(self._parameters[chosen.text], self._find_runs(chosen), strict=True):
+            parameter.grad = self._gradients[start:stop]  # an optimiser's zero_grad may have taken it away
         return self._parameters[chosen.text]
 
     def zero_gradients(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
-from befit.adapters.keys import NOTHING, Selector, canonical_names, join, split
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, join, split
 from befit.adapters.layer import DenseBranch, LoraBranch, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes, ModuleShape
 from befit.adapters.mixers import MIXERS
@@ -85,8 +85,11 @@ class AdaptedModel:
                 layer.gate = leaf
 
     def reset(self) -> None:
-        """Back to the initial adapters, no slot active, nothing trainable."""
+        """Back to the initial adapters, no slot active, nothing trainable, dropout off."""
         self._state.fill(self._fresh)
+        self._state.require_gradients(EVERYTHING, False)
+        if self.backbone.training:
+            self.backbone.eval()
         self._router.active, self._router.mixer, self._router.recorder = (), None, None
 
     def load(self, state: Mapping[str, Tensor]) -> None:

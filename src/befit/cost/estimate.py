@@ -72,7 +72,7 @@ def communication(method: Method, specs: Mapping[str, TensorSpec], rounds: int, 
     per_round = {"up": 0, "down": 0}
     for stage in method.plan():
         sizes = {
-            "up": method.uplink(stage, specs) if stage.uplink else {},
+            "up": stage.exchange.uplink(stage, specs),
             "down": stage.exchange.downlink(stage, specs),
         }
         for way, declared in sizes.items():

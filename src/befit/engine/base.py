@@ -7,7 +7,20 @@ from typing import Protocol
 
 from befit.types import ClientInfo, Failure, Payload, Score, Tick, Update
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "Memories"]
+
+
+class Memories(Protocol):
+    """Clients' memories as a checkpoint sees them; see `befit.engine.store.ClientStore` for what each does."""
+
+    @property
+    def serial(self) -> int: ...
+
+    def commit(self) -> dict[str, str]: ...
+
+    def settle(self) -> None: ...
+
+    def restore(self, files: Mapping[str, str], serial: int) -> None: ...
 
 
 class Engine(Protocol):

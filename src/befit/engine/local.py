@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from befit.engine.store import ClientStore
 from befit.engine.wire import cast, from_bytes, payload_bytes, to_bytes
+from befit.errors import RunError
 from befit.ledger import Outbound
 from befit.method import Deployment, Method
 from befit.serve import deployment, score, serve
 from befit.site import Site
 from befit.types import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 
+if TYPE_CHECKING:
+    from befit.host import Host
+
 __all__ = ["LocalEngine"]
+
+Reply = TypeVar("Reply", Update, Score)
 
 
 class LocalEngine:
     """Calls the clients' kernel directly.
 
-    sites      the site of each client, by id, in the order they are visited
-    wire       dtype of floating-point arrays on the wire; bytes are counted in it
-    serialise  turn every payload into bytes and back, as a network would
+    sites            makes the site of a client
+    wire             dtype of floating-point arrays on the wire; bytes are counted in it
+    serialise        turn every payload into bytes and back, as a network would
+    eval_batch_size  examples per forward pass when scoring
+    rounds           the configuration's, for stages that do not say their own
     """
 
     span = 1
@@ -41,61 +52,85 @@ class LocalEngine:
         wire: torch.dtype = torch.float32,
         serialise: bool = False,
         eval_batch_size: int = 256,
+        rounds: int = 1,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self.outbound = outbound
-        self._wire, self._serialise, self._eval_batch_size = wire, serialise, eval_batch_size
+        self._wire, self._serialise = wire, serialise
+        self._eval_batch_size, self._rounds = eval_batch_size, rounds
+
+    @classmethod
+    def of(cls, host: Host, method: Method, store: ClientStore, outbound: Outbound) -> LocalEngine:
+        """The engine that the host's configuration describes, for a method that the host has installed."""
+        experiment = host.experiment
+        return cls(
+            method,
+            host.infos,
+            host.site,
+            store,
+            outbound,
+            wire=getattr(torch, experiment.wire.dtype),
+            serialise=experiment.engine.serialise,
+            eval_batch_size=experiment.evaluate.batch_size,
+            rounds=experiment.federation.rounds,
+        )
 
     def clients(self) -> Sequence[ClientInfo]:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         for client, request in requests.items():
-            start = time.perf_counter()
-            try:
-                site = self._sites(self._infos[client])
-                sent = self._encode(request)
-                reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
-                report = dict(site.report)
-                self.outbound.payload(client, at.stage, reply)
-                self.outbound.numbers(client, f"{at.stage} report", report)
-                cost = Cost(payload_bytes(reply), payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
-                yield Update(self._infos[client], self._decode(reply), report, cost)
-            except Exception as error:
-                yield _failure(client, at, error)
+            yield self._attempt(client, request, at, self._update)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
-            start = time.perf_counter()
-            try:
-                site = self._sites(self._infos[client])
-                sent = self._encode(request)
-                found = score(self._method, site, self._store, self._decode(sent), at, split, self._eval_batch_size)
-                self.outbound.numbers(client, f"score {split}", dict(found.metrics))
-                cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
-                yield Score(found.client, found.split, found.examples, found.metrics, cost)
-            except Exception as error:
-                yield _failure(client, at, error)
+            yield self._attempt(client, request, at, lambda *arguments: self._score(*arguments, split))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now; it stays on this side of the wire."""
+        site, received = self._sites(self._infos[client]), self._decode(self._encode(request))
+        return deployment(self._method, site, self._store, received, at, self._rounds)
+
+    def _attempt(self, client: str, request: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
+        """Deliver a request. What goes wrong at the client becomes a Failure; what goes wrong here is raised."""
+        start = time.perf_counter()
+        sent = self._encode(request)
+        try:
+            return act(client, sent, at, start)
+        except (RunError, MemoryError):
+            raise
+        except Exception as error:
+            self.outbound.numbers(client, at.stage, {"failure": str(error)})
+            cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+            text = "".join(traceback.format_exception(error))
+            return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
+
+    def _update(self, client: str, sent: Payload, at: Tick, start: float) -> Update:
         site = self._sites(self._infos[client])
-        return deployment(self._method, site, self._store, self._decode(self._encode(request)), at)
+        reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
+        report = dict(site.report)
+        self.outbound.payload(client, at.stage, reply)
+        self.outbound.numbers(client, f"{at.stage} report", report)
+        cost = Cost(payload_bytes(reply), payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        return Update(self._infos[client], self._decode(reply), report, cost)
+
+    def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
+        site = self._sites(self._infos[client])
+        received = self._decode(sent)
+        found = score(self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size)
+        self.outbound.numbers(client, f"score {split}", {**found.metrics, "examples": found.examples})
+        cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        return replace(found, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:
         encoded = cast(payload, self._wire)
         if not self._serialise:
             return encoded
-        arrays, _ = from_bytes(to_bytes(encoded.arrays, {}))
-        return Payload(arrays, dict(encoded.scalars))
+        arrays, metadata = from_bytes(to_bytes(encoded.arrays, {"scalars": json.dumps(encoded.scalars)}))
+        return Payload(arrays, json.loads(metadata["scalars"]))
 
     def _decode(self, payload: Payload) -> Payload:
         return cast(payload, torch.float32)
-
-
-def _failure(client: str, at: Tick, error: Exception) -> Failure:
-    text = "".join(traceback.format_exception(error))
-    return Failure(client, at.stage, at.round, type(error).__name__, str(error), text)
 
 
 def peak_memory_mib() -> float:

@@ -100,6 +100,10 @@ class ClientStore:
             raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
         self.settle()
 
+    def has(self, name: str) -> bool:
+        """Whether a file of this name is in this store's folder."""
+        return self._root is not None and self._path(name).exists()
+
     @property
     def serial(self) -> int:
         return self._serial

@@ -14,22 +14,26 @@ __all__ = ["against_baselines", "method_results"]
 
 
 def method_results(
-    path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str]
-) -> dict[str, Any]:
+    path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
+    last: tuple[str, int],
+) -> dict[str, Any]:  # fmt: skip
     """Results of one method's run directory.
 
     curve_stages  the stages whose rounds count on the curve, in order: a later one of a single round, such as a merge,
                   replaces the last point
-    ->  clients (per client: metrics, examples, bytes, seconds, diagnostics), summary, curve, failures
+    last          the last stage and its last round: a client without a score there has none, whatever it had before
+    ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
+
+    `updates` counts the rounds whose update was used. Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
-        client: {metric: None, "examples": 0, "train_examples": train_examples[client], "bytes_up": 0, "bytes_down": 0,
-                 "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
+        client: {metric: None, "examples": 0, "train_examples": train_examples[client], "updates": 0, "bytes_up": 0,
+                 "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
         for client in clients
     }  # fmt: skip
     for line in metrics:
-        if line["kind"] == "score":
+        if line["kind"] == "score" and (line["stage"], line["round"]) == last:
             rows[line["client"]][line["metric"]] = line["value"]
             rows[line["client"]]["examples"] = line["examples"]
         elif line["kind"] == "diagnostic":
@@ -38,7 +42,8 @@ def method_results(
     for line in ledger:
         row = rows[line["client"]]
         peak = max(peak, line["peak_memory_mib"])
-        if line["purpose"] == "train":
+        if line["purpose"] in ("train", "failed"):
+            row["updates"] += line["purpose"] == "train"
             row["bytes_up"] += line["bytes_up"]
             row["bytes_down"] += line["bytes_down"]
             row["seconds"] += line["seconds"]
@@ -46,7 +51,7 @@ def method_results(
         else:
             row["bytes_scoring"] += line["bytes_up"] + line["bytes_down"]
     failures = [
-        {key: line[key] for key in ("client", "stage", "round", "error", "reason")}
+        {**{key: line[key] for key in ("client", "stage", "round", "reason")}, "kind": line["error"]}
         for line in metrics
         if line["kind"] == "failure"
     ]
@@ -60,7 +65,7 @@ def method_results(
         "clients": rows,
         "summary": summary,
         "curve": _curve(metrics, ledger, metric, curve_stages),
-        "failures": [{**failure, "kind": failure.pop("error")} for failure in failures],
+        "failures": failures,
     }
 
 
@@ -68,9 +73,10 @@ def spread(values: Mapping[str, float | None]) -> dict[str, Any]:
     """Mean, standard deviation over clients (ddof 1; 0 for one client) and the worst client; None without any value."""
     known = {client: value for client, value in values.items() if value is not None}
     if not known:
-        return {"mean": None, "std": None, "worst": None}
+        return {"scored": 0, "mean": None, "std": None, "worst": None}
     worst = min(known, key=lambda client: (known[client], client))
     return {
+        "scored": len(known),
         "mean": statistics.fmean(known.values()),
         "std": statistics.stdev(known.values()) if len(known) > 1 else 0.0,
         "worst": {"client": worst, "value": known[worst]},

@@ -25,8 +25,11 @@ def ditto(
 
     up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5, whose code uses mu 0.001
     and no factor 1/2; the original paper tries mu from 0.1 to 1 with the factor. Deviation: the personal adapter never
-    leaves the client, where that code averages it away every round.
+    leaves the client, where that code averages it away every round; each adapter has an optimiser of its own, the
+    personal one's kept from round to round; the penalty covers the task head too, where there is one.
     """
+    if mu < 0:
+        raise ValueError(f"mu must not be negative, got {mu}")
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", "personal")),
         passes=(

@@ -6,6 +6,8 @@ The equations, in the order of the specification potara.md, section 2 and 3, are
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import NOTHING, factor, join, slot, split, to_slot
+from befit.adapters.keys import NOTHING, join, slot, split, to_slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm
@@ -28,6 +30,8 @@ from befit.site import Site
 from befit.train.loop import Pass
 from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick
+
+_LOG = logging.getLogger(__name__)
 
 Granularity = Literal["client", "factor", "layer", "tensor", "coordinate"]
 
@@ -78,7 +82,7 @@ def potara(
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
     Source: specification potara.md.
     """
-    _check(granularity, estimate_space, merge_space)
+    _check(granularity, estimate_space, merge_space, samples, rho_shrink)
     merged_rank = 2 * rank if merge_space == "product" else rank
     merging = PotaraMerge(
         samples=samples,
@@ -110,7 +114,11 @@ def potara(
     )
 
 
-def _check(granularity: str, estimate_space: str, merge_space: str) -> None:
+def _check(granularity: str, estimate_space: str, merge_space: str, samples: int, rho_shrink: float) -> None:
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    if rho_shrink < 0:
+        raise ValueError(f"rho_shrink must not be negative, got {rho_shrink}")
     if granularity not in ("client", "layer") and (merge_space != "factors" or estimate_space != "factors"):
         raise ValueError(
             f"granularity {granularity!r} gives A and B of one module different weights, which a product does not "
@@ -134,6 +142,7 @@ class PotaraMerge:
     split: str
     name: str = "merge"
     rounds: int | None = 1
+    passes: tuple[Pass, ...] = ()
     trainable = NOTHING
 
     def exchange(self, recipe: Recipe) -> _Merging:
@@ -163,8 +172,24 @@ class _Merging(Personal):
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
         merged = merge_pair(fed, local, weights, stage.merge_space)
         site.report.update(numbers)
-        site.report.update(comparison(fed, local, numbers["w"]))
+        found = comparison(fed, local, numbers["w"])
+        if stage.granularity != "client":
+            del found["product_gap"]  # it is of one weight for everything
+        site.report.update(found)
+        _warn(site.info.id, numbers, found)
         return Payload({**client.arrays, **merged}, {**client.scalars, "w": numbers["w"]}), Payload()
+
+
+def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
+    """Say when the weight rests on the damping, or on a gauge that the parents do not share (sections 3.2 and 3.3)."""
+    if numbers["damped_share"] > 0.5:
+        _LOG.warning("client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
+                     "%.2f says little", client, 100 * numbers["damped_share"], numbers["w"])  # fmt: skip
+    for part in ("A", "B"):
+        if found[f"norm_ratio_{part}_min"] < 0.5 or found[f"norm_ratio_{part}_max"] > 2:
+            _LOG.warning("client %s: the federated and the local %s differ more than twofold in length at some module "
+                         "(norm_ratio_%s_min and _max); in factor space the weight depends on that, so compare with "
+                         "estimate_space: product", client, part, part)  # fmt: skip
 
 
 def check_same_start(client: Payload, received: Payload, name: str) -> None:
@@ -262,7 +287,8 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
     """How far the parents are apart, and how much the merge of factors differs from a merge of products.
 
     `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l)`: `product_gap` is the size of the last term
-    over that of the first two. `norm_ratio_A` and `_B` far from 1 mean that the gauges of the parents differ.
+    over that of the first two. `norm_ratio_A` and `_B` far from 1, over all modules or at one of them (`_min`, `_max`),
+    mean that the gauges of the parents differ.
     """
     gap = size = 0.0
     for key, A_f in fed.items():
@@ -274,9 +300,19 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
             difference = (B_f - B_l, A_f - A_l)
             size += inner(both, both)
             gap += (w * (1 - w)) ** 2 * inner(difference, difference)
-    ratios = {}
+    ratios: dict[str, float] = {}
     for part in ("A", "B"):
-        mine = norm({key: value for key, value in fed.items() if factor(part)(key)})
-        other = norm({key: value for key, value in local.items() if factor(part)(key)})
-        ratios[f"norm_ratio_{part}"] = mine / other if other > 0 else float("inf") if mine > 0 else 1.0
+        keys = [key for key in fed if split(key)[2] == part]
+        pairs = [(norm({key: fed[key]}), norm({key: local[to_slot(key, "personal")]})) for key in keys]
+        mine, other = (math.hypot(*side) for side in zip(*pairs, strict=True))
+        each = [_ratio(*pair) for pair in pairs]
+        ratios |= {f"norm_ratio_{part}": _ratio(mine, other), f"norm_ratio_{part}_min": min(each),
+                   f"norm_ratio_{part}_max": max(each)}  # fmt: skip
     return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}
+
+
+def _ratio(mine: float, other: float) -> float:
+    """mine / other; 1 where both are zero, and a very large number where only the other is."""
+    if other > 0:
+        return mine / other
+    return 1.0 if mine == 0 else 1e30

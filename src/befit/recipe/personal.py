@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.keys import Selector, slot, union
-from befit.adapters.layout import GATE
+from befit.adapters.keys import Selector, slot, slot_of, union
+from befit.adapters.layout import GATE, Layout
 from befit.adapters.state import fingerprint
 from befit.method import Deployment, Exchange, Personal
 from befit.site import Site
 from befit.train.loop import Pass, train
-from befit.types import ClientInfo, Payload, Stage, TensorSpec, Tick
+from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick
 
 if TYPE_CHECKING:
     from befit.recipe.recipe import Recipe
@@ -42,9 +42,20 @@ class PersonalStage(Protocol):
     def rounds(self) -> int | None: ...
 
     @property
+    def passes(self) -> tuple[Pass, ...]: ...
+
+    @property
     def trainable(self) -> Selector: ...
 
     def exchange(self, recipe: Recipe) -> Exchange: ...
+
+
+def start_of(layout: Layout, initial: State) -> str:
+    """What two branches must have in common to be merged: the initial arrays of a slot, its rank and its scale."""
+    name = slot_of(min(initial)) if initial else ""
+    held = layout.slot(name) if initial else None
+    scale = f" rank {held.rank}, alpha {held.alpha:g}" if held else ""
+    return f"{fingerprint(initial)}{scale}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ class _LocalTraining(Personal):
         trained = self.stage.trainable
         scalars = client.scalars
         if "initial" not in scalars:
-            scalars = {**scalars, "initial": fingerprint(site.model.dump(trained))}
+            scalars = {**scalars, "initial": start_of(self.recipe.layout, site.model.dump(trained))}
         self.recipe.restore(client, received, site)
         report = train(site, self.stage.passes, at, moments=client.arrays)
         site.report.update(report.numbers())

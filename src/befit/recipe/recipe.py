@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from befit.adapters.keys import NOTHING, Selector, select, union
+from befit.adapters.keys import NOTHING, Selector, select, slot_of, union
 from befit.adapters.layout import Layout
-from befit.adapters.state import fingerprint
+from befit.errors import NotTrained
 from befit.merge.merge import Merge
 from befit.method import Deployment, Method
-from befit.recipe.personal import PersonalStage, Use
+from befit.recipe.personal import PersonalStage, Use, start_of
 from befit.recipe.route import Broadcast, Route
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
@@ -71,7 +71,7 @@ class Recipe(Method):
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)
-        return self.route.initial(Payload(shared, {"initial": fingerprint(shared)} if shared else {}))
+        return self.route.initial(Payload(shared, {"initial": start_of(self.layout, shared)} if shared else {}))
 
     def client_init(self, site: Site) -> Payload:
         return Payload()
@@ -96,8 +96,25 @@ class Recipe(Method):
         return self.route.absorb(server, updates, self.merge)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        arrives = self.route.arrives(self.share)
+        for name in self.use.slots:
+            keys = [key for key in site.model.keys if slot_of(key) == name]
+            known = client.arrays.keys() | received.arrays.keys()
+            # A slot that only comes with downloads may still be at its start; one of the client's own may not.
+            if not known.intersection(keys) and not all(map(arrives, keys)):
+                raise NotTrained(f"client {site.info.id} has no {name!r} adapter: it never completed the stage that "
+                                 "makes it, so there is nothing to deploy")  # fmt: skip
         self.restore(client, received, site)
         return self.use.deployment(site)
+
+    def __post_init__(self) -> None:
+        for passes in (self.passes, *(stage.passes for stage in (*self.before, *self.then))):
+            names = [one.name for one in passes]
+            if len(set(names)) < len(names):
+                raise ValueError(f"the passes of a stage need names of their own, got {', '.join(names)}")
+        for rounds in (self.rounds, *(stage.rounds for stage in (*self.before, *self.then))):
+            if rounds is not None and rounds < 1:
+                raise ValueError(f"a stage needs at least one round, got {rounds}")
 
     @property
     def kept(self) -> Selector:

@@ -7,6 +7,7 @@ gradients, `a, b, c` traces of the two covariances and of the cross-covariance.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +26,7 @@ __all__ = ["Damping", "PairedFisher", "Variances", "estimate", "group_traces"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_DELTA = {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}
-# Gradients of one micro-batch and both models, in float32, may take this much.
+# What the gradients of one micro-batch may take.
 _GRADIENT_BYTES = 256 * 2**20
 
 
@@ -75,10 +76,13 @@ class PairedFisher:
         """Take in the gradients of some samples, (samples, P) each, in the same order."""
         if not (torch.isfinite(fed).all() and torch.isfinite(local).all()):
             raise FloatingPointError("a per-sample gradient is not finite")
-        fed, local = fed.double(), local.double()
         self.count += len(fed)
-        for row, value in enumerate((fed, local, fed.square(), local.square(), fed * local)):
-            self.sums[row] += value.sum(0)
+        for one_f, one_l in zip(fed, local, strict=True):  # by sample, so that only two vectors are ever in float64
+            g_f, g_l = one_f.double(), one_l.double()
+            self.sums[0] += g_f
+            self.sums[1] += g_l
+            for row, (left, right) in enumerate(((g_f, g_f), (g_l, g_l), (g_f, g_l)), start=2):
+                self.sums[row].addcmul_(left, right)
 
     @property
     def fisher(self) -> tuple[Tensor, Tensor]:
@@ -182,9 +186,19 @@ def group_traces(
     groups: dict[str, list[str]] = {}
     for key in variances.spans:
         module, part = key.split("/")
-        name = {"factor": part, "layer": ".".join(module.split(".")[:2]), "tensor": key}[granularity]
+        name = {"factor": part, "layer": _layer_of(module), "tensor": key}[granularity]
         groups.setdefault(name, []).append(key)
     return {tuple(keys): variances.traces(tuple(keys)) for keys in groups.values()}
+
+
+def _layer_of(module: str) -> str:
+    """A module's block: its name up to the block's number, or all of it outside of blocks.
+
+    >>> _layer_of("block.03.q_proj"), _layer_of("text_model.encoder.layers.3.self_attn.q_proj")
+    ('block.03', 'text_model.encoder.layers.3')
+    """
+    match = re.match(r".*?\.\d+(?=\.)", module)
+    return match[0] if match else module
 
 
 def estimate(
@@ -213,7 +227,8 @@ def estimate(
     targets = site.model.shapes.targets.values()
     rank = site.model.layout.slot(fed).rank
     entries = sum(t.d_in * t.d_out if space == "product" else rank * (t.d_in + t.d_out) for t in targets)
-    step = max(1, min(len(chosen), _GRADIENT_BYTES // (8 * max(1, entries))))
+    # No more samples at once than in training, whose activations are known to fit; two models' gradients, and a copy.
+    step = max(1, min(site.budget.batch_size, _GRADIENT_BYTES // (16 * max(1, entries))))
     moments: PairedFisher | None = None
     for start in range(0, len(chosen), step):
         batch = site.to_device(examples.batch(chosen[start : start + step]))

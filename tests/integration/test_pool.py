@@ -1,0 +1,81 @@
+"""Several processes give the numbers of one, and what happens when one of them goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.config import load_experiment
+from befit.errors import RunError
+from befit.host import Host
+from befit.runner import run
+
+
+def config(workers: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "pool",
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "method": "potara",
+        "baselines": ["ditto"],
+        "train": {"max_steps": 2},
+        "federation": {"rounds": 3},
+        "evaluate": {"every": 1},
+        "engine": {"workers": workers},
+        "checkpoint": {"every_s": 0},
+        **changes,
+    }
+
+
+def traces(path: Path) -> dict[str, bytes]:
+    names = ["metrics.jsonl", "outbound.json", "baselines/ditto/metrics.jsonl", "baselines/ditto/outbound.json"]
+    names += [str(p.relative_to(path)) for p in path.rglob("deployment.safetensors")]
+    return {name: (path / name).read_bytes() for name in sorted(names)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return traces(run(config(1), out=tmp_path_factory.mktemp("alone") / "run").path)
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_two_processes_give_the_bits_of_one(store: str, alone: dict[str, bytes], tmp_path: Path) -> None:
+    settings = config(2, engine={"workers": 2, "store": store})
+    assert traces(run(settings, out=tmp_path / "run").path) == alone
+
+
+def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(
+    alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    rounds = 0
+
+    def kill_one(event: dict[str, Any]) -> None:
+        nonlocal rounds
+        rounds += event["kind"] == "round" and event["run"] == "potara"
+        if rounds == 4:
+            rounds += 1
+            os.kill(children()[0], signal.SIGKILL)
+
+    with pytest.raises(RunError, match=r"a worker process ended .*--resume"):
+        run(config(2), out=tmp_path / "run", observer=kill_one)
+    assert children() == []
+    assert traces(run(config(2), out=tmp_path / "run", resume=True).path) == alone
+
+
+def children() -> list[int]:
+    """Processes of this one that still run."""
+    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    alive = [int(pid) for pid in text.split()]
+    return [pid for pid in alive if b"befit.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_data_that_only_this_process_has_is_refused(tmp_path: Path) -> None:
+    settings = load_experiment(config(2, baselines=[]))
+    host = Host(settings)
+    first, *others = host.infos
+    host.infos = (type(first)(first.id, first.backbone, first.num_examples + 1), *others)
+    with pytest.raises(RunError, match=r"engine\.workers: 1"):
+        run(settings, out=tmp_path / "run", host=host)
