@@ -129,15 +129,23 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
     ]
     if problems:
         raise DataError(f"{federation.name}: " + "; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
-    cohort = experiment.federation.cohort
+    cohort, wanted = experiment.federation.cohort, experiment.federation.min_replies
+    refused = []
     if cohort is not None and cohort > len(federation.clients):
-        raise ConfigError([f"federation.cohort: {cohort} of {len(federation.clients)} clients cannot take part"])
+        refused.append(f"federation.cohort: {cohort} of {len(federation.clients)} clients cannot take part")
+    if isinstance(wanted, int) and wanted > len(federation.clients):
+        refused.append(f"federation.min_replies: {wanted} of {len(federation.clients)} clients cannot reply")
+    if refused:
+        raise ConfigError(refused)
 
 
-def check_needs(name: str, method: Method, clients: int) -> list[str]:
+def check_needs(name: str, method: Method, clients: Sequence[ClientData]) -> list[str]:
     """What the method demands and this federation does not have."""
     needs: Needs = method.needs
     problems = []
-    if clients < needs.min_clients:
-        problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {clients}")
+    if len(clients) < needs.min_clients:
+        problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {len(clients)}")
+    for split in needs.splits:
+        if empty := [client.id for client in clients if not len(getattr(client, split))]:
+            problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
     return problems

@@ -77,7 +77,7 @@ def run(
         raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
                            "engine may differ"])  # fmt: skip
     host.experiment = experiment
-    problems = [p for label, c in configs.items() for p in check_needs(label, build_method(c), len(host.infos))]
+    problems = [p for label, c in configs.items() for p in check_needs(label, build_method(c), host.federation.clients)]
     if problems:
         raise ConfigError(problems)
     from befit.report import write_report
@@ -196,8 +196,7 @@ def pick_threads(host: Host) -> int:
         if wanted > cores:
             raise ConfigError([f"engine.threads: {wanted} are more than the {cores} cores of this machine"])
         return wanted
-    small = sum(parameter.numel() for parameter in host.model.backbone.parameters()) < 10_000_000
-    return 1 if small else torch.get_num_threads()
+    return 1 if host.model.is_small else torch.get_num_threads()
 
 
 def schedule_of(experiment: Experiment) -> Schedule:

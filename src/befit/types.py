@@ -135,8 +135,10 @@ class Needs:
     """What a method demands of a federation.
 
     min_clients         fewer are refused before a run starts
+    splits              splits in which every client needs examples; an empty one is refused before a run starts
     individual_updates  the server has to see each client's update, so a masked sum will not do
     """
 
     min_clients: int = 1
+    splits: tuple[str, ...] = ("train",)
     individual_updates: bool = False

@@ -116,3 +116,18 @@ def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tm
         expected = interpolate(fedit, local, row["diagnostics"]["w"])  # type: ignore[arg-type]
         assert merged.keys() == expected.keys()
         assert all((merged[key] == expected[key]).all() for key in expected)  # type: ignore[attr-defined]
+
+
+def test_statistics_on_a_split_that_a_client_lacks_are_refused_before_training(
+    source: Federation, tmp_path: Path
+) -> None:
+    settings = replace(experiment("potara"), method={"name": "potara", "stat_split": "val"})
+    first, *others = source.clients
+    without = replace(source, clients=(replace(first, val=()), *others))
+    with pytest.raises(ConfigError, match="potara needs val examples at every client; client-00 has none"):
+        run(settings, out=tmp_path / "run", host=Host(settings, without))
+
+
+def test_more_replies_than_clients_cannot_be_demanded(source: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"federation\.min_replies: 5 of 3"):
+        Host(experiment("fedit", min_replies=5), source)

@@ -101,6 +101,11 @@ class AdaptedModel:
         return self._state.dump(chosen)
 
     @property
+    def is_small(self) -> bool:
+        """Below ten million parameters: activations are no concern, and operations too short to share by threads."""
+        return sum(parameter.numel() for parameter in self.backbone.parameters()) < 10_000_000
+
+    @property
     def keys(self) -> list[str]:
         return list(self._state.leaves)
 

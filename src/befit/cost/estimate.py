@@ -36,7 +36,7 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     runs: list[tuple[str, Method]] = [
         (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
     ]
-    if problems := [p for name, method in runs for p in check_needs(name, method, len(federation.clients))]:
+    if problems := [p for name, method in runs for p in check_needs(name, method, federation.clients)]:
         raise ConfigError(problems)
     name, method = runs[0]
     specs = method.layout.specs(shapes)

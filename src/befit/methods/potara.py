@@ -19,7 +19,7 @@ from befit.adapters.keys import NOTHING, join, slot, split, to_slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm
-from befit.errors import IncompatibleAdapters
+from befit.errors import ConfigError, IncompatibleAdapters
 from befit.merge.merge import Merge
 from befit.method import Personal
 from befit.methods.local import alone
@@ -29,7 +29,7 @@ from befit.registry import register
 from befit.site import Site
 from befit.train.loop import Pass
 from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
-from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick
+from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def potara(
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
     Source: specification potara.md.
     """
-    _check(granularity, estimate_space, merge_space, samples, rho_shrink)
+    if problems := _problems(granularity, estimate_space, merge_space, samples, delta, rho_shrink):
+        raise ConfigError(problems, "potara")
     merged_rank = 2 * rank if merge_space == "product" else rank
     merging = PotaraMerge(
         samples=samples,
@@ -111,19 +112,27 @@ def potara(
         then=(merging,),
         use=Use(("merged",)),
         rounds=rounds_fedit,
+        needs=Needs(splits=("train", stat_split)),
     )
 
 
-def _check(granularity: str, estimate_space: str, merge_space: str, samples: int, rho_shrink: float) -> None:
+def _problems(
+    granularity: str, estimate_space: str, merge_space: str, samples: int, delta: float | None, rho_shrink: float
+) -> list[str]:
+    """What cannot work, each with the key it is about."""
+    problems = []
     if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
+        problems.append(f"samples: must be at least 1, got {samples}")
+    if delta is not None and not delta > 0:
+        problems.append(f"delta: must be positive, got {delta}")
     if rho_shrink < 0:
-        raise ValueError(f"rho_shrink must not be negative, got {rho_shrink}")
+        problems.append(f"rho_shrink: must not be negative, got {rho_shrink}")
     if granularity not in ("client", "layer") and (merge_space != "factors" or estimate_space != "factors"):
-        raise ValueError(
-            f"granularity {granularity!r} gives A and B of one module different weights, which a product does not "
+        problems.append(
+            f"granularity: {granularity!r} gives A and B of one module different weights, which a product does not "
             "have; use granularity client or layer, or estimate_space and merge_space factors"
         )
+    return problems
 
 
 @dataclass(frozen=True)
@@ -185,11 +194,11 @@ def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float])
     if numbers["damped_share"] > 0.5:
         _LOG.warning("client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
                      "%.2f says little", client, 100 * numbers["damped_share"], numbers["w"])  # fmt: skip
-    for part in ("A", "B"):
-        if found[f"norm_ratio_{part}_min"] < 0.5 or found[f"norm_ratio_{part}_max"] > 2:
-            _LOG.warning("client %s: the federated and the local %s differ more than twofold in length at some module "
-                         "(norm_ratio_%s_min and _max); in factor space the weight depends on that, so compare with "
-                         "estimate_space: product", client, part, part)  # fmt: skip
+    # B starts at zero, so its length says how long each parent trained; a change of gauge shows in A.
+    if found["norm_ratio_A_min"] < 0.5 or found["norm_ratio_A_max"] > 2:
+        _LOG.warning("client %s: the federated and the local A differ more than twofold in length at some module "
+                     "(norm_ratio_A_min and _max); in factor space the weight depends on that, so compare with "
+                     "estimate_space: product", client)  # fmt: skip
 
 
 def check_same_start(client: Payload, received: Payload, name: str) -> None:

@@ -91,7 +91,7 @@ def test_every_valid_combination_runs_and_the_others_are_refused(
 ) -> None:
     options = {"granularity": granularity, "estimate_space": estimate_space, "merge_space": merge_space}
     if granularity not in ("client", "layer") and (estimate_space, merge_space) != ("factors", "factors"):
-        with pytest.raises(ConfigError, match=f"granularity '{granularity}'.*client or layer"):
+        with pytest.raises(ConfigError, match=f"granularity: '{granularity}'.*client or layer"):
             potara(**options)
         return
     clients = Clients(potara(**options))
