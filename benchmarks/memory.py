@@ -23,8 +23,8 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
     from befit.federate import federate
     from befit.journal import RunJournal
     from befit.registry import build_method
-    from befit.runner import schedule_of
     from befit.rundir import RunDirectory
+    from befit.runner import schedule_of
 
     where = host("digits", clients, method_name, federation={"rounds": 3}, train={"max_steps": 1})
     method = build_method(method_name)
@@ -33,7 +33,7 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run", every_s=1e9)
         kept = directory.store(store == "memory")
-        journal = RunJournal(directory, kept, "bench", None, resume=False)
+        journal = RunJournal(directory, kept, "bench", None)
         engine = LocalEngine(method, where.infos, where.site, kept, journal.outbound)
         federate(method, engine, site, schedule_of(where.experiment), journal)
         memories = [kept.load(info.id) for info in where.infos]

@@ -261,10 +261,12 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
         numbers |= {"w_min": float(spread.min()), "w_max": float(spread.max())}
     if stage.damping.kind == "relative":
         for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping (specification, section 3.2)
-            other = moments.variances(
-                stage.damping.with_delta(delta), stage.correlation, stage.center, stage.rho_shrink
-            )
-            numbers[f"w_at_delta_{delta:.0e}"] = closed_form_weight(*other.traces())[0]
+            name, damping = f"w_at_delta_{delta:.0e}", stage.damping.with_delta(delta)
+            if delta == stage.damping.size:
+                numbers[name] = w
+                continue
+            other = moments.variances(damping, stage.correlation, stage.center, stage.rho_shrink)
+            numbers[name] = closed_form_weight(*other.traces())[0]
     return weights, numbers
 
 
