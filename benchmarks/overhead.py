@@ -105,8 +105,8 @@ def main() -> None:
     publish(
         "overhead",
         "Overhead of a round",
-        "FedIT rounds (dispatch, training, encoding, byte count, guard, aggregation, log, checkpoint) of N clients over "
-        "the same number of bare PyTorch LoRA steps, in turns in one process; medians, ratio with its range.",
+        "FedIT rounds (dispatch, training, encoding, byte count, guard, aggregation, log, checkpoint) of N clients "
+        "over the same number of bare PyTorch LoRA steps, in turns in one process; medians, ratio with its range.",
         ["backbone", "clients", "rounds", "steps x batch", "bare loop (s)", "befit (s)", "ratio"],
         rows,
         found,
