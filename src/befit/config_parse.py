@@ -153,18 +153,34 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     if train := held.get("train"):
         problems += _training(train)
+    if (benchmark := held.get("benchmark")) and (task := _task_of(benchmark.name)):
+        problems += _generation(held.get("evaluate"), task)
     if federation := held.get("federation"):
         problems += _replies(federation)
     if data := held.get("data"):
         problems += _files(data)
+        problems += _generation(held.get("evaluate"), data.task)
         if "model" not in checked or ("model" in held and not held["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
     return problems
 
 
+def _task_of(benchmark: str) -> str:
+    """The task of a benchmark; empty for one that does not exist, which is told elsewhere."""
+    from befit.benchmarks import registry
+
+    return registry.get(benchmark).task if benchmark in registry.names() else ""
+
+
 def _training(train: Any) -> list[str]:
     if train.momentum and train.optimiser != "sgd":
         return [f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}"]
+    return []
+
+
+def _generation(evaluate: Any, task: str) -> list[str]:
+    if evaluate and evaluate.generate and task != "causal-lm":
+        return [f"evaluate.generate: is for causal-lm, and the task is {task}; set it to false"]
     return []
 
 
@@ -178,7 +194,7 @@ def _files(data: Any) -> list[str]:
     clients = data.clients if isinstance(data.clients, dict) else {"all": data.clients}
     problems = [] if clients else ["data.clients: must name at least one client"]
     problems += [
-        f"data.clients.{name}: a client's id is letters, digits, '.', '_' and '-', and not only dots"
+        f"data.clients.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
         for name in clients
         if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -108,9 +108,9 @@ def check_method(
     try:
         return resolved, entry.factory(**arguments), []
     except ConfigError as error:
-        return resolved, None, [f"{path}: {problem}" for problem in error.problems]
+        return resolved, None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
-        return resolved, None, [f"{path}: {error}"]
+        return resolved, None, [_placed(str(error), path, entry.parameters)]
 
 
 def build_method(config: str | Mapping[str, Any]) -> Method:
@@ -119,6 +119,13 @@ def build_method(config: str | Mapping[str, Any]) -> Method:
     if method is None:
         raise ConfigError(problems, "the method")
     return method
+
+
+def _placed(problem: str, path: str, parameters: Sequence[Parameter]) -> str:
+    """A factory's problem with the path of the key that it begins with (`samples: …`, `merge.rank: …`)."""
+    key = problem.split(":", 1)[0]
+    about = key.split(".", 1)[0] in {one.name for one in parameters}
+    return f"{path}{'.' if about else ': '}{problem}"
 
 
 def _import_methods() -> None:

@@ -106,8 +106,8 @@ def test_every_mistake_is_named_at_once():
         ("data.test_fraction=0.9", "data.test_fraction: 0.9 and val_fraction 0.1 leave nothing to train on"),
         ("data.task=text-clasification", "Did you mean: text-classification?"),
         ("data.clients={}", "data.clients: must name at least one client"),
-        ("data.clients={a/b: x}", "data.clients.a/b: a client's id is letters"),
-        ("data.clients={'..': x}", "data.clients...: a client's id is letters"),
+        ("data.clients={a/b: x}", "data.clients.a/b: a client's id is ASCII letters"),
+        ("data.clients={'..': x}", "data.clients...: a client's id is ASCII letters"),
         ("name=../up", "name: must be a folder's name"),
         ("method=", "method: is required"),
         ("method=[fedit]", "method: must be a method's name or a mapping"),
@@ -123,6 +123,24 @@ def test_every_mistake_is_named_at_once():
 def test_one_mistake_makes_one_message(override, problem):
     (found,) = problems_of(minimal(), [override])
     assert found.startswith(problem) or found.endswith(problem)
+
+
+def test_what_a_method_refuses_is_told_together_with_the_other_blocks():
+    problems = problems_of(
+        minimal(method={"name": "potara", "samples": 0, "rho_shrink": -1.0}),
+        ["model.max_length=0", "data.test_fraction=2", "federation.cohort=0", "evaluate.generate=true"],
+    )
+    keys = [problem.split(":")[0] for problem in problems]
+    assert {"method.samples", "method.rho_shrink", "model.max_length", "data.test_fraction", "federation.cohort"} <= {
+        *keys
+    }
+    assert len(keys) == len(set(keys))
+
+
+def test_generation_is_refused_for_a_task_without_texts_to_generate():
+    (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"generate": True}})
+    assert problem == "evaluate.generate: is for causal-lm, and the task is image-classification; set it to false"
+    assert len(problems_of({"method": "fedit", "benchmark": "digts", "evaluate": {"generate": True}})) == 1
 
 
 def test_whole_numbers_and_shares_of_replies_stay_apart():

@@ -472,7 +472,7 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
         (["a.jsonl", "a/train.jsonl"], "client a is there twice"),
         (["a.jsonl", "b.csv"], "{root}/b.csv is no client"),
         (["train.jsonl", "test.jsonl"], "{root}/test.jsonl is a split"),
-        (["a b.jsonl"], "client 'a b': an id is letters"),
+        (["a b.jsonl"], "client 'a b': an id is ASCII letters"),
         ([], "{root} has no clients"),
     ],
 )

@@ -103,6 +103,26 @@ def test_a_model_of_another_task_is_refused(tmp_path):
         load(tmp_path, "causal-lm", ())
 
 
+def test_an_encoder_that_sees_later_tokens_is_no_language_model(tmp_path):
+    """Its loss would be small because each token is told to it: checked by what the model computes, too."""
+    save_bert(tmp_path / "bert", "masked")
+    for loads in (lambda: load(tmp_path / "bert", "causal-lm", ()),
+                  lambda: skeleton(Settings(str(tmp_path / "bert")), "causal-lm", ())):  # fmt: skip
+        with pytest.raises(ModelError, match="bert encoder, which sees the tokens that come after"):
+            loads()
+    save_gpt2(tmp_path / "gpt2")
+    model = load(tmp_path / "gpt2", "causal-lm", ()).model
+    one, other = (model(torch.tensor([[5, 6, last]])).logits[0, 1] for last in (7, 8))
+    assert torch.equal(one, other)
+
+
+def test_a_model_of_another_task_is_refused_without_the_names_of_all_others(tmp_path):
+    save_vit(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        skeleton(Settings(str(tmp_path)), "text-classification", LABELS)
+    assert "ViTConfig" in str(caught.value) and "BertConfig" not in str(caught.value)
+
+
 def test_a_missing_configuration_missing_weights_and_pickled_weights_are_three_errors(tmp_path):
     save_bert(tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -85,6 +85,20 @@ def test_what_a_method_itself_refuses_reads_like_any_other_mistake(fake):
         build_method({"name": "fake", "rank": 1, "blend": {"share": 2}})
 
 
+def test_several_refusals_of_a_factory_stand_each_under_its_key(fake, monkeypatch):
+    def picky(rank: int, blend: Blend = Blend()):
+        raise ConfigError([f"rank: must be even, got {rank}", "blend.share: is too small", "they do not fit"])
+
+    register("picky")(picky)
+    _, method, problems = check_method({"name": "picky", "rank": 3}, "baselines.0")
+    assert method is None
+    assert problems == [
+        "baselines.0.rank: must be even, got 3",
+        "baselines.0.blend.share: is too small",
+        "baselines.0: they do not fit",
+    ]
+
+
 def test_the_plain_form_has_every_default_and_makes_the_same_method(fake):
     resolved, method, problems = check_method({"name": "fake", "rank": 2, "betas": (3, 4)})
     assert problems == []

@@ -32,7 +32,7 @@ def client_sources(clients: str | Path | Mapping[str, str | Path | Mapping[str, 
         raise DataError("there are no clients")
     for client in given:
         if not re.fullmatch(r"[A-Za-z0-9._-]+", client) or not client.strip("."):
-            raise DataError(f"client {client!r}: an id is letters, digits, '.', '_' and '-', and not only dots")
+            raise DataError(f"client {client!r}: an id is ASCII letters, digits, '.', '_' and '-', and not only dots")
     found: dict[str, Sources] = {}
     for client, value in given.items():
         try:

@@ -16,6 +16,7 @@ from befit.federate import stage_rounds
 from befit.host import check_clients, check_needs, load_federation, resolve_model, trains_head
 from befit.method import Method
 from befit.models import skeleton
+from befit.models.precheck import precheck
 from befit.registry import build_method
 from befit.types import TensorSpec
 
@@ -40,6 +41,7 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         raise ConfigError(problems)
     name, method = runs[0]
     specs = method.layout.specs(shapes)
+    warnings = precheck(experiment, federation, backbone)
     width = getattr(torch, experiment.wire.dtype).itemsize
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     travel = communication(method, specs, experiment.federation.rounds, width)
@@ -62,7 +64,9 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
             for label, one in runs
             for stage in one.plan()
         ],
-        "warnings": _warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+        "warnings": [
+            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
+        ],
     }  # fmt: skip
 
 

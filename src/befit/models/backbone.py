@@ -16,7 +16,7 @@ from torch import nn
 
 from befit.errors import ModelError
 from befit.models.fingerprint import fingerprint
-from befit.models.heads import check_weights, head_modules, label_config
+from befit.models.heads import check_causal, check_weights, head_modules, label_config
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.models.source import find_model
 
@@ -78,8 +78,10 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     device = pick_device(settings.device)
     directory, found = find_model(settings.id, settings.revision)
     config = read_config(directory, found)
+    check_causal(config, task, found)
     notes = label_config(config, task, label_names, found)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    check_quantisation(settings)
     if settings.quantise != "none":
         options |= quantisation(settings, device, head_modules(build(config, task, settings.dtype, found)))
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -90,7 +92,7 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
                 ignore_mismatched_sizes=True, output_loading_info=True, **options,
             )  # fmt: skip
         except Exception as error:  # whatever a damaged file or an unfit configuration makes transformers raise
-            raise ModelError(f"{found} cannot be loaded for {task}: {error}") from error
+            raise ModelError(f"{found} cannot be loaded for {task}: {first_line(error)}") from error
     notes += check_weights(model, info, task, found)
     model.requires_grad_(False).eval()
     if settings.gradient_checkpointing:
@@ -115,6 +117,7 @@ def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> 
     """
     directory, found = find_model(settings.id, settings.revision, weights=False)
     config = read_config(directory, found)
+    check_causal(config, task, found)
     label_config(config, task, label_names, found)
     return build(config, task, settings.dtype, found).requires_grad_(False).eval()
 
@@ -125,7 +128,13 @@ def build(config: Any, task: str, dtype: str, found: str) -> nn.Module:
         with quiet(), torch.device("meta"):
             return auto_class(task).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{found} cannot be built for {task}: {error}") from error
+        raise ModelError(f"{found} cannot be built for {task}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first: transformers goes on with the names of all classes that it knows."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def auto_class(task: str) -> Any:
@@ -143,7 +152,9 @@ def read_config(directory: Path, found: str) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{found}: config.json describes no model that transformers knows: {error}") from error
+        raise ModelError(
+            f"{found}: config.json describes no model that transformers knows: {first_line(error)}"
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:
@@ -159,16 +170,20 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def check_quantisation(settings: ModelSettings) -> None:
+    """Raise ModelError where quantised weights are wanted and the library for them is not there."""
+    if settings.quantise != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"model.quantise is {settings.quantise!r} and bitsandbytes is not installed; "
+            "run pip install bitsandbytes, or set model.quantise: none"
+        )
+
+
 def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[str]) -> dict[str, Any]:
     """Arguments of `from_pretrained` for 8-bit (LLM.int8) or 4-bit (NF4) weights through bitsandbytes.
 
     skip  modules that stay as they are: the head, which is small, may be new, and is what is trained in full
     """
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ModelError(
-            f"model.quantise is {settings.quantise!r} and bitsandbytes is not installed; "
-            "run pip install bitsandbytes, or set model.quantise: none"
-        )
     from transformers import BitsAndBytesConfig
 
     if settings.quantise == "int8":

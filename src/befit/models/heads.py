@@ -7,7 +7,27 @@ from typing import Any
 
 from befit.errors import ModelError
 
-__all__ = ["check_weights", "head_modules", "label_config"]
+__all__ = ["check_causal", "check_weights", "head_modules", "label_config"]
+
+
+def check_causal(config: Any, task: str, found: str) -> None:
+    """Raise ModelError where a language model would see the tokens that it is to predict.
+
+    Architectures that also exist as masked language models, such as BERT, look both ways unless they are told to be a
+    decoder; transformers builds a language model of them all the same.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    if task != "causal-lm":
+        return
+    # The language model of an encoder-decoder is its decoder; XLM says "causal" instead of is_decoder.
+    decoder = any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder", "causal"))
+    encoder = config.model_type == "bert-generation" or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if (encoder and not decoder) or getattr(config, "use_bidirectional_attention", False) is True:
+        raise ModelError(
+            f"{found} is a {config.model_type} encoder, which sees the tokens that come after; causal-lm needs a "
+            "decoder, such as a GPT or Llama model. For an encoder use text-classification"
+        )
 
 
 def label_config(config: Any, task: str, label_names: Sequence[str], found: str) -> list[str]:

@@ -65,6 +65,13 @@ def _problems(name: str, processor: Any, label_names: Sequence[str], max_length:
             problems.append(f"label_names: causal-lm has no classes, got {', '.join(label_names)}")
     elif len(set(label_names)) != len(label_names) or len(label_names) < 2:
         problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
-    if max_length < 2:
-        problems.append(f"max_length: must be at least 2 tokens, got {max_length}")
+    if max_length < (least := _fewest_tokens(name, processor)):
+        problems.append(f"model.max_length: must be at least {least} tokens, got {max_length}")
     return problems
+
+
+def _fewest_tokens(name: str, tokenizer: Any) -> int:
+    """Room for one token beside those that the tokenizer adds to every text, or for a prompt and an answer."""
+    if name != "text-classification" or not hasattr(tokenizer, "num_special_tokens_to_add"):
+        return 2
+    return max(2, 1 + tokenizer.num_special_tokens_to_add(pair=False))

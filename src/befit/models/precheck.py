@@ -1,0 +1,69 @@
+"""What would stop a run before its first step, as far as it can be told without reading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from befit.benchmarks.base import Federation
+from befit.config import Experiment
+from befit.errors import DataError
+from befit.models.backbone import check_quantisation, pick_device
+from befit.models.processors import image_preprocessor, load_tokenizer
+from befit.models.source import find_model, is_hub_id
+from befit.tasks import make_task
+
+__all__ = ["precheck"]
+
+
+def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -> list[str]:
+    """Raise what loading the model and preparing the records would raise; return what a person should know.
+
+    model  the skeleton
+
+    Looks whether weights are there (not on the hub, where that would download them), loads the tokenizer or image
+    processor, and tokenises texts. Images are not opened, weights not read.
+    """
+    settings, task = experiment.model, federation.task
+    check_quantisation(settings)
+    pick_device(settings.device)
+    directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
+    if task == "image-classification":
+        processor: Any = image_preprocessor(directory, model, found)
+    else:
+        processor, _ = load_tokenizer(directory, model, found)
+    made = make_task(
+        task, processor, federation.label_names,
+        max_length=settings.max_length, generate=experiment.evaluate.generate,
+    )  # fmt: skip
+    warnings = _without_effect(experiment, task)
+    if task == "image-classification":
+        return warnings
+    if settings.max_length > processor.model_max_length:
+        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {processor.model_max_length} "
+                        f"tokens: longer texts are cut there")  # fmt: skip
+    problems = []
+    for client in federation.clients:
+        for split in ("train", experiment.evaluate.split):
+            try:
+                made.prepare(getattr(client, split))
+            except DataError as error:
+                problems.append(f"client {client.id}, {split}: {error}")
+    if problems:
+        raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
+    return warnings
+
+
+def _without_effect(experiment: Experiment, task: str) -> list[str]:
+    """Settings of methods that mean nothing for the task."""
+    blocks: Sequence[tuple[str, dict[str, Any]]] = [
+        ("method", experiment.method),
+        *((f"baselines.{index}", block) for index, block in enumerate(experiment.baselines)),
+    ]
+    return [
+        f"{path}.token_reduction: sum is for causal-lm and has no effect on {task}, which has one term per example"
+        for path, block in blocks
+        if task != "causal-lm" and block.get("token_reduction") == "sum"
+    ]

@@ -1,0 +1,105 @@
+"""`befit check` refuses what `befit run` would refuse, and warns of what it would do otherwise than asked."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from tiny_models import save_bert, save_llama
+
+from befit.config import load_experiment
+from befit.errors import ConfigError, DataError, ModelError
+from befit.runner import check, run
+
+TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
+ANSWERS = [{"instruction": "copy a b c", "output": "a b c"}] * 20
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Builds an experiment on a tiny model; `task` decides model and data."""
+
+    def build(*overrides, task="text-classification"):
+        save = save_llama if task == "causal-lm" else save_bert
+        if not (tmp_path / "model").exists():
+            save(tmp_path / "model")
+        for client in ("a", "b"):
+            records = ANSWERS if task == "causal-lm" else TEXTS
+            (tmp_path / f"{client}.jsonl").write_text("\n".join(map(json.dumps, records)))
+        values = {
+            "method": "fedit", "baselines": [], "federation": {"rounds": 1}, "train": {"max_steps": 1},
+            "model": {"id": str(tmp_path / "model"), "max_length": 20},
+            "data": {"task": task, "clients": {client: str(tmp_path / f"{client}.jsonl") for client in ("a", "b")}},
+        }  # fmt: skip
+        return load_experiment(values, overrides)
+
+    return build
+
+
+def refusals(experiment, tmp_path):
+    """What check and run say."""
+    said = []
+    for attempt in (lambda: check(experiment), lambda: run(experiment, out=tmp_path / "out")):
+        with pytest.raises((ConfigError, DataError, ModelError)) as caught:
+            attempt()
+        said.append(f"{type(caught.value).__name__}: {caught.value}")
+    return said
+
+
+def test_a_directory_with_pickled_weights_only_is_refused(experiment, tmp_path):
+    wanted = experiment()
+    (tmp_path / "model/model.safetensors").rename(tmp_path / "model/pytorch_model.bin")
+    checked, ran = refusals(wanted, tmp_path)
+    assert checked == ran and "pytorch_model.bin cannot be read safely" in checked
+
+
+def test_a_text_model_without_a_tokenizer_is_refused(experiment, tmp_path):
+    wanted = experiment()
+    (tmp_path / "model/tokenizer.json").unlink()
+    checked, ran = refusals(wanted, tmp_path)
+    assert checked == ran and "has no tokenizer" in checked
+
+
+def test_a_length_without_room_for_a_token_is_refused(experiment, tmp_path):
+    """[CLS] and [SEP] alone are two tokens."""
+    checked, ran = refusals(experiment("model.max_length=2"), tmp_path)
+    assert checked == ran and "model.max_length: must be at least 3 tokens, got 2" in checked
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused(experiment, tmp_path):
+    with pytest.raises(DataError) as caught:
+        check(experiment("model.max_length=4", task="causal-lm"))
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith("client a, train: ") and "nothing of its answer is left within 4" in first
+    assert [line.split(": ")[0].strip() for line in others] == ["client a, test", "client b, train", "client b, test"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused(experiment, tmp_path):
+    checked, ran = refusals(experiment("model.device=cuda"), tmp_path)
+    assert checked == ran and "0 GPUs are visible" in checked
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_quantisation_without_its_library_is_refused(experiment, tmp_path):
+    checked, ran = refusals(experiment("model.quantise=int8"), tmp_path)
+    assert checked == ran and "pip install bitsandbytes" in checked
+
+
+def test_a_bidirectional_encoder_is_refused_as_a_language_model(experiment, tmp_path):
+    save_bert(tmp_path / "model", "masked")
+    checked, ran = refusals(experiment(task="causal-lm"), tmp_path)
+    assert checked == ran and "sees the tokens that come after" in checked
+
+
+def test_more_tokens_than_the_model_has_positions_are_a_warning(experiment):
+    assert not any("max_length" in warning for warning in check(experiment())["warnings"])
+    (warning,) = [one for one in check(experiment("model.max_length=21"))["warnings"] if "max_length" in one]
+    assert warning.startswith("model.max_length is 21, but") and "takes 20 tokens" in warning
+
+
+def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment):
+    found = check(experiment("method={name: potara, token_reduction: sum}"))["warnings"]
+    assert any(one.startswith("method.token_reduction: sum is for causal-lm") for one in found)
+    found = check(experiment("method={name: potara, token_reduction: mean}"))["warnings"]
+    assert not any("token_reduction" in one for one in found)
