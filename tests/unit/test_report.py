@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import matplotlib
 import pytest
 
+import befit
 from befit.errors import RunError
 from befit.report import write_report
 from befit.report.outbound import outbound_groups, outbound_totals
@@ -213,6 +214,73 @@ def test_a_client_without_a_score_is_shown_as_such(tmp_path):
     row = page.cells[page.cells.index("c1") :]
     assert row[4] == row[5] == "–"  # noqa: RUF001
     assert "1 client of 3 ended without a score" in page.text
+    assert "mean accuracy, 2 of 3 clients" in page.text
+
+
+def test_adapters_that_do_not_exist_are_not_listed(tmp_path):
+    write_run(tmp_path, ["c0", "c1", "c2"], unscored=["c1"])
+    results = json.loads((tmp_path / "results.json").read_text())
+    results["clients"]["c1"]["adapter"] = None
+    results["failures"] = [
+        {"client": "c1", "stage": "export", "round": 0, "kind": "RunError", "reason": "never trained"}
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    page = page_of(tmp_path)
+    assert "adapters of 2 (PEFT checkpoints)" in page.cells
+    for text in (page.text, (tmp_path / "report.md").read_text()):
+        assert "1 client of 3 has no adapter." in text
+        assert "failed in the export has no adapter" in text and "left out of that round" not in text
+
+
+def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
+    """From a real run: the report reads what the real export wrote."""
+    for method, gated in (("fedalt", True), ("fedit", False)):
+        config = {"benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "method": method, "baselines": [],
+                  "federation": {"rounds": 1}, "train": {"max_steps": 1}}  # fmt: skip
+        befit.run(config, out=tmp_path / method)
+        for name in ("report.html", "report.md"):
+            text = re.sub(r"&#39;", "'", (tmp_path / method / name).read_text())
+            assert ("each is the slot 'personal' alone, and scores differently" in text) == gated
+
+
+def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tmp_path):
+    """Five points on 100 examples are within: 2 s.e. are 8 to 13 points. On 10,000 they are beyond."""
+    for examples, metric, classes in ((100, "accuracy", {"unclear"}), (10_000, "accuracy", {"gain"}),
+                                      (10_000, "token_accuracy", set())):  # fmt: skip
+        write_run(tmp_path, ["c0", "c1", "c2"])
+        results = json.loads((tmp_path / "results.json").read_text())
+        results["metric"] = metric
+        for row in results["clients"].values():
+            row |= {"examples": examples, metric: row["accuracy"]}
+        (tmp_path / "results.json").write_text(json.dumps(results))
+        page = page_of(tmp_path)
+        assert {
+            cell["class"] for cell in page.named("td") if cell.get("class") in ("gain", "loss", "unclear")
+        } == classes
+        assert ("two standard errors of a difference" in page.text) == (metric == "accuracy")
+        assert ("± s.e. of a difference is binomial" in page.text) == (metric == "accuracy")
+        assert "The standard error over clients" in page.text
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_path, count):
+    write_run(tmp_path, [f"c{k}" for k in range(count)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert "from w_min to w_max" not in page_of(tmp_path).text
+    drawings = []
+    for w, least, most in ((0.99, 0.25, 0.75), (0.01, 0.25, 0.75), (0.99, 0.2, 0.75), (0.99, 0.25, 0.8)):
+        for row in results["clients"].values():
+            row["diagnostics"] = {"w": w, "w_min": least, "w_max": most}
+        (tmp_path / "results.json").write_text(json.dumps(results))
+        page = page_of(tmp_path)
+        assert page.cells.count(f"{least:.2f}–{most:.2f}") == count  # noqa: RUF001
+        names = [attributes["aria-label"] for attributes in page.named("svg")]
+        assert names[-1] == (
+            "Mixing weights of every client's groups" if count == 3 else "Ranges of the mixing weights"
+        )
+        assert "from w_min to w_max" in page.text and "used for the task head only" in page.text
+        drawings.append(re.findall(r"<svg.*?</svg>", (tmp_path / "report.html").read_text(), re.DOTALL)[-1])
+    assert drawings[0] == drawings[1] and len(set(drawings)) == 3  # w is not in it, both ends are
 
 
 def test_a_run_in_which_nothing_was_scored_still_gets_its_report(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from befit.report import tables
-from befit.report.comparison import BEST, gain_over, gains_over, mean_gain, run_title, standard_error
+from befit.report.comparison import BEST, Gain, difference_error, gain_over, gains_over, mean_gain, run_title
 from befit.report.headline import headline_sentences
 
 
@@ -32,19 +32,19 @@ TWO = {
 
 
 def test_a_clients_row_holds_its_baselines_gains_error_and_weight():
-    """c2: over the best 95 - 75 = 20, over Local 25 points; s.e. sqrt(p(1-p)/64) with p = (0.825*60 + 2)/64."""
+    """c2: over the best 95 - 75 = 20, over Local 25 points; s.e. sqrt(2p(1-p)/64) with p = (0.825*60 + 2)/64."""
     headers, rows = tables.client_table(result_of(TWO))
     assert headers == ["client", "test examples", "Local", "FedIT", "Potara", "gain over best", "gain over Local",
-                       "± 1 s.e.", "w"]  # fmt: skip
+                       "± s.e. of a difference", "w"]  # fmt: skip
     p = (0.825 * 60 + 2) / 64
-    error = f"{100 * math.sqrt(p * (1 - p) / 64):.1f}"
+    error = f"{100 * math.sqrt(2 * p * (1 - p) / 64):.1f}"
     assert rows[0][:7] == ["c1", "100", "80.0%", "90.0%", "85.0%", "−5.0", "+5.0"]  # noqa: RUF001
     assert rows[1] == ["c2", "60", "70.0%", "75.0%", "95.0%", "+20.0", "+25.0", error, "0.25"]
 
 
 def test_one_baseline_needs_no_column_for_the_best():
     headers, rows = tables.client_table(result_of({"c1": (0.85, 100, {"fedit": 0.80}, {})}))
-    assert headers == ["client", "test examples", "FedIT", "Potara", "gain over FedIT", "± 1 s.e."]
+    assert headers == ["client", "test examples", "FedIT", "Potara", "gain over FedIT", "± s.e. of a difference"]
     assert rows[0][4] == "+5.0"
 
 
@@ -58,17 +58,17 @@ def test_a_missing_score_is_a_dash_and_counts_in_no_mean():
     rows = tables.client_table(results)[1]
     assert rows[2] == ["c3", "50", "10.0%", "20.0%", "–", "–", "–", "–", "–"]  # noqa: RUF001
     assert set(gains_over(results, "local")) == {"c1", "c2"}
-    assert "1 client of 3 ended without a score." in headline_sentences(results)
+    assert "1 client of 3 ended without a score and is in no mean." in headline_sentences(results)
 
 
 def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
-    """Over Local (5 + 25)/2 = 15 on 2 of 2; over FedIT (-5 + 20)/2 = 7.5 on 1 of 2."""
+    """Over Local (5 + 25)/2 = 15 on 2 of 2; over FedIT (-5 + 20)/2 = 7.5 on 1 of 2; two clients have no s.e."""
     headers, rows = tables.summary_table(result_of(TWO))
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert list(by_name) == ["Local", "FedIT", "Potara"]
-    assert by_name["Local"]["Potara's gain"].startswith("+15.0 ± ")
+    assert by_name["Local"]["Potara's gain ± s.e. over clients"] == "+15.0"
     assert by_name["Local"]["clients ahead"] == "2 of 2"
-    assert by_name["FedIT"]["Potara's gain"].startswith("+7.5 ± ")
+    assert by_name["FedIT"]["Potara's gain ± s.e. over clients"] == "+7.5"
     assert by_name["FedIT"]["clients ahead"] == "1 of 2"
     assert by_name["Potara"]["mean accuracy"] == "90.0%"
     assert by_name["Potara"]["worst client"] == "85.0% (c1)"
@@ -86,11 +86,12 @@ def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
         {"stage": "federate", "round": round_, "client": "c1", "purpose": purpose, "bytes_up": up, "bytes_down": 10,
          "seconds": 0.5, "peak_memory_mib": memory}
         for round_, purpose, up, memory in
-        ((1, "train", 1000, 300.0), (2, "train", 3000, 310.4), (2, "score", 5, 320.0))
+        ((1, "train", 1000, 300.0), (2, "train", 3000, 310.4), (2, "score", 5, 320.0), (2, "failed", 7, 0.0))
     ]  # fmt: skip
     assert tables.stage_table(ledger)[1] == [
         ["federate", "train", "2", "4.00 kB", "20 B", "1.0 s", "310 MiB"],
         ["federate", "score", "1", "5 B", "10 B", "0.50 s", "320 MiB"],
+        ["federate", "failed", "1", "7 B", "10 B", "0.50 s", "0 MiB"],
     ]
 
 
@@ -114,19 +115,45 @@ def test_failures_name_client_stage_round_kind_and_whose_run():
 
 def test_a_perfect_score_is_not_taken_for_certain():
     """50 of 50 against 49 of 50: one example more. Plain p(1-p)/n at p = 1 would be 0 and call it clear."""
-    error = standard_error(1.0, 0.98, 50, "accuracy")
+    error = difference_error(1.0, 0.98, 50, "accuracy")
+    p = (49.5 + 2) / 54
+    assert error == pytest.approx(math.sqrt(p * (1 - p) / 54 + p * (1 - p) / 54))
     assert error is not None and error > 0.02
-    assert standard_error(1.0, 0.98, 50, "loss") is None
-    assert standard_error(1.0, 0.98, 0, "accuracy") is None
+    assert difference_error(1.0, 0.98, 0, "accuracy") is None
 
 
-def test_the_error_of_the_mean_shrinks_with_the_number_of_clients():
-    """sqrt(4 e^2) / 4 = e / 2."""
-    results = result_of({f"c{k}": (0.9, 80, {"local": 0.8}, {}) for k in range(4)})
-    gains = gains_over(results, "local")
-    assert gains["c0"].error is not None
-    assert mean_gain(gains).error == pytest.approx(gains["c0"].error / 2)
-    assert mean_gain(gains).value == pytest.approx(0.1)
+@pytest.mark.parametrize("metric", ["token_accuracy", "rougeL", "f1", "loss", "perplexity"])
+def test_what_is_no_share_of_test_examples_has_no_binomial_error(metric):
+    results = result_of({"c1": (0.85, 100, {"local": 0.80}, {})}, metric=metric)
+    headers, rows = tables.client_table(results)
+    assert headers == ["client", "test examples", "Local", "Potara", "gain over Local"]
+    assert len(rows[0]) == 5
+    assert gains_over(results, "local")["c1"].verdict == "unknown"
+
+
+def test_the_error_of_the_mean_is_the_spread_of_the_paired_gains():
+    """Gains 1, 2, 3, 6 points: mean 3, sd sqrt((4 + 1 + 0 + 9)/3), s.e. sqrt(14/3)/2 = 1.08, whatever the test sets."""
+    gains = (0.01, 0.02, 0.03, 0.06)
+    for examples in (20, 20_000):
+        results = result_of({f"c{k}": (0.5 + k / 10 + gain, examples, {"local": 0.5 + k / 10}, {})
+                             for k, gain in enumerate(gains)})  # fmt: skip
+        mean = mean_gain(gains_over(results, "local"))
+        assert mean.value == pytest.approx(0.03)
+        assert mean.error == pytest.approx(math.sqrt(14 / 3) / 2 / 100)
+        assert mean.verdict == "gain"
+        assert tables.summary_table(results)[1][0][4] == "+3.0 ± 1.1"
+
+
+def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
+    verdicts = [Gain(value, 0.1).verdict for value in (0.21, 0.2, 0.15, 0.0, -0.19, -0.21)]
+    assert verdicts == ["gain", "unclear", "unclear", "unclear", "unclear", "loss"]
+
+
+def test_a_metric_without_a_binomial_error_still_gets_its_standard_error_over_clients():
+    clients = {f"c{k}": (0.5 + gain, 10, {"local": 0.5}, {}) for k, gain in enumerate((0.1, 0.11, 0.12))}
+    sentences = headline_sentences(result_of(clients, metric="token_accuracy"))
+    assert sentences == ["3 of 3 clients gained from federating: mean gain over training alone +11.0 points (standard "
+                         "error over clients 0.6); worst: c0, +10.0 points."]  # fmt: skip
 
 
 def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is_the_smallest():
@@ -134,32 +161,48 @@ def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is
         {"c1": (1.0, 10, {"local": 3.0, "fedit": 1.5}, {})}, metric="perplexity", higher_is_better=False
     )
     gain = gain_over(results, results["clients"]["c1"], BEST)
-    assert gain is not None and gain.value == 0.5 and gain.verdict == "gain"
-    assert tables.client_table(results)[1][0] == ["c1", "10", "3", "1.5", "1", "+0.5", "+2", "–"]  # noqa: RUF001
+    assert gain is not None and gain.value == 0.5 and gain.error is None
+    assert tables.client_table(results)[1][0] == ["c1", "10", "3", "1.5", "1", "+0.5", "+2"]
 
 
 def test_the_headline_counts_who_gained_and_names_the_worst():
-    """Gains of 40, 40 and -1 points on 1000 examples: mean 26.3; the last is within one standard error (1.6)."""
-    clients = {"a": (0.9, 1000, {"local": 0.5}, {}), "b": (0.9, 1000, {"local": 0.5}, {}),
-               "c": (0.49, 1000, {"local": 0.50}, {})}  # fmt: skip
+    """Gains of 40, 40, 40 and -4 points: mean 29, s.e. 22/2 = 11. The last is within 2 s.e. of its difference (2.2)."""
+    clients = {client: (0.9, 1000, {"local": 0.5}, {}) for client in "abc"} | {"d": (0.46, 1000, {"local": 0.50}, {})}
     first, second = headline_sentences(result_of(clients))
-    assert first.startswith("2 of 3 clients gained from federating: mean gain over training alone +26.3 points (± ")
-    assert first.endswith("worst: c, −1.0 points.")  # noqa: RUF001
-    assert second == ("Beyond one standard error of their test sets, 2 gained and 0 lost; for the other 1 there is no "
-                      "clear difference.")  # fmt: skip
+    assert first == ("3 of 4 clients gained from federating: mean gain over training alone +29.0 points (standard "
+                     "error over clients 11.0); worst: d, −4.0 points.")  # noqa: RUF001  # fmt: skip
+    assert second == ("Client by client, beyond two standard errors by their test examples, 3 gained and 0 lost; for "
+                      "the other 1 there is no clear difference.")  # fmt: skip
 
 
 def test_small_differences_are_called_no_clear_difference():
-    clients = {f"c{k}": (0.9, 20, {"local": 0.85}, {}) for k in range(2)}
-    first, second = headline_sentences(result_of(clients))
-    assert first.startswith("No clear difference on average; 2 of 2 clients gained")
-    assert "no clear difference for any of them" in second
+    """Gains of 0, 1 and 5 points: mean 2, s.e. 1.53, so between one and two standard errors, on either side."""
+    for sign, ahead in ((1, 2), (-1, 0)):
+        clients = {f"c{k}": (0.8 + sign * gain, 20, {"local": 0.8}, {}) for k, gain in enumerate((0, 0.01, 0.05))}
+        first, second = headline_sentences(result_of(clients))
+        assert first.startswith(f"No clear difference on average; {ahead} of 3 clients did better with Potara: mean ")
+        assert "no clear difference for any of them" in second
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_clients_make_no_claim(count):
+    """Gains of 40 points on 1000 examples, as clear as can be for each client."""
+    text = tables.headline(result_of({f"c{k}": (0.9, 1000, {"local": 0.5}, {}) for k in range(count)}))
+    assert "too few to say whether that is more than chance" in text and "+40.0 points" in text
+    assert "gained" not in text and "better than" not in text and "standard error" not in text
+
+
+def test_with_one_baseline_the_headline_says_it_once():
+    clients = {f"c{k}": (0.9, 1000, {"fedit": 0.5 + k / 100}, {}) for k in range(3)}
+    text = tables.headline(result_of(clients))
+    assert text.startswith("3 of 3 clients did better with Potara: mean gain over FedIT +39.0 points")
+    assert text.count("FedIT") == 1 and text.count("39.0") == 1
 
 
 def test_a_loss_is_said_first():
     clients = {f"c{k}": (0.5, 1000, {"local": 0.9, "fedit": 0.4}, {}) for k in range(3)}
     sentences = headline_sentences(result_of(clients))
-    assert sentences[0].startswith("On average training alone was better; 0 of 3 clients gained")
+    assert sentences[0].startswith("On average training alone was better; 0 of 3 clients did better with Potara: ")
     assert sentences[-1].startswith("Against FedIT: mean +10.0 points")
 
 
@@ -170,17 +213,54 @@ def test_a_run_without_baselines_claims_no_gain():
 
 
 def test_local_itself_is_compared_with_the_best_baseline():
-    results = result_of({"c1": (0.5, 900, {"fedit": 0.9}, {}), "c2": (0.5, 900, {"fedit": 0.9}, {})}, method="local")
+    results = result_of({"c1": (0.5, 900, {"fedit": 0.9}, {}), "c2": (0.5, 900, {"fedit": 0.9}, {}),
+                         "c3": (0.5, 900, {"fedit": 0.8}, {})}, method="local")  # fmt: skip
     assert headline_sentences(results)[0].startswith(
-        "On average FedIT was better; 0 of 2 clients did better with Local"
+        "On average FedIT was better; 0 of 3 clients did better with Local"
     )
+
+
+def test_weights_of_groups_are_shown_as_their_range_and_not_as_the_weight_of_the_head():
+    clients = {"c1": (0.8, 10, {}, {"w": 0.5, "w_min": 0.104, "w_max": 0.95}), "c2": (0.8, 10, {}, {})}
+    headers, rows = tables.client_table(result_of(clients))
+    assert headers[-1] == "w_min–w_max"  # noqa: RUF001
+    assert [row[-1] for row in rows] == ["0.10–0.95", "–"]  # noqa: RUF001
+
+
+def test_updates_are_shown_only_where_clients_differ():
+    results = result_of(TWO)
+    for updates, shown in (((3, 3), False), ((3, 0), True)):
+        for row, count in zip(results["clients"].values(), updates, strict=True):
+            row["updates"] = count
+        headers, rows = tables.client_table(results)
+        assert ("updates" in headers) == shown
+        if shown:
+            assert [row[headers.index("updates")] for row in rows] == ["3", "0"]
+
+
+def test_the_summary_says_how_many_clients_have_a_score_where_any_has_none():
+    assert "clients scored" not in tables.summary_table(result_of(TWO))[0]
+    headers, rows = tables.summary_table(result_of({**TWO, "c3": (None, 0, {"local": 0.1, "fedit": None}, {})}))
+    assert headers[1] == "clients scored"
+    assert [row[1] for row in rows] == ["3 of 3", "2 of 3", "2 of 3"]
+
+
+def test_a_client_that_was_not_scored_has_no_number_of_test_examples():
+    assert tables.client_table(result_of({"c1": (None, 0, {}, {})}))[1] == [["c1", "–", "–"]]  # noqa: RUF001
+
+
+def test_a_failure_of_the_export_belongs_to_no_round():
+    failure = {"client": "c1", "stage": "export", "round": 0, "kind": "ModelError", "reason": "A is NaN"}
+    assert tables.failure_table(result_of(TWO, failures=[failure]))[1] == [
+        ["c1", "export", "–", "ModelError: A is NaN"]  # noqa: RUF001
+    ]
 
 
 def test_a_run_without_any_score_says_so():
     summary = {"mean": None, "std": None, "worst": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
     results = result_of({"c1": (None, 0, {}, {})}, summary=summary)
     assert headline_sentences(results)[0].startswith("No client has a score")
-    assert tables.summary_table(results)[1][0][:4] == ["Potara", "–", "–", "–"]  # noqa: RUF001
+    assert tables.summary_table(results)[1][0][:5] == ["Potara", "0 of 1", "–", "–", "–"]  # noqa: RUF001
 
 
 def test_runs_are_called_what_their_papers_call_them():

@@ -10,21 +10,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.report.comparison import Gain, baseline_labels, gains_over, run_title
+from befit.report.comparison import CLEAR, Gain, baseline_labels, gains_over, run_title
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled
-from befit.report.numbers import gain_text, is_share, plain, score_of, score_text
+from befit.report.numbers import counts_examples, gain_text, is_share, plain, score_of, score_text
 from befit.report.svg import MUTED, TEXT, draw, run_ink
+from befit.report.weights import by_group, weight_header, weight_note, weight_text, weights_of
 
 __all__ = ["client_bars", "client_distributions", "weight_bars", "weight_distribution"]
 
-_WEIGHT_NOTE = (
-    "w is the weight of the federated adapter in a client's merged model: 1 is the federated adapter alone, 0 the "
-    "client's own alone."
-)
-
 
 def client_bars(results: Mapping[str, Any]) -> Plot | None:
-    """Above: every run's score per client; below: the gain over each baseline, with one standard error in grey."""
+    """Above: every run's score per client; below: the gain over each baseline, with two standard errors in grey."""
     metric, labels, clients = results["metric"], baseline_labels(results), list(results["clients"])
     scores = {label: [score_of(row.get("baselines") or {}, label) for row in results["clients"].values()]
               for label in labels}  # fmt: skip
@@ -60,8 +56,9 @@ def client_bars(results: Mapping[str, Any]) -> Plot | None:
     note = ""
     if gains:
         note = f"Below: what {run_title(results['method'])} adds to or takes from each baseline."
-        if is_share(metric):
-            note += " Grey: one standard error of the client's test set; a bar inside it is no clear difference."
+        if counts_examples(metric):
+            note += (" Grey: two standard errors of a difference of two independent shares of the client's test "
+                     "examples; a bar inside it is no clear difference.")  # fmt: skip
     return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)
 
 
@@ -77,9 +74,8 @@ def _paint_gains(
             gain = known[client]
             at = place + (slot - (len(gains) - 1) / 2) * width
             if gain.error is not None:
-                axes.bar(
-                    at, 2 * factor * gain.error, width * 0.92, bottom=-factor * gain.error, color=MUTED, alpha=0.18
-                )
+                reach = CLEAR * factor * gain.error
+                axes.bar(at, 2 * reach, width * 0.92, bottom=-reach, color=MUTED, alpha=0.18)
             axes.bar(at, factor * gain.value, width * 0.6, color=run_ink(slot + 1),
                      label=f"over {run_title(label)}" if client == next(iter(known)) else None)  # fmt: skip
             if len(clients) * len(gains) <= 24:
@@ -135,40 +131,53 @@ def _cumulative(axes: Axes, values: Sequence[float], ink: int, label: str) -> No
 
 
 def weight_bars(results: Mapping[str, Any]) -> Plot | None:
-    weights = _weights(results)
+    """One bar per client up to its weight, or from the least to the largest weight of its groups."""
+    weights, grouped = weights_of(results), by_group(results)
     if not weights:
         return None
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        places = range(len(weights))
-        axes.bar(places, list(weights.values()), 0.6, color=run_ink(0))
-        for place, weight in zip(places, weights.values(), strict=True) if len(weights) <= 30 else ():
-            axes.annotate(f"{weight:.2f}", (place, weight), (0, 2), textcoords="offset points", ha="center", fontsize=9)
+        places, few = range(len(weights)), len(weights) <= (14 if grouped else 30)
+        for place, (least, most) in zip(places, weights.values(), strict=True):
+            bottom = least if grouped else 0.0
+            axes.bar(place, max(most - bottom, 0.004 * grouped), 0.6, bottom=bottom, color=run_ink(0))
+            if few:
+                axes.annotate(weight_text((least, most), grouped), (place, most), (0, 2), textcoords="offset points",
+                              ha="center", fontsize=9)  # fmt: skip
         axes.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
         _name_clients(axes, list(weights))
         axes.set_ylim(0, 1.08)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        axes.set_ylabel("w")
+        axes.set_ylabel(weight_header(results))
 
-    svg = draw("weights", "Mixing weight of every client", 12.0, 3.0, paint)
-    return Plot("Mixing weights", svg, _WEIGHT_NOTE, wide=True)
+    title = "Mixing weights of every client's groups" if grouped else "Mixing weight of every client"
+    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), weight_note(results), wide=True)
 
 
 def weight_distribution(results: Mapping[str, Any]) -> Plot | None:
-    weights = _weights(results)
+    """How many clients have which weight; where groups have their own, every client's range, in order of its middle."""
+    weights, grouped = weights_of(results), by_group(results)
     if not weights:
         return None
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        axes.hist(list(weights.values()), bins=[step / 20 for step in range(21)], color=run_ink(0), rwidth=0.9)
-        axes.set_xlim(0, 1)
-        axes.set_xlabel("w")
-        axes.set_ylabel("clients")
+        if not grouped:
+            axes.hist([least for least, _ in weights.values()], bins=[step / 20 for step in range(21)],
+                      color=run_ink(0), rwidth=0.9)  # fmt: skip
+            axes.set_xlim(0, 1)
+            axes.set_xlabel("w")
+            axes.set_ylabel("clients")
+            return
+        ranges = sorted(weights.values(), key=sum)
+        axes.vlines(range(len(ranges)), *zip(*ranges, strict=True), color=run_ink(0), linewidth=1)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("clients, in order of the middle of their range")
+        axes.set_ylabel(weight_header(results))
 
-    title = "Distribution of the mixing weights"
-    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), _WEIGHT_NOTE, wide=True)
+    title = "Ranges of the mixing weights" if grouped else "Distribution of the mixing weights"
+    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), weight_note(results), wide=True)
 
 
 def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
@@ -181,11 +190,6 @@ def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
         for text in axes.get_xticklabels():
             text.set_horizontalalignment("right")
             text.set_rotation_mode("anchor")
-
-
-def _weights(results: Mapping[str, Any]) -> dict[str, float]:
-    found = {client: score_of(row.get("diagnostics") or {}, "w") for client, row in results["clients"].items()}
-    return {client: weight for client, weight in found.items() if weight is not None}
 
 
 def known_only(values: Iterable[float | None]) -> list[float]:

@@ -1,28 +1,33 @@
-"""Who gained, over what, and whether the difference is more than the size of the test set allows to say."""
+"""Who gained, over what, and whether the difference is more than chance alone would show."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from befit.report.numbers import is_share, score_of
+from befit.report.numbers import counts_examples, score_of
 
 __all__ = [
     "BEST",
+    "CLEAR",
+    "FEWEST",
     "Gain",
     "baseline_labels",
     "compared_with",
+    "difference_error",
     "gain_over",
     "gains_over",
     "mean_gain",
     "run_title",
-    "standard_error",
 ]
 
-Verdict = Literal["gain", "loss", "unclear"]
+Verdict = Literal["gain", "loss", "unclear", "unknown"]
 BEST = ""  # stands for each client's best baseline where a baseline's label is asked for
+CLEAR = 2  # standard errors beyond which a difference is called one
+FEWEST = 3  # clients for a statement about their mean
 
 
 def run_title(label: str) -> str:
@@ -59,7 +64,8 @@ def compared_with(labels: Sequence[str]) -> list[str]:
 class Gain:
     """By how much the method is better than something else; positive is better, whatever the metric.
 
-    error  one standard error due to the number of test examples; None where the metric does not tell
+    error  one standard error: of one client by its test examples (`difference_error`), of a mean over clients by their
+           spread (`mean_gain`); None where that is not known
     """
 
     value: float
@@ -67,23 +73,26 @@ class Gain:
 
     @property
     def verdict(self) -> Verdict:
-        """`unclear` within one standard error, and for no difference at all."""
-        if abs(self.value) <= (self.error or 0.0):
+        """`unclear` within two standard errors, and for no difference at all; `unknown` without a standard error."""
+        if self.error is None:
+            return "unknown"
+        if abs(self.value) <= CLEAR * self.error:
             return "unclear"
         return "gain" if self.value > 0 else "loss"
 
 
-def standard_error(first: float, second: float, examples: int, metric: str) -> float | None:
-    """`sqrt(p (1 - p) / n)`, the standard error of a share p measured on n examples.
+def difference_error(first: float, second: float, examples: int, metric: str) -> float | None:
+    """`sqrt(2 p (1 - p) / n)`, the standard error of a difference of two independent shares of n examples each.
 
     p is the mean of the two scores with two successes and two failures added, and n grows by those four (Agresti and
-    Coull 1998), so that a client with every example right is not taken for certain. For means of values between 0
-    and 1 that are not all 0 or 1 it is an upper bound. None for other metrics, and without examples.
+    Coull 1998), so that a client with every example right is not taken for certain. Two models that see the same
+    examples mostly agree, which makes their difference less uncertain than this. None for metrics that are not shares
+    of examples, and without examples.
     """
-    if not is_share(metric) or examples <= 0:
+    if not counts_examples(metric) or examples <= 0:
         return None
     share = ((first + second) / 2 * examples + 2) / (examples + 4)
-    return math.sqrt(share * (1 - share) / (examples + 4))
+    return math.sqrt(2 * share * (1 - share) / (examples + 4))
 
 
 def gain_over(results: Mapping[str, Any], row: Mapping[str, Any], baseline: str) -> Gain | None:
@@ -95,7 +104,7 @@ def gain_over(results: Mapping[str, Any], row: Mapping[str, Any], baseline: str)
     if mine is None or not known:
         return None
     best = max(known, key=lambda score: sign * score)
-    return Gain(sign * (mine - best), standard_error(mine, best, row.get("examples") or 0, metric))
+    return Gain(sign * (mine - best), difference_error(mine, best, row.get("examples") or 0, metric))
 
 
 def gains_over(results: Mapping[str, Any], baseline: str) -> dict[str, Gain]:
@@ -105,9 +114,10 @@ def gains_over(results: Mapping[str, Any], baseline: str) -> dict[str, Gain]:
 
 
 def mean_gain(gains: Mapping[str, Gain]) -> Gain:
-    """Mean over clients; its error is that of a mean of independent test sets, `sqrt(sum e_k^2) / K`."""
-    errors = [gain.error for gain in gains.values() if gain.error is not None]
-    value = math.fsum(gain.value for gain in gains.values()) / len(gains)
-    if len(errors) < len(gains):
-        return Gain(value, None)
-    return Gain(value, math.sqrt(math.fsum(error**2 for error in errors)) / len(gains))
+    """Mean over clients; its error is the standard error over clients, `sd / sqrt(n)` of their gains (sd with ddof 1).
+
+    The gains are paired: each is one client's with both. With fewer than three clients there is no error.
+    """
+    values = [gain.value for gain in gains.values()]
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) >= FEWEST else None
+    return Gain(statistics.fmean(values), error)

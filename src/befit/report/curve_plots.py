@@ -72,7 +72,7 @@ def over_bytes(record: RunRecord) -> Plot | None:
         legend(figure, axes, len(curves))
 
     title = f"{metric_name(results).capitalize()} over communication"
-    note = "Mean over clients, against the bytes of training sent until then; scoring is not counted."
+    note = "Mean over clients, against the bytes of training sent until then, without scoring and failed exchanges."
     if silent:
         note += " A run that sends nothing is drawn at its last score."
     return Plot(title, draw("bytes", title, 6.4, 3.9, paint), note)

@@ -19,11 +19,13 @@ def headline(results: Mapping[str, Any]) -> str:
 def headline_sentences(results: Mapping[str, Any]) -> list[str]:
     """What came out, first sentence first.
 
-    The method is compared with training alone where that was a baseline, else with each client's best baseline. A
-    difference within one standard error, from the number of test examples, is called no clear difference.
+    The method is compared with training alone where that was a baseline, else with each client's best baseline. A mean
+    within two standard errors over clients is called no clear difference; below three clients nothing is claimed.
     """
     labels = baseline_labels(results)
     over = "local" if "local" in labels and results["method"] != "local" else BEST
+    if len(labels) == 1:  # the best of one is that one
+        over = labels[0]
     gains = gains_over(results, over)
     rows = results["clients"]
     unscored = [client for client, row in rows.items() if score_of(row, results["metric"]) is None]
@@ -32,7 +34,10 @@ def headline_sentences(results: Mapping[str, Any]) -> list[str]:
     else:
         sentences = [_level(results), *_not_compared(labels, len(unscored) < len(rows))]
     if 0 < len(unscored) < len(rows):
-        sentences.append(f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score.")
+        verb = "is" if len(unscored) == 1 else "are"
+        sentences.append(
+            f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
+        )
     if results.get("failures"):
         sentences.append(f"{count_text(len(results['failures']), 'failure')} on the way; each is listed in the report.")
     return sentences
@@ -47,30 +52,37 @@ def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) 
     least = min(gains, key=lambda client: (gains[client].value, client))
     details = (f"mean gain over {rival} {_difference(results, mean)}; "
                f"worst: {plain(least)}, {_points(results, gains[least].value)}.")  # fmt: skip
-    what = "gained from federating" if over == "local" else f"did better with {run_title(results['method'])}"
-    if mean.verdict == "gain":
-        first = f"{ahead} of {count} clients {what}: {details}"
-    elif mean.verdict == "loss":
-        first = f"On average {rival} was better; {ahead} of {count} clients {what}: {details}"
+    better = f"{ahead} of {count} clients did better with {run_title(results['method'])}"
+    if mean.verdict == "unknown":
+        return [
+            f"{better}: {details}",
+            f"{count_text(count, 'client')}: too few to say whether that is more than chance.",
+        ]
+    if mean.verdict == "loss":
+        first = f"On average {rival} was better; {better}: {details}"
+    elif mean.verdict == "unclear":
+        first = f"No clear difference on average; {better}: {details}"
+    elif over == "local" and results["method"] != "local":
+        first = f"{ahead} of {count} clients gained from federating: {details}"
     else:
-        first = f"No clear difference on average; {ahead} of {count} clients {what}: {details}"
+        first = f"{better}: {details}"
     return [first, *_clear_ones(gains)]
 
 
 def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:
-    """How many of the differences are larger than the test sets' own uncertainty."""
+    """How many clients' differences are larger than their numbers of test examples explain."""
     if any(gain.error is None for gain in gains.values()):
         return []
     verdicts = [gain.verdict for gain in gains.values()]
     unclear, better, worse = (verdicts.count(verdict) for verdict in ("unclear", "gain", "loss"))
     if unclear == 0:
-        return [f"Every difference is larger than one standard error of its client's test set: {better} gained, "
-                f"{worse} lost."]  # fmt: skip
+        return [f"Client by client, every difference is larger than two standard errors by its test examples: {better} "
+                f"gained, {worse} lost."]  # fmt: skip
     if unclear == len(gains):
-        return ["No client's difference is larger than one standard error of its test set: no clear difference for "
-                "any of them."]  # fmt: skip
-    return [f"Beyond one standard error of their test sets, {better} gained and {worse} lost; for the other {unclear} "
-            "there is no clear difference."]  # fmt: skip
+        return ["Client by client, no difference is larger than two standard errors by its test examples: no clear "
+                "difference for any of them."]  # fmt: skip
+    return [f"Client by client, beyond two standard errors by their test examples, {better} gained and {worse} lost; "
+            f"for the other {unclear} there is no clear difference."]  # fmt: skip
 
 
 def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
@@ -91,11 +103,8 @@ def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
 
 
 def _one_client(results: Mapping[str, Any], client: str, gain: Gain, rival: str) -> str:
-    method = run_title(results["method"])
-    if gain.verdict == "unclear":
-        return f"No clear difference for {plain(client)} between {method} and {rival}: {_difference(results, gain)}."
-    was = "better" if gain.verdict == "gain" else "worse"
-    return f"{method} was {was} than {rival} for {plain(client)}: {_difference(results, gain)}."
+    return (f"{run_title(results['method'])} against {rival} for {plain(client)}: {_points(results, gain.value)}; one "
+            "client is too few to say whether that is more than chance.")  # fmt: skip
 
 
 def _level(results: Mapping[str, Any]) -> str:
@@ -123,18 +132,17 @@ def _not_compared(labels: list[str], scored: bool) -> list[str]:
 def _rival(results: Mapping[str, Any], over: str) -> str:
     if over == "local":
         return "training alone"
-    labels = baseline_labels(results)
-    if len(labels) == 1:
-        return "training alone" if labels == ["local"] else run_title(labels[0])
-    return f"the best of {listing([run_title(label) for label in labels])} for each client"
+    if over != BEST:
+        return run_title(over)
+    return f"the best of {listing([run_title(label) for label in baseline_labels(results)])} for each client"
 
 
 def _difference(results: Mapping[str, Any], gain: Gain) -> str:
-    """A gain with its unit and standard error."""
+    """A mean gain with its unit and standard error."""
     text = _points(results, gain.value)
     if gain.error is None:
         return text
-    return f"{text} (± {gain_text(gain.error, results['metric'], signed=False)} s.e.)"
+    return f"{text} (standard error over clients {gain_text(gain.error, results['metric'], signed=False)})"
 
 
 def _points(results: Mapping[str, Any], value: float) -> str:

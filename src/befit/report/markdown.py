@@ -11,8 +11,16 @@ from befit.report.comparison import run_title
 from befit.report.headline import headline_sentences
 from befit.report.numbers import count_text, plain
 from befit.report.outbound import outbound_groups, outbound_totals
-from befit.report.record import RunRecord, written_files
-from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, facts, group_title, outbound_note
+from befit.report.record import RunRecord, export_note, written_files
+from befit.report.words import (
+    COMMUNICATION_NOTE,
+    GROUPS_SHOWN,
+    client_note,
+    facts,
+    failure_note,
+    group_title,
+    outbound_note,
+)
 
 __all__ = ["escape", "render_markdown"]
 
@@ -25,8 +33,8 @@ def render_markdown(record: RunRecord) -> str:
     parts += [escape(" ".join(rest))] * bool(rest)
     parts += ["", "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts(results))]
     parts += _section("Summary", tables.summary_table(results))
-    parts += _section("Clients", tables.client_table(results), ERROR_NOTE if results.get("baselines") else "")
-    parts += _section("Failures", tables.failure_table(results))
+    parts += _section("Clients", tables.client_table(results), client_note(results))
+    parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)
     parts += _section(f"What the stages of {run_title(results['method'])} took", tables.stage_table(record.ledger))
     parts += _section("Mean over rounds", tables.curve_table(results))
@@ -34,6 +42,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += _outbound(record)
     parts += _environment(record)
     parts += ["## Files", _table((["what", "where"], [list(row) for row in written_files(record)]))]
+    parts += [escape(export_note(record))]
     if record.missing:
         parts += [f"Not in this directory, and so not in this report: {', '.join(record.missing)}."]
     return "\n\n".join(part for part in parts if part) + "\n"

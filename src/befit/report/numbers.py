@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
-    "MINUS", "NOTHING", "bytes_text", "count_text", "decimal_text", "gain_text", "is_share", "listing", "plain",
-    "score_of", "score_text", "seconds_text",
+    "MINUS", "NOTHING", "bytes_text", "count_text", "counts_examples", "decimal_text", "gain_text", "is_share",
+    "listing", "plain", "score_of", "score_text", "seconds_text",
 ]  # fmt: skip
 
 NOTHING = "\N{EN DASH}"  # a cell without a value
@@ -18,10 +18,22 @@ MINUS = "\N{MINUS SIGN}"
 # Metrics between 0 and 1 that people read as percentages; their differences are points.
 _SHARES = ("accuracy", "token_accuracy", "balanced_accuracy", "exact_match", "f1", "rouge1", "rouge2", "rougeL", "em")
 
+# Those of them that count examples, each right or wrong: only these have a binomial standard error.
+_COUNTS = ("accuracy", "exact_match", "em")
+
 
 def is_share(metric: str) -> bool:
-    """Whether the metric is a mean over examples of something between 0 and 1."""
+    """Whether the metric lies between 0 and 1 and is written in percent."""
     return metric in _SHARES
+
+
+def counts_examples(metric: str) -> bool:
+    """Whether the metric is the share of the test examples that are right.
+
+    >>> [counts_examples(metric) for metric in ("accuracy", "token_accuracy", "rougeL", "loss")]
+    [True, False, False, False]
+    """
+    return metric in _COUNTS
 
 
 def score_of(row: Mapping[str, Any], metric: str) -> float | None:

@@ -13,11 +13,19 @@ from befit.report import tables
 from befit.report.comparison import baseline_labels, compared_with, gain_over, run_title
 from befit.report.headline import headline_sentences
 from befit.report.markdown import flat
-from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
+from befit.report.numbers import bytes_text, count_text, counts_examples, gain_text, plain, score_of, score_text
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.plots import Plot, plots_of
-from befit.report.record import RunRecord, written_files
-from befit.report.words import COMMUNICATION_NOTE, ERROR_NOTE, GROUPS_SHOWN, facts, group_title, outbound_note
+from befit.report.record import RunRecord, export_note, written_files
+from befit.report.words import (
+    COMMUNICATION_NOTE,
+    GROUPS_SHOWN,
+    client_note,
+    facts,
+    failure_note,
+    group_title,
+    outbound_note,
+)
 
 __all__ = ["render_page"]
 
@@ -36,9 +44,10 @@ def render_page(record: RunRecord) -> str:
         summary=tables.summary_table(results),
         clients=tables.client_table(results),
         marks=_marks(results),
-        error_note=ERROR_NOTE if baseline_labels(results) else "",
+        client_note=client_note(results),
         plots=[_drawn(plot) for plot in plots_of(record)],
         failures=tables.failure_table(results),
+        failure_note=failure_note(results),
         communication=tables.communication_table(results),
         communication_note=COMMUNICATION_NOTE,
         per_client=tables.client_communication_table(results),
@@ -54,6 +63,7 @@ def render_page(record: RunRecord) -> str:
         environment=flat(record.environment),
         config="\n".join(map(plain, record.config.splitlines())),
         files=written_files(record),
+        export_note=export_note(record),
         missing=", ".join(record.missing),
     )  # fmt: skip
 
@@ -78,9 +88,9 @@ def _drawn(plot: Plot) -> dict[str, Any]:
 
 
 def _marks(results: Mapping[str, Any]) -> list[Any]:
-    """The header of the gains that are coloured, and per client whether that gain is clear; empty without gains."""
+    """The header of the gains that are coloured, and per client whether it is clear; empty where none is judged."""
     compared = compared_with(baseline_labels(results))
-    if not compared:
+    if not compared or not counts_examples(results["metric"]):
         return []
     gains = [gain_over(results, row, compared[-1]) for row in results["clients"].values()]
     return [tables.gain_header(compared[-1]), ["" if gain is None else gain.verdict for gain in gains]]
@@ -90,7 +100,11 @@ def _figures(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The few numbers at the top, as (number, what it is)."""
     metric, summary = results["metric"], results["summary"]
     name = metric.replace("_", " ")
-    figures = [(score_text(score_of(summary, "mean"), metric), f"mean {name}" if len(results["clients"]) > 1 else name)]
+    scored = sum(score_of(row, metric) is not None for row in results["clients"].values())
+    mean = f"mean {name}" if len(results["clients"]) > 1 else name
+    if scored < len(results["clients"]):
+        mean += f", {scored} of {count_text(len(results['clients']), 'client')}"
+    figures = [(score_text(score_of(summary, "mean"), metric), mean)]
     if score_of(summary, "std") is not None and len(results["clients"]) > 1:
         figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
     if summary.get("worst") and len(results["clients"]) > 1:

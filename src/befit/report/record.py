@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from befit.errors import RunError
 from befit.report.comparison import baseline_labels
-from befit.report.numbers import plain
+from befit.report.numbers import count_text, plain
 from befit.storage import read_bytes, read_json
 
-__all__ = ["RunRecord", "read_record", "written_files"]
+__all__ = ["RunRecord", "export_note", "read_record", "written_files"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,23 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
         if (record.path / "baselines" / label).is_dir()
     ]
     return rows
+
+
+def export_note(record: RunRecord) -> str:
+    """Which clients have no adapter, and what the adapters lack where the model that was scored has a gate as well."""
+    rows = record.results["clients"].values()
+    folders = [row["adapter"] for row in rows if row.get("adapter")]
+    lacking = sum(row.get("adapter", "") is None for row in rows)
+    notes = []
+    if lacking:
+        notes.append(f"{count_text(lacking, 'client')} of {len(rows)} {'has' if lacking == 1 else 'have'} no adapter.")
+    card = record.path / folders[0] / "README.md" if folders else None  # all clients deploy the same slots
+    text = read_bytes(card).decode(errors="replace") if card and card.is_file() else ""
+    if found := re.search(r"this checkpoint is the slot '([^']*)' alone", text):
+        notes.append("The scores are of the whole model, which mixes its slots by a gate on the input. A PEFT "
+                     f"checkpoint cannot hold that: each is the slot {plain(found[1])!r} alone, and scores "
+                     "differently; befit predict uses the whole.")  # fmt: skip
+    return " ".join(notes)
 
 
 def _scores(path: Path) -> list[dict[str, Any]]:

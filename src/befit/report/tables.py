@@ -5,7 +5,6 @@ Every function returns `(headers, rows)`; `rows` is empty where there is nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from befit.report.numbers import (
     MINUS,
     NOTHING,
     bytes_text,
+    counts_examples,
     decimal_text,
     gain_text,
     plain,
@@ -22,39 +22,43 @@ from befit.report.numbers import (
     score_text,
     seconds_text,
 )
+from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
     "Table", "client_communication_table", "client_table", "communication_table", "curve_table", "diagnostics_table",
-    "failure_table", "headline", "is_numeric", "stage_table", "summary_table",
+    "failure_table", "headline", "is_numeric", "stage_table", "summary_table", "updates_differ",
 ]  # fmt: skip
 
 Table = tuple[list[str], list[list[str]]]
 
 
 def client_table(results: Mapping[str, Any]) -> Table:
-    """Per client: test examples, the baselines, the method, gains, one standard error of the gain, mixing weight.
+    """Per client: test examples, the baselines, the method, gains, a standard error, mixing weight.
 
-    Gains are in points for percentages. The error belongs to the last gain before it. Methods without a mixing weight
-    have no such column; all their diagnostics are in `diagnostics_table`.
+    Gains are in points for percentages. The error is that of the last gain before it (`difference_error`), for metrics
+    that have one. Updates, the rounds whose update was used, are shown where clients differ in them. Methods without a
+    mixing weight have no such column; all their diagnostics are in `diagnostics_table`.
     """
     metric, labels = results["metric"], baseline_labels(results)
     compared = compared_with(labels)
-    weighted = any("w" in (row.get("diagnostics") or {}) for row in results["clients"].values())
-    headers = ["client", "test examples", *map(run_title, labels), run_title(results["method"])]
+    weighted, grouped, updated = bool(weights_of(results)), by_group(results), updates_differ(results)
+    judged = bool(compared) and counts_examples(metric)
+    headers = ["client", "test examples", *["updates"] * updated, *map(run_title, labels), run_title(results["method"])]
     headers += [gain_header(label) for label in compared]
-    headers += ["± 1 s.e."] * bool(compared) + ["w"] * weighted
+    headers += ["± s.e. of a difference"] * judged + [weight_header(results)] * weighted
     rows = []
     for client, row in results["clients"].items():
         gains = [gain_over(results, row, label) for label in compared]
         error = gains[-1].error if gains and gains[-1] else None
         rows.append([
             plain(client),
-            str(row.get("examples", NOTHING)),
+            str(row.get("examples") or NOTHING),  # a client that was not scored has none
+            *[str(row.get("updates", NOTHING))] * updated,
             *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
             score_text(score_of(row, metric), metric),
             *(gain_text(gain.value if gain else None, metric) for gain in gains),
-            *[gain_text(error, metric, signed=False)] * bool(compared),
-            *[weight_text((row.get("diagnostics") or {}).get("w"))] * weighted,
+            *[gain_text(error, metric, signed=False)] * judged,
+            *[weight_text(weight_of(row, grouped), grouped)] * weighted,
         ])  # fmt: skip
     return headers, rows
 
@@ -63,16 +67,23 @@ def gain_header(label: str) -> str:
     return f"gain over {run_title(label) if label else 'best'}"
 
 
-def weight_text(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, (int, float)) and math.isfinite(value) else NOTHING
+def updates_differ(results: Mapping[str, Any]) -> bool:
+    return len({row["updates"] for row in results["clients"].values() if "updates" in row}) > 1
 
 
 def summary_table(results: Mapping[str, Any]) -> Table:
-    """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each."""
+    """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each.
+
+    The gain has its standard error over clients. How many clients have a score is shown where any has none.
+    """
     metric, labels = results["metric"], baseline_labels(results)
-    title = run_title(results["method"])
-    headers = ["", f"mean {metric.replace('_', ' ')}", "std", "worst client"]
-    headers += [f"{title}'s gain", "clients ahead"] * bool(labels) + ["client time"]
+    title, clients = run_title(results["method"]), results["clients"]
+    scored = {label: sum(score_of(row.get("baselines") or {}, label) is not None for row in clients.values())
+              for label in labels}  # fmt: skip
+    mine = sum(score_of(row, metric) is not None for row in clients.values())
+    partly = any(count < len(clients) for count in (mine, *scored.values()))
+    headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", "std", "worst client"]
+    headers += [f"{title}'s gain ± s.e. over clients", "clients ahead"] * bool(labels) + ["client time"]
     rows = []
     for label in [*labels, None]:
         summary = results["summary"] if label is None else (results.get("baselines") or {}).get(label) or {}
@@ -80,6 +91,7 @@ def summary_table(results: Mapping[str, Any]) -> Table:
         ahead = sum(gain.value > 0 for gain in gains.values())
         rows.append([
             title if label is None else run_title(label),
+            *[f"{mine if label is None else scored[label]} of {len(clients)}"] * partly,
             score_text(score_of(summary, "mean"), metric),
             gain_text(score_of(summary, "std"), metric, signed=False),
             _worst_text(summary.get("worst"), metric),
@@ -94,7 +106,7 @@ def _worst_text(worst: Mapping[str, Any] | None, metric: str) -> str:
 
 
 def _mean_gain_text(gains: Mapping[str, Gain], metric: str) -> str:
-    """Mean gain and one standard error of it."""
+    """Mean gain and its standard error over clients."""
     if not gains:
         return NOTHING
     mean = mean_gain(gains)
@@ -195,7 +207,7 @@ def failure_table(results: Mapping[str, Any]) -> Table:
             plain(failure["client"]),
             *[run_title(failure.get("run", results["method"]))] * several,
             plain(failure["stage"]),
-            str(failure["round"]),
+            str(failure["round"]) if failure["stage"] != "export" else NOTHING,  # comes after all rounds
             plain(f"{failure['kind']}: {failure['reason']}" if failure.get("kind") else failure["reason"]),
         ]
         for failure in failures

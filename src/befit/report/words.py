@@ -6,27 +6,62 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.report.comparison import baseline_labels, run_title
-from befit.report.numbers import listing, plain
+from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
+from befit.report.tables import updates_differ
+from befit.report.weights import by_group, weight_note
 
-__all__ = ["COMMUNICATION_NOTE", "ERROR_NOTE", "GROUPS_SHOWN", "facts", "group_title", "outbound_note"]
+__all__ = ["COMMUNICATION_NOTE", "GROUPS_SHOWN", "client_note", "facts", "failure_note", "group_title", "outbound_note"]
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
-ERROR_NOTE = (
+_GAIN_NOTE = (
     "Gains are in points where scores are percentages. “Best” is the best baseline of each client on these same test "
-    "examples, a choice that nobody has beforehand. ± 1 s.e. is one standard error of a share measured on that many "
-    "test examples; a gain within it is no clear difference. It covers the choice of test examples, not the seed of "
-    "the training: only further seeds tell about that."
+    "examples, a choice that nobody has beforehand."
 )
+_ERROR_NOTE = (
+    "± s.e. of a difference is binomial: the standard error of a difference of two independent shares, each of that "
+    "many test examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
+    "is smoothed (two right and two wrong examples added), so that a perfect score is not taken for certain. Only "
+    "gains beyond two of these are in colour."
+)
+_MEAN_NOTE = (
+    "The standard error over clients, in the summary, is the standard deviation of the clients' gains divided by the "
+    "square root of their number; a mean within two of these is no clear difference, and below three clients there is "
+    "none. Neither covers the seed of the training: only further seeds tell about that."
+)
+_UPDATES_NOTE = "Updates are the rounds in which the client's update was used."
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
-    "to draw curves, and is not part of the method."
+    "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
 )
 _OUTBOUND_NOTE = (
     "Counted at the client, from every message as encoded, before it was handed over. Single values are texts and "
     "numbers, counted with the longest encoding that occurred. A stage that is not listed sent nothing."
 )
+
+
+def client_note(results: Mapping[str, Any]) -> str:
+    """What the columns of the clients' table mean, as far as it has them."""
+    compared, judged = bool(baseline_labels(results)), counts_examples(results["metric"])
+    notes = (
+        (_GAIN_NOTE, compared),
+        (_ERROR_NOTE, compared and judged),
+        (_MEAN_NOTE, compared),
+        (_UPDATES_NOTE, updates_differ(results)),
+        (weight_note(results), by_group(results)),
+    )
+    return " ".join(note for note, needed in notes if needed)
+
+
+def failure_note(results: Mapping[str, Any]) -> str:
+    """What a failure did to the run."""
+    stages = {failure["stage"] for failure in results.get("failures") or []}
+    notes = (
+        ("A client that failed was left out of that round; the round went on without it.", bool(stages - {"export"})),
+        ("A client that failed in the export has no adapter in this directory.", "export" in stages),
+    )
+    return " ".join(note for note, needed in notes if needed)
 
 
 def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
