@@ -15,7 +15,7 @@ from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
     GROUPS_SHOWN,
-    client_note,
+    client_notes,
     facts,
     failure_note,
     group_title,
@@ -33,7 +33,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += [escape(" ".join(rest))] * bool(rest)
     parts += ["", "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts(results))]
     parts += _section("Summary", tables.summary_table(results))
-    parts += _section("Clients", tables.client_table(results), client_note(results))
+    parts += _section("Clients", tables.client_table(results), "\n\n".join(client_notes(results)))
     parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)
     parts += _section(f"What the stages of {run_title(results['method'])} took", tables.stage_table(record.ledger))

@@ -20,7 +20,7 @@ from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
     GROUPS_SHOWN,
-    client_note,
+    client_notes,
     facts,
     failure_note,
     group_title,
@@ -44,7 +44,7 @@ def render_page(record: RunRecord) -> str:
         summary=tables.summary_table(results),
         clients=tables.client_table(results),
         marks=_marks(results),
-        client_note=client_note(results),
+        client_notes=client_notes(results),
         plots=[_drawn(plot) for plot in plots_of(record)],
         failures=tables.failure_table(results),
         failure_note=failure_note(results),

@@ -11,7 +11,15 @@ from befit.report.record import RunRecord
 from befit.report.tables import updates_differ
 from befit.report.weights import by_group, weight_note
 
-__all__ = ["COMMUNICATION_NOTE", "GROUPS_SHOWN", "client_note", "facts", "failure_note", "group_title", "outbound_note"]
+__all__ = [
+    "COMMUNICATION_NOTE",
+    "GROUPS_SHOWN",
+    "client_notes",
+    "facts",
+    "failure_note",
+    "group_title",
+    "outbound_note",
+]
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
@@ -22,8 +30,8 @@ _GAIN_NOTE = (
 _ERROR_NOTE = (
     "± s.e. of a difference is binomial: the standard error of a difference of two independent shares, each of that "
     "many test examples, √2 times that of one share. Both models see the same examples, so it is rather too large. It "
-    "is smoothed (two right and two wrong examples added), so that a perfect score is not taken for certain. Only "
-    "gains beyond two of these are in colour."
+    "is smoothed (two right and two wrong examples added), so that a perfect score is not taken for certain. A gain "
+    "within two of these is no clear difference and has no colour."
 )
 _MEAN_NOTE = (
     "The standard error over clients, in the summary, is the standard deviation of the clients' gains divided by the "
@@ -41,8 +49,8 @@ _OUTBOUND_NOTE = (
 )
 
 
-def client_note(results: Mapping[str, Any]) -> str:
-    """What the columns of the clients' table mean, as far as it has them."""
+def client_notes(results: Mapping[str, Any]) -> list[str]:
+    """What the columns of the clients' table mean, as far as it has them: a paragraph each."""
     compared, judged = bool(baseline_labels(results)), counts_examples(results["metric"])
     notes = (
         (_GAIN_NOTE, compared),
@@ -51,7 +59,7 @@ def client_note(results: Mapping[str, Any]) -> str:
         (_UPDATES_NOTE, updates_differ(results)),
         (weight_note(results), by_group(results)),
     )
-    return " ".join(note for note, needed in notes if needed)
+    return [note for note, needed in notes if needed]
 
 
 def failure_note(results: Mapping[str, Any]) -> str:
