@@ -103,7 +103,9 @@ class SlotLinear(nn.Module):
         x = dropped if branch.drops else x
         output = branch(x)
         recorder = self.router.recorder
-        if recorder is not None and output.requires_grad:
+        if recorder is not None:
+            if not output.requires_grad:  # the first adapted layer, whose input has no gradient either
+                output.requires_grad_(True)
             inputs = x.detach()
             output.register_hook(lambda grad: recorder(f"{slot}/{self.name}", branch, inputs, grad))
         return output

@@ -227,7 +227,7 @@ def estimate(
     targets = site.model.shapes.targets.values()
     rank = site.model.layout.slot(fed).rank
     entries = sum(t.d_in * t.d_out if space == "product" else rank * (t.d_in + t.d_out) for t in targets)
-    # Two models' gradients and a copy; and no more samples at once than in training, whose activations are known to fit.
+    # Two models' gradients and a copy; and no more samples than in training, whose activations are known to fit.
     at_once = len(chosen) if site.model.is_small else site.budget.batch_size
     step = max(1, min(at_once, _GRADIENT_BYTES // (16 * max(1, entries))))
     moments: PairedFisher | None = None

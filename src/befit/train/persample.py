@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from befit.adapters.keys import slot as in_slot
 from befit.adapters.layer import Branch
 from befit.errors import ModelError
 
@@ -51,10 +50,8 @@ def sample_gradients(
     with (
         model.training(False),
         model.active(slot),
-        model.trainable(in_slot(slot)),
         model.recording(record),
     ):
         losses = site.task.sample_losses(site.logits(batch), batch, reduction)
         losses.sum().backward()
-    model.zero_gradients()
     return {key: value.detach() for key, value in gradients.items()}
