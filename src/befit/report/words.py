@@ -23,9 +23,9 @@ __all__ = [
 
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
-_GAIN_NOTE = (
-    "Gains are in points where scores are percentages. “Best” is the best baseline of each client on these same test "
-    "examples, a choice that nobody has beforehand."
+_GAIN_NOTE = "Gains are in points where scores are percentages."
+_BEST_NOTE = (
+    "“Best” is the best baseline of each client on these same test examples, a choice that nobody has beforehand."
 )
 _ERROR_NOTE = (
     "± s.e. of a difference is binomial: the standard error of a difference of two independent shares, each of that "
@@ -54,6 +54,7 @@ def client_notes(results: Mapping[str, Any]) -> list[str]:
     compared, judged = bool(baseline_labels(results)), counts_examples(results["metric"])
     notes = (
         (_GAIN_NOTE, compared),
+        (_BEST_NOTE, len(baseline_labels(results)) > 1),
         (_ERROR_NOTE, compared and judged),
         (_MEAN_NOTE, compared),
         (_UPDATES_NOTE, updates_differ(results)),
