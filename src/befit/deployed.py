@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from befit.adapters.peft_io import write_adapter
+from befit.benchmarks.gather import gather
+from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.engine.wire import from_bytes, to_bytes
-from befit.errors import RunError, did_you_mean
+from befit.errors import DataError, RunError, did_you_mean
 from befit.host import Host, load_model
 from befit.method import Deployment
 from befit.registry import build_method
@@ -44,11 +46,22 @@ def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
     return target
 
 
-def predict(run_dir: Path | str, client: str, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """What the client's own model says to each input: a text, or the path of an image."""
+def predict(
+    run_dir: Path | str, client: str, inputs: Sequence[Any], places: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """What the client's own model says to each input: a text, the path of an image, or a record.
+
+    inputs  a record's fields may have the names of data.columns in the run's configuration, or befit's own
+    places  where each input is from, for messages; default: its number
+
+    Raises RunError for a directory without a finished run or an unknown client, DataError for no inputs or records
+    without the fields that the task needs.
+    """
     folder = _client_folder(Path(run_dir), client)
     manifest = read_json(Path(run_dir) / "run.json")
     experiment = load_experiment(Path(run_dir) / "config.yaml")
+    columns = experiment.data.columns if experiment.data is not None else {}
+    records = _records(inputs, places, manifest["task"], columns)
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
     if fingerprint != manifest["backbone"]:
         raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
@@ -59,7 +72,15 @@ def predict(run_dir: Path | str, client: str, inputs: Sequence[Any]) -> list[dic
     model.load(arrays)
     use = json.loads(metadata["use"])
     with model.active(*use["slots"], mixer=use["mixer"]):
-        return task.predict(model.backbone, inputs)
+        return task.predict(model.backbone, records)
+
+
+def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:
+    """The inputs, with befit's names of their fields."""
+    if not len(inputs):
+        raise DataError("there are no inputs to predict from")
+    places = places or [f"input {number}" for number in range(1, len(inputs) + 1)]
+    return gather(lambda one: input_record(one[0], task, columns, one[1]), zip(inputs, places, strict=True))
 
 
 def _client_folder(run_dir: Path, client: str) -> Path:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from tiny_models import save_bert
 from typer.testing import CliRunner
 
 from befit.cli.adapter import read_inputs
@@ -151,7 +152,7 @@ def test_explain_says_what_travels_and_what_is_needed():
     assert set(told["travels"]) >= {"up", "down", "stages"}
     assert "What travels" in call("explain", "fedalt").stdout
     needs = told["needs"]
-    assert "same backbone" in needs
+    assert needs == ["at least 2 clients", "individual updates"]
     assert f"Needs {', '.join(needs)}." in call("explain", "fedalt").stdout
 
 
@@ -191,10 +192,48 @@ def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):
 def test_inputs_come_from_arguments_lines_and_records(tmp_path):
     (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
     (tmp_path / "records.jsonl").write_text('{"text": "a", "text_pair": "b"}\n"plain"\n')
-    assert read_inputs("a text.") == ["a text."]
-    assert read_inputs("image.png") == ["image.png"]
-    assert read_inputs(str(tmp_path / "texts.txt")) == ["one", "two"]
-    assert read_inputs(str(tmp_path / "records.jsonl")) == [{"text": "a", "text_pair": "b"}, "plain"]
+    texts, records = tmp_path / "texts.txt", tmp_path / "records.jsonl"
+    assert read_inputs("a text.") == [("a text.", "input 'a text.'")]
+    assert read_inputs("image.png") == [("image.png", "input 'image.png'")]
+    assert read_inputs(str(texts)) == [("one", f"{texts}, line 1"), ("two", f"{texts}, line 3")]
+    assert read_inputs(str(records)) == [
+        ({"text": "a", "text_pair": "b"}, f"{records}, line 1"),
+        ("plain", f"{records}, line 2"),
+    ]
+
+
+@pytest.mark.parametrize("given", ["", "\n  \n"])
+def test_no_inputs_are_a_user_s_mistake(tmp_path, given):
+    done = call("predict", tmp_path, "--client", "a", "-", input=given)
+    assert done.exit_code == 2 and done.stdout == "" and "standard input holds no inputs" in done.stderr
+
+
+@pytest.fixture
+def repetitive(tmp_path):
+    """An experiment whose clients test on what they train on."""
+    save_bert(tmp_path / "bert")
+    rows = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "model: {id: ./bert, max_length: 20}\nmethod: {name: fedit}\n"
+        "data: {task: text-classification, clients: {a: a.jsonl}}\n"
+    )
+    return path
+
+
+def test_warnings_about_the_data_are_part_of_a_check(repetitive):
+    done = call("check", repetitive, "--json")
+    (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "also in their client's training data" in one]
+    assert done.stderr == ""
+    assert f"warning: {warning}\n" in call("check", repetitive).stderr
+
+
+def test_warnings_about_the_data_stand_beside_a_refusal(repetitive):
+    done = call("check", repetitive, "model.max_length=1", "--json")
+    assert done.exit_code == 2 and done.stdout == ""
+    first, second, *_ = done.stderr.splitlines()
+    assert first.startswith("warning: ") and second.startswith("ConfigError: ")
 
 
 @pytest.mark.parametrize("content", [None, "", "{broken\n"])

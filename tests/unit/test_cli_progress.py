@@ -157,3 +157,19 @@ def test_a_terminal_gets_a_table_of_all_runs(clock):
     text = shown(progress)
     for part in ("demo: digits", "20/40", "9/10", "0.500", "0.812", "2.5 MB", "waiting", "25%", "1:00 elapsed", "3:00"):
         assert part in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_that_an_earlier_process_finished_is_done_and_costs_no_time(clock, terminal):
+    """30 of potara's 100 rounds took 60 s, so 70 take 140 s."""
+    progress = watch(clock, planned=["local", "potara"], terminal=terminal)
+    with progress:
+        progress({"kind": "run_started", "run": "local", "stages": [], "clients": 10})
+        progress({"kind": "run_finished", "run": "local", "mean": 0.875})
+        progress(started())
+        assert progress.left() is None
+        clock.now = 60.0
+        progress(round_over(30))
+        assert progress.left() == pytest.approx(140)
+    text = shown(progress)
+    assert "0.875" in text and "done" in text and "0/0" not in text and "waiting" not in text

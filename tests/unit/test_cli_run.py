@@ -1,6 +1,7 @@
 """The commands on a real, very short run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_the_hint_after_an_interrupt_resumes_the_run(finished):
     out, done = finished
     again = call("run", out / "config.yaml", "--out", out, "--resume", "--json", "--quiet")
     assert json.loads(again.stdout) == json.loads(done.stdout)
+
+
+def test_a_baseline_that_is_finished_is_shown_as_done_after_resuming(finished, tmp_path):
+    out, done = finished
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(out, unfinished)
+    for name in ("report.html", "results.json", "method.json"):
+        (unfinished / name).unlink()
+    again = call("run", unfinished / "config.yaml", "--out", unfinished, "--resume", "--json")
+    assert again.exit_code == 0 and "local · done, by an earlier process" in again.stderr
+    scores = [one["results"]["summary"]["mean"] for one in (json.loads(again.stdout), json.loads(done.stdout))]
+    assert scores[0] == scores[1]
 
 
 def test_people_get_tables_a_headline_and_paths(finished):

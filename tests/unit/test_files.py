@@ -19,10 +19,11 @@ from tiny_models import save_bert
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.files import held_out, load_files
+from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
 from befit.host import load_federation
-from befit.runner import check, run
+from befit.runner import check, predict, run
 from befit.tasks.images import read_image
 
 TEXT = "text-classification"
@@ -521,6 +522,60 @@ def test_settings_that_cannot_work_are_configuration_errors(
         load_files({"a": path}, **{"task": TEXT, **settings})
 
 
+def test_all_bad_lines_of_all_clients_are_named_up_to_five_a_client(tmp_path: Path) -> None:
+    """One pass over the files is enough to correct them; a wholly wrong one does not fill the screen."""
+    a = jsonl(tmp_path / "a.jsonl", [*reviews(1), {"text": 1, "label": "x"}, {"label": "x"}, *reviews(2)])
+    b = jsonl(tmp_path / "b.jsonl", [{"review": "x"}] * 9)
+    with pytest.raises(DataError) as caught:
+        load_files(tmp_path, task=TEXT)
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert lines[0].startswith(f"client a: {a}, line 2: text must be text")
+    assert lines[1].startswith(f"{a}, line 3: there is no text")
+    assert lines[2].startswith(f"client b: {b}, line 1: there is no text")
+    assert [line.split(":")[0] for line in lines[3:7]] == [f"{b}, line {number}" for number in range(2, 6)]
+    assert lines[7:] == ["and 4 more"]
+
+
+def test_all_broken_lines_and_unknown_labels_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n[]\n" + json.dumps({"text": "x", "label": "y"}) + "\n")
+    with pytest.raises(DataError, match=r"line 1: is not JSON[^\n]*\n[^\n]*line 2: must be an object"):
+        load_files({"a": path}, task=TEXT)
+    jsonl(path, [{"text": "x", "label": "god"}, *reviews(6), {"text": "y", "label": "bda"}])
+    with pytest.raises(DataError, match=r'line 1: label "god"[^\n]*\n[^\n]*line 8: label "bda"'):
+        load_files({"a": path}, task=TEXT, label_names=["bad", "good"])
+
+
+# Records to predict from
+
+
+def test_a_record_to_predict_from_has_the_user_s_names_or_befit_s_own() -> None:
+    columns = {"text": "review", "label": "stars"}
+    for given in ({"review": "nice", "stars": 5, "id": 1}, {"text": "nice"}):
+        assert input_record(given, TEXT, columns, "here") == {"text": "nice"}
+    assert input_record({"review": "a", "text_pair": "b"}, TEXT, columns, "here") == {"text": "a", "text_pair": "b"}
+    assert input_record({"q": "sum", "input": "1"}, "causal-lm", {"instruction": "q"}, "here") == {
+        "instruction": "sum", "input": "1",
+    }  # fmt: skip
+    assert input_record("nice", TEXT, columns, "here") == "nice"
+    assert input_record({"bytes": b"x", "path": None}, "image-classification", {}, "here")["bytes"] == b"x"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"reviews": "nice"}, "f, line 2: there is no review (data.columns.text); the record has reviews. "
+                              "Did you mean: reviews?"),
+        ({}, "f, line 2: there is no review (data.columns.text); the record has nothing"),
+        (7, "f, line 2: an input of text-classification is a text or an object with text, got 7"),
+    ],
+)  # fmt: skip
+def test_a_record_without_its_field_says_what_it_has_and_where(value: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        input_record(value, TEXT, {"text": "review"}, "f, line 2")
+    assert str(caught.value) == message
+
+
 def test_an_empty_instruction_or_output_is_refused(tmp_path: Path) -> None:
     for field in ("instruction", "output"):
         row = {"instruction": "x", "output": "y", field: " "}
@@ -557,6 +612,12 @@ def test_three_clients_files_are_checked_and_run_from_a_configuration(tmp_path: 
     stored = json.loads((tmp_path / "out" / "run.json").read_text())
     assert stored["label_names"] == ["bad", "good"] and stored["clients"] == ["a", "b", "c"]
     assert set(done.results["clients"]) == {"a", "b", "c"}
+    named, plain = predict(tmp_path / "out", "a", [{"review": "very good book"}, "very good book"])
+    assert named == plain and named["label"] in ("bad", "good")
+    with pytest.raises(DataError, match=r"input 2: there is no review .* has text_pair"):
+        predict(tmp_path / "out", "a", ["good", {"text_pair": "x"}])
+    with pytest.raises(DataError, match="no inputs"):
+        predict(tmp_path / "out", "a", [])
 
 
 def test_the_example_configuration_fits_files_beside_it(tmp_path: Path) -> None:

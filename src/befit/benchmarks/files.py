@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from befit.benchmarks.base import ClientData, Federation
+from befit.benchmarks.gather import gather
 from befit.benchmarks.layout import ALL, Sources, client_sources
 from befit.benchmarks.partition import generator
 from befit.benchmarks.readers import read_rows
@@ -58,13 +60,12 @@ def load_files(
         raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
                            f"and {test_fraction}"])  # fmt: skip
     sources = client_sources(clients)
-    read = {client: _read(client, paths, task, columns) for client, paths in sources.items()}
+    read = dict(gather(lambda one: (one[0], _read(*one, task, columns)), sources.items()))
     names: tuple[str, ...] = ()
     if classification:
         training = (item for splits in read.values() for item in splits["train"])
         names, classes = classes_of(label_names, training)
-        for client, splits in read.items():
-            _resolve(client, splits, names, classes, label_names is not None)
+        gather(lambda one: _resolve(*one, names, classes, label_names is not None), read.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     held = tuple(_client(client, splits) for client, splits in read.items())
@@ -102,12 +103,13 @@ def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str]) 
 
 
 def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> None:
-    for items in splits.values():
-        for item in items:
-            try:
-                item.record["label"] = label_of(item, names, classes, given)
-            except DataError as error:
-                raise DataError(f"client {client}: {error}") from error
+    def resolve(item: Item) -> None:
+        item.record["label"] = label_of(item, names, classes, given)
+
+    try:
+        gather(resolve, chain.from_iterable(splits.values()))
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
 
 
 def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:

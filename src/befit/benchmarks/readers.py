@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from befit.benchmarks.gather import gather
 from befit.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def _json_lines(data: bytes, path: Path) -> list[Row]:
     """One object a line. Empty lines are allowed and counted."""
     # Cut before it is decoded: str.splitlines would also cut at U+2028, which JSON strings may hold.
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [_object(_parse(line, path, f"line {n}"), path, f"line {n}") for n, line in enumerate(lines, 1)
-            if line.strip()]  # fmt: skip
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return gather(lambda one: _object(_parse(one[1], path, f"line {one[0]}"), path, f"line {one[0]}"), numbered)
 
 
 def _json_list(data: bytes, path: Path) -> list[Row]:
@@ -103,7 +104,7 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
         raise DataError(f"{error}. A file with one object a line is JSON Lines, and ends in .jsonl") from error
     if not isinstance(values, list):
         raise DataError(f"{path} must hold a list of objects, not {_kind(values)}")
-    return [_object(value, path, f"record {number}") for number, value in enumerate(values, 1)]
+    return gather(lambda one: _object(one[1], path, f"record {one[0]}"), enumerate(values, 1))
 
 
 def _parse(data: bytes, path: Path, place: str) -> Any:

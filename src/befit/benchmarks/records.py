@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from befit.benchmarks.gather import gather
 from befit.benchmarks.readers import Row
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.schema import show
 
-__all__ = ["Item", "check_columns", "classes_of", "column_names", "items_of", "label_of"]
+__all__ = ["Item", "check_columns", "classes_of", "column_names", "input_record", "items_of", "label_of"]
 
 REQUIRED = {
     "text-classification": ("text", "label"),
@@ -62,10 +63,10 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list
     optional = [
         field for field in OPTIONAL[task] if field in columns or any(row.values.get(field) is not None for row in rows)
     ]
-    items: list[Item] = []
     repeats: dict[str, int] = {}
     places: dict[str, str] = {}
-    for row in rows:
+
+    def item(row: Row) -> Item:
         record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
         record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
         digest = _digest(record, row)
@@ -77,8 +78,31 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list
         else:
             repeats[digest] = repeats.get(digest, 0) + 1
             name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
-        items.append(Item({"id": name, **record}, row.where, digest))
-    return items
+        return Item({"id": name, **record}, row.where, digest)
+
+    return gather(item, rows)
+
+
+def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) -> Any:
+    """An input to predict from: a record gets befit's names of its fields; anything else stays as it is.
+
+    A field is looked for under its name in `columns`, then under befit's own. Raises DataError that begins with `where`
+    for a record without the field that the task reads, and for what is neither a record nor, for texts, a text.
+    """
+    first, *others = (field for field in (*REQUIRED[task], *OPTIONAL[task]) if field not in ("label", "output"))
+    if not isinstance(value, Mapping):
+        if task != "image-classification" and not isinstance(value, str):
+            raise DataError(f"{where}: an input of {task} is a text or an object with {first}, got {show(value)}")
+        return value
+    names = {field: columns[field] if columns.get(field) in value else field for field in (first, *others)}
+    if names[first] in value:
+        return {field: value[name] for field, name in names.items() if name in value}
+    if task == "image-classification" and ("bytes" in value or "path" in value):
+        return value  # itself an encoded picture
+    wanted = columns.get(first, first)
+    reason = f" (data.columns.{first})" if wanted != first else ""
+    raise DataError(f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+                    f"{did_you_mean(wanted, map(str, value))}".removesuffix("."))  # fmt: skip
 
 
 def _value(row: Row, field: str, column: str) -> Any:

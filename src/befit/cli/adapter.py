@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, only_json, print_json, screen
+from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
 from befit.errors import DataError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
@@ -48,10 +48,12 @@ def predict(
 ) -> None:
     """Answer with one client's own model."""
     with only_json(as_json):
-        values = [value for one in inputs for value in read_inputs(one)]
-        from befit.runner import predict as predict_inputs
+        read = [pair for one in inputs for pair in read_inputs(one)]
+        values, places = [value for value, _ in read], [place for _, place in read]
+        with warnings_to(messages()):
+            from befit.deployed import predict as predict_inputs
 
-        answers = predict_inputs(run, client, values)
+            answers = predict_inputs(run, client, values, places)
     if as_json:
         print_json(answers)
     else:
@@ -59,13 +61,20 @@ def predict(
         screen().print(make_table(("input", "answer", "sure"), rows, wrap=1))
 
 
-def read_inputs(text: str) -> list[Any]:
-    """The inputs that an argument stands for: lines of a file, records of a JSON Lines file, or itself."""
+def read_inputs(text: str) -> list[tuple[Any, str]]:
+    """The inputs that an argument stands for, each with the place it is from, for messages.
+
+    Lines of standard input or a file, records of a JSON Lines file, or the argument itself. Raises DataError where
+    there is none.
+    """
     if text == "-":
-        return [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        lines = [(line.rstrip("\n"), f"line {number} of the input") for number, line in enumerate(sys.stdin, 1)]
+        if not (kept := [one for one in lines if one[0].strip()]):
+            raise DataError("standard input holds no inputs: give one a line")
+        return kept
     path = Path(text)
     if path.suffix not in (".txt", ".jsonl"):
-        return [text]
+        return [(text, f"input {text[:40]!r}")]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -73,16 +82,18 @@ def read_inputs(text: str) -> list[Any]:
     kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not kept:
         raise DataError(f"{path} holds no inputs")
-    return [line for _, line in kept] if path.suffix == ".txt" else _records(path, kept)
+    if path.suffix == ".jsonl":
+        return _records(path, kept)
+    return [(line, f"{path}, line {number}") for number, line in kept]
 
 
-def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[Any]:
+def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[tuple[Any, str]]:
     import json
 
-    records: list[Any] = []
+    records: list[tuple[Any, str]] = []
     for number, line in lines:
         try:
-            records.append(json.loads(line))
+            records.append((json.loads(line), f"{path}, line {number}"))
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
     return records

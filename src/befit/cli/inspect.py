@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from befit.cli.output import bytes_text, make_table, messages, only_json, print_json, screen
+from befit.cli.output import (
+    bytes_text,
+    each_warning,
+    make_table,
+    messages,
+    only_json,
+    print_json,
+    print_warning,
+    screen,
+)
 from befit.schema import REQUIRED, Parameter, plain, show, type_words
+
+if TYPE_CHECKING:
+    from befit.config import Experiment
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -25,9 +37,7 @@ def check(
 
     with only_json(as_json):
         experiment = load_experiment(config, overrides or ())
-        from befit.runner import check as check_experiment
-
-        found = check_experiment(experiment)
+        found = _checked(experiment)
     if as_json:
         print_json(found)
         return
@@ -42,7 +52,22 @@ def check(
     ]
     console.print(make_table(("run", "stage", "rounds", "what travels"), stages, title="Stages"))
     for warning in found["warnings"]:
-        messages().print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        print_warning(messages(), warning)
+
+
+def _checked(experiment: Experiment) -> dict[str, Any]:
+    """What the check finds, with what reading the data and preparing it warned of among the warnings."""
+    from befit.runner import check as check_experiment
+
+    logged: list[str] = []
+    try:
+        with each_warning(logged.append):
+            found = check_experiment(experiment)
+    except Exception:
+        for warning in logged:  # beside a refusal they are no part of a result
+            print_warning(messages(), warning)
+        raise
+    return {**found, "warnings": [*found["warnings"], *logged]}
 
 
 def methods(as_json: Json = False) -> None:
@@ -188,6 +213,7 @@ def _needs(method: Any) -> list[str]:
     """What a method demands of a federation beyond the ordinary."""
     demands = plain(method.needs)
     words = [f"at least {demands['min_clients']} clients"] if demands["min_clients"] > 1 else []
+    words += [f"{split} examples at every client" for split in demands["splits"] if split != "train"]
     words += [name.replace("_", " ") for name, value in demands.items() if value is True]
     return words
 

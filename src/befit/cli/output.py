@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 __all__ = [
     "bytes_text",
     "duration_text",
+    "each_warning",
     "fit_headers",
     "make_table",
     "messages",
     "only_json",
     "print_json",
+    "print_warning",
     "screen",
     "warnings_to",
 ]
@@ -62,14 +64,25 @@ def only_json(wanted: bool) -> Iterator[None]:
 @contextmanager
 def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
     """Show befit's warnings above any live display, each once, but not of the loggers named in `but`."""
-    shown: set[str] = set()
+    with each_warning(lambda text: print_warning(console, text), but):
+        yield
+
+
+def print_warning(console: Console, text: str) -> None:
+    console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def each_warning(tell: Callable[[str], None], but: Sequence[str] = ()) -> Iterator[None]:
+    """Call `tell` with each of befit's warnings, once, but not those of the loggers named in `but`."""
+    told: set[str] = set()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage()
-            if text not in shown:
-                shown.add(text)
-                console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+            if text not in told:
+                told.add(text)
+                tell(text)
 
     handler = Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name not in but)

@@ -160,6 +160,8 @@ class Progress:
 
     def line(self, run: RunProgress) -> str:
         """One run's progress in a line."""
+        if run.finished is not None and not run.stage:
+            return f"{run.run} · done, by an earlier process" + ("" if run.score is None else f" · {run.score:.3f}")
         parts = [f"{run.run} {run.stage} {int(run.round)}/{run.rounds}", f"clients {_clients(run)}"]
         if run.loss is not None:
             parts.append(f"loss {run.loss:.3f}")

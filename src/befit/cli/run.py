@@ -30,7 +30,7 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ten clients with real handwritten digits: alone, FedIT and Potara compared, in about a minute on a laptop.
+    """Ten clients with real handwritten digits: alone, FedIT and Potara compared, in one to two minutes on a laptop.
 
     Everything it needs comes with befit: no download, no GPU.
     """

@@ -129,7 +129,8 @@ def _entries(specs: Mapping[str, TensorSpec]) -> int:
 def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
     warnings = []
     if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
-        warnings.append(f"{len(small)} clients have fewer training examples than train.batch_size "
+        who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
+        warnings.append(f"{who} fewer training examples than train.batch_size "
                         f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")  # fmt: skip
     if experiment.evaluate.split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
