@@ -567,7 +567,7 @@ def test_a_record_to_predict_from_has_the_user_s_names_or_befit_s_own() -> None:
         ({"reviews": "nice"}, "f, line 2: there is no review (data.columns.text); the record has reviews. "
                               "Did you mean: reviews?"),
         ({}, "f, line 2: there is no review (data.columns.text); the record has nothing"),
-        (7, "f, line 2: an input of text-classification is a text or an object with text, got 7"),
+        (7, "f, line 2: must be a text or an object with review, got 7"),
     ],
 )  # fmt: skip
 def test_a_record_without_its_field_says_what_it_has_and_where(value: Any, message: str) -> None:

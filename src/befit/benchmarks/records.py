@@ -92,7 +92,7 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     first, *others = (field for field in (*REQUIRED[task], *OPTIONAL[task]) if field not in ("label", "output"))
     if not isinstance(value, Mapping):
         if task != "image-classification" and not isinstance(value, str):
-            raise DataError(f"{where}: an input of {task} is a text or an object with {first}, got {show(value)}")
+            raise DataError(f"{where}: must be a text or an object with {columns.get(first, first)}, got {show(value)}")
         return value
     names = {field: columns[field] if columns.get(field) in value else field for field in (first, *others)}
     if names[first] in value:

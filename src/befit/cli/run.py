@@ -145,7 +145,9 @@ def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [(what, str(path / name)) for what, name in named if (path / name).exists()]
     adapters = [one for one in results.get("clients", {}).values() if one.get("adapter")]
     if adapters:
-        rows.append((f"{len(adapters)} adapters (PEFT)", str(path / "clients" / "*" / "adapter")))
+        rows.append(
+            (f"{len(adapters)} adapter{'s' * (len(adapters) > 1)} (PEFT)", str(path / "clients" / "*" / "adapter"))
+        )
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows
