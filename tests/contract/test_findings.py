@@ -220,7 +220,7 @@ def test_replayed_stages_take_the_configurations_rounds(play: Play, host: Host) 
         ({"name": "potara", "rho_shrink": -1.0}, "rho_shrink: must not be negative"),
         ({"name": "potara", "rounds_local": 0}, "at least one round"),
         ({"name": "local", "rounds": -3}, "at least one round"),
-        ({"name": "ditto", "mu": -1.0}, "mu must not be negative"),
+        ({"name": "ditto", "mu": -1.0}, "mu: must not be negative"),
         ({"name": "fedit", "rank": 0}, "rank must be at least 1"),
     ],
 )

@@ -4,6 +4,7 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.errors import ConfigError
 from befit.merge.merge import Merge
 from befit.recipe.personal import Use
 from befit.recipe.recipe import Recipe
@@ -29,7 +30,7 @@ def ditto(
     personal one's kept from round to round; the penalty covers the task head too, where there is one.
     """
     if mu < 0:
-        raise ValueError(f"mu must not be negative, got {mu}")
+        raise ConfigError([f"mu: must not be negative, got {mu}"], "ditto")
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", "personal")),
         passes=(
