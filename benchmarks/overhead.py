@@ -20,7 +20,7 @@ from befit.journal import RunJournal
 from befit.method import Method
 from befit.registry import build_method
 from befit.rundir import RunDirectory
-from befit.runner import schedule_of
+from befit.runner import pick_threads, schedule_of
 from befit.seeds import derive_seed
 from befit.site import shuffled_batches
 from common import bare_model, host, publish, spread
@@ -65,6 +65,7 @@ def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, r
     train = {"max_steps": steps, "batch_size": batch_size}
     where = host(kind, clients, "fedit", train=train, federation={"rounds": rounds})
     method = build_method("fedit")
+    torch.set_num_threads(pick_threads(where))  # as a run does, for both sides
     for info in where.infos:
         where.examples(info.id, "train")
     ours, bare = [], []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine"]
 
 Reply = TypeVar("Reply", Update, Score)
+_PEAK, _PEAK_AT = 0.0, float("-inf")
 
 
 class LocalEngine:
@@ -134,7 +135,17 @@ class LocalEngine:
 
 
 def peak_memory_mib() -> float:
-    """The most memory that this process has held so far; on a GPU, the most that was allocated there."""
+    """The most memory that this process has held so far; on a GPU, the most that was allocated there.
+
+    Asked of the system at most once a second, since on some that takes longer than a training step's arithmetic.
+    """
+    global _PEAK, _PEAK_AT
+    if (now := time.monotonic()) - _PEAK_AT >= 1:
+        _PEAK, _PEAK_AT = max(_PEAK, _system_peak_mib()), now
+    return _PEAK
+
+
+def _system_peak_mib() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

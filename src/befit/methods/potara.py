@@ -257,8 +257,8 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
     }  # fmt: skip
     if stage.granularity not in ("client", "coordinate"):
         numbers["trace_merged_groups"] = total
-        spread = torch.tensor([float(value) for key, value in weights.items() if key])
-        numbers |= {"w_min": float(spread.min()), "w_max": float(spread.max())}
+    if used := [torch.as_tensor(value).flatten().double() for key, value in weights.items() if key]:
+        numbers |= {"w_min": float(torch.cat(used).min()), "w_max": float(torch.cat(used).max())}
     if stage.damping.kind == "relative":
         for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping (specification, section 3.2)
             name, damping = f"w_at_delta_{delta:.0e}", stage.damping.with_delta(delta)
