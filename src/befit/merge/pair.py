@@ -1,0 +1,78 @@
+"""Two adapters of one start become one: interpolation of their factors or of their products, and how far apart they are.
+
+The first adapter is in the slot `shared`, the second in `personal`; the result goes to `merged`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import join, split, to_slot
+from befit.adapters.lowrank import concatenate, inner, truncate
+from befit.adapters.state import norm
+from befit.types import State
+
+__all__ = ["comparison", "merge_pair"]
+
+
+def merge_pair(fed: State, local: State, weights: Mapping[str, Tensor | float], space: str) -> State:
+    """The merged slot from the two parents, module by module.
+
+    "factors": `A = w A_f + (1-w) A_l` and B likewise (Appendix B); "product": `w B_f A_f + (1-w) B_l A_l` exactly, at
+    rank 2r; "product-truncated": its best approximation of rank r. Heads are always interpolated.
+    """
+    merged: State = {}
+    for key, mine in fed.items():
+        _, name, part = split(key)
+        other = local[to_slot(key, "personal")]
+        w = weights.get(f"{name}/{part}", weights.get(f"{name}/delta", weights[""]))
+        if space == "factors" or part not in ("A", "B"):
+            w = w.view_as(mine).to(mine.dtype) if isinstance(w, Tensor) else w
+            merged[to_slot(key, "merged")] = torch.lerp(other, mine, w)
+        elif part == "A":
+            A_f, B_f = mine, fed[join("shared", name, "B")]
+            A_l, B_l = other, local[join("personal", name, "B")]
+            pair = concatenate((B_f, A_f), (B_l, A_l), float(w))
+            if space == "product-truncated":
+                pair = truncate(pair, len(A_f))
+            merged[join("merged", name, "B")], merged[join("merged", name, "A")] = pair
+    return merged
+
+
+def comparison(fed: State, local: State, w: float) -> dict[str, float]:
+    """How far the parents are apart, and how much the merge of factors differs from a merge of products.
+
+    `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l)`: `product_gap` is the size of the last term
+    over that of the first two. `norm_ratio_A` and `_B` far from 1, over all modules or at one of them (`_min`, `_max`),
+    mean that the gauges of the parents differ.
+    """
+    gap = size = 0.0
+    for key, A_f in fed.items():
+        _, name, part = split(key)
+        if part == "A":
+            B_f = fed[join("shared", name, "B")]
+            A_l, B_l = local[join("personal", name, "A")], local[join("personal", name, "B")]
+            both = concatenate((B_f, A_f), (B_l, A_l), w)
+            difference = (B_f - B_l, A_f - A_l)
+            size += inner(both, both)
+            gap += (w * (1 - w)) ** 2 * inner(difference, difference)
+    ratios: dict[str, float] = {}
+    for part in ("A", "B"):
+        keys = [key for key in fed if split(key)[2] == part]
+        pairs = [(norm({key: fed[key]}), norm({key: local[to_slot(key, "personal")]})) for key in keys]
+        mine, other = (math.hypot(*side) for side in zip(*pairs, strict=True))
+        each = [_ratio(*pair) for pair in pairs]
+        ratios |= {f"norm_ratio_{part}": _ratio(mine, other), f"norm_ratio_{part}_min": min(each),
+                   f"norm_ratio_{part}_max": max(each)}  # fmt: skip
+    return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}
+
+
+def _ratio(mine: float, other: float) -> float:
+    """mine / other; 1 where both are zero, and a very large number where only the other is."""
+    if other > 0:
+        return mine / other
+    return 1.0 if mine == 0 else 1e30
