@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -85,7 +86,7 @@ class LocalEngine:
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
-            yield self._attempt(client, request, at, lambda *arguments: self._score(*arguments, split))
+            yield self._attempt(client, request, at, partial(self._score, split=split))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now; it stays on this side of the wire."""

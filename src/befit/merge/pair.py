@@ -1,4 +1,4 @@
-"""Two adapters of one start become one: interpolation of their factors or of their products, and how far apart they are.
+"""Two adapters of one start become one: by interpolating their factors or their products; and how far apart they are.
 
 The first adapter is in the slot `shared`, the second in `personal`; the result goes to `merged`.
 """
