@@ -49,12 +49,20 @@ class PoolEngine:
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
         self._workers = [_Worker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
         self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
+        try:
+            self._check_clients(infos)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _check_clients(self, infos: Sequence[ClientInfo]) -> None:
+        """Raise RunError unless every worker makes the same clients of the configuration."""
         for worker in self._workers:
             worker.send({"do": "hello"}, {})
-        for worker in self._workers:
-            if worker.receive()[0]["clients"] != [asdict(info) for info in infos]:
-                raise RunError("worker processes make other clients of the configuration than this one has: data that "
-                               "is handed over in memory needs engine.workers: 1")  # fmt: skip
+        answers = [worker.receive()[0]["clients"] for worker in self._workers]
+        if any(answer != [asdict(info) for info in infos] for answer in answers):
+            raise RunError("worker processes make other clients of the configuration than this one has: data that is "
+                           "handed over in memory needs engine.workers: 1")  # fmt: skip
 
     def __enter__(self) -> PoolEngine:
         return self
@@ -222,13 +230,16 @@ def work(connection: Connection) -> None:
     while True:
         try:
             header, arrays = _unframe(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionError):  # the parent is gone, or done
             return
         try:
             answer, sent = _answer(engine, store, header, arrays)
         except Exception as error:
             answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}
-        connection.send_bytes(_frame(answer, sent))
+        try:
+            connection.send_bytes(_frame(answer, sent))
+        except ConnectionError:
+            return
 
 
 def _answer(
