@@ -17,7 +17,7 @@ from befit.schema import plain
 __all__ = [
     "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
     "Experiment", "FederationSettings", "GuardSettings", "ModelSettings", "TrainSettings", "WireSettings",
-    "load_experiment", "to_dict", "to_yaml",
+    "load_experiment", "run_names", "to_dict", "to_yaml",
 ]  # fmt: skip
 
 
@@ -276,6 +276,17 @@ def to_yaml(experiment: Experiment) -> str:
     from befit.yamlfile import write_yaml
 
     return write_yaml(to_dict(experiment))
+
+
+def run_names(experiment: Experiment) -> list[str]:
+    """Names of the runs of an experiment, its own first, then the baselines', numbered where a method returns.
+
+    >>> run_names(Experiment("x", {"name": "potara"}, baselines=[{"name": "local"}, {"name": "potara"}]))
+    ['potara', 'local', 'potara-2']
+    """
+    names = [block["name"] for block in (experiment.method, *experiment.baselines)]
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
 
 
 def _read(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from befit.claim import check_directory, environment, free_directory, identify, locked
-from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment
+from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names
 from befit.deployed import export, predict, write_client
 from befit.engine.base import Memories
 from befit.engine.guard import Guard
@@ -69,7 +68,7 @@ def run(
     check_directory(path, experiment, resume)
     if resume and (path / "report.html").exists():
         return Run(path, read_json(path / "results.json"))
-    name, *labels = numbered([experiment.method["name"], *(config["name"] for config in experiment.baselines)])
+    name, *labels = run_names(experiment)
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     if host is None:
         host = Host(experiment)
@@ -245,17 +244,3 @@ def _shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
     return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings())
-
-
-def numbered(names: Sequence[str]) -> list[str]:
-    """The same names, numbered from their second appearance on.
-
-    >>> numbered(["potara", "local", "potara"])
-    ['potara', 'local', 'potara-2']
-    """
-    seen: Counter[str] = Counter()
-    labels = []
-    for name in names:
-        seen[name] += 1
-        labels.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
-    return labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,19 +75,12 @@ def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
     return path
 
 
-def labels(names: Sequence[str]) -> list[str]:
-    """Names of runs, numbered where a method appears more than once.
-
-    >>> labels(["local", "fedit", "local"])
-    ['local', 'fedit', 'local-2']
-    """
-    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
-
-
 def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+    from befit.config import run_names
+
     out = out or default_out(experiment.name, resume)
-    names = [*labels([one["name"] for one in experiment.baselines]), experiment.method["name"]]
+    name, *baselines = run_names(experiment)
+    names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
