@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from befit.errors import did_you_mean
+from befit.errors import ConfigError, did_you_mean
 
 __all__ = ["REQUIRED", "Parameter", "Rule", "check_values", "parameters_of", "plain", "type_words"]
 
@@ -167,6 +167,8 @@ def _check(kind: Any, value: Any, path: str, rules: Mapping[str, Rule]) -> tuple
         return value, problems
     try:
         return nested(**values), []
+    except ConfigError as error:
+        return value, [f"{path}.{problem}" for problem in error.problems]
     except ValueError as error:
         return value, [f"{path}: {error}"]
 

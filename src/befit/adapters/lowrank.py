@@ -1,42 +1,123 @@
-"""Low-rank updates without their dense product: concatenate, truncate, compare.
+"""Low-rank updates without their dense product: concatenate, decompose, truncate, compare.
 
-A pair is (B, A) with B (d_out, r) and A (r, d_in); its product is B A. Scales are the caller's business.
+A pair is (B, A) with B (d_out, r) and A (r, d_in); its product is B A. Scales are the caller's business. Nothing here
+forms an array of d_out x d_in: decompositions work on cores of r x r.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-__all__ = ["concatenate", "inner", "truncate"]
+__all__ = ["Frame", "Pair", "Spectrum", "concatenate", "frame", "inner", "numerical_rank", "spectrum", "stack",
+           "truncate"]  # fmt: skip
 
 Pair = tuple[Tensor, Tensor]
 
 
-def concatenate(first: Pair, second: Pair, weight: float) -> Pair:
-    """A pair of rank r1 + r2 whose product is `weight * B1 A1 + (1 - weight) * B2 A2` (Potara specification, 3.4).
+def stack(pairs: Sequence[Pair], weights: Sequence[float]) -> Pair:
+    """A pair of rank sum r_k whose product is `sum_k w_k B_k A_k`, exactly; weights may be negative.
 
     The square roots of the weights go to both factors, so that neither side is scaled up against the other.
     """
-    (B1, A1), (B2, A2) = first, second
-    w1, w2 = weight**0.5, (1 - weight) ** 0.5
-    return torch.cat([w1 * B1, w2 * B2], dim=1), torch.cat([w1 * A1, w2 * A2], dim=0)
+    roots = [abs(weight) ** 0.5 for weight in weights]
+    signed = [-root if weight < 0 else root for root, weight in zip(roots, weights, strict=True)]
+    B = torch.cat([root * B for root, (B, _) in zip(signed, pairs, strict=True)], dim=1)  # (d_out, sum r_k)
+    A = torch.cat([root * A for root, (_, A) in zip(roots, pairs, strict=True)], dim=0)  # (sum r_k, d_in)
+    return B, A
+
+
+def concatenate(first: Pair, second: Pair, weight: float) -> Pair:
+    """A pair of rank r1 + r2 whose product is `weight * B1 A1 + (1 - weight) * B2 A2` (Potara specification, 3.4)."""
+    return stack((first, second), (weight, 1 - weight))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The orthonormal factor Q (d, m) of a QR decomposition, as reflectors: it is applied, and formed only if asked."""
+
+    reflectors: Tensor
+    tau: Tensor
+
+    def apply(self, core: Tensor) -> Tensor:
+        """Q X (d, n) for X (m, n): O(d m n), less than forming Q where n is below m."""
+        padded = core.new_zeros(len(self.reflectors), core.shape[1])
+        padded[: len(core)] = core
+        return torch.ormqr(self.reflectors, self.tau, padded)
+
+
+def frame(matrix: Tensor) -> tuple[Frame, Tensor]:
+    """`matrix = Q R` with Q (d, m) and R (m, n), m = min(d, n)."""
+    reflectors, tau = torch.geqrf(matrix)
+    size = min(matrix.shape)
+    return Frame(reflectors[:, :size], tau), reflectors[:size].triu()
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A singular value decomposition `left diag(sigma[:n]) right` of a product, n vectors and all singular values.
+
+    left  (d_out, n), right (n, d_in); sigma (m,) in descending order, m the smallest of both ranks and widths. The
+    largest entry of every left vector is positive, so the vectors are unique where the singular values are.
+    """
+
+    left: Tensor
+    sigma: Tensor
+    right: Tensor
+
+    def balanced(self, scale: float = 1.0) -> Pair:
+        """(B, A) with `scale B A = left diag(sigma) right` and `B^T B = A A^T = diag(sigma) / scale`."""
+        root = (self.sigma[: self.left.shape[1]] / scale).sqrt()
+        return self.left * root, self.right * root[:, None]
+
+    @property
+    def energy(self) -> float:
+        """Share of the squared singular values that the kept vectors hold; 1 for a product of zero."""
+        total = float(self.sigma.square().sum())
+        return float(self.sigma[: self.left.shape[1]].square().sum()) / total if total > 0 else 1.0
+
+
+def spectrum(pair: Pair, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Spectrum:
+    """The leading `rank` singular vectors of B A, all of them for None, and all its singular values, in `dtype`.
+
+    Two QR decompositions and one singular value decomposition of a core no larger than r x r (specification
+    aggregation-guidance.md, section 3.3): O((d_out + d_in) r^2 + r^3).
+    """
+    B, A = pair
+    Q1, R1 = frame(B.to(dtype))  # R1 (m1, r)
+    Q2, R2 = frame(A.to(dtype).T)  # R2 (m2, r)
+    u, sigma, vh = torch.linalg.svd(R1 @ R2.T, full_matrices=False)
+    left, right = Q1.apply(u[:, :rank]), Q2.apply(vh[:rank].T).T
+    signs = signs_of(left)  # (n,)
+    return Spectrum(left * signs, sigma, right * signs[:, None])
+
+
+def signs_of(left: Tensor) -> Tensor:
+    """The sign of the largest entry of every column: +1 or -1."""
+    largest = left.gather(0, left.abs().argmax(0, keepdim=True))[0]
+    return torch.where(largest < 0, -1.0, 1.0).to(left.dtype)
+
+
+def numerical_rank(sigma: Tensor, tolerance: float | None = None) -> int:
+    """How many of the descending singular values are above `tolerance` times the first; 0 where all are zero.
+
+    tolerance  None takes 1e-10 in float64 and 1e-5 in float32 (specification aggregation-guidance.md, section 3.2)
+    """
+    if tolerance is None:
+        tolerance = 1e-10 if sigma.dtype == torch.float64 else 1e-5
+    return int((sigma > tolerance * sigma[0]).sum()) if len(sigma) else 0
 
 
 def truncate(pair: Pair, rank: int) -> Pair:
     """The best approximation of B A of this rank, balanced: `B^T B = A A^T` (aggregation-guidance.md, section 3.3).
 
-    Two thin QR decompositions and one singular value decomposition of an r x r core, in float64; the largest entry of
-    every left vector is made positive, so the result is unique where the singular values are.
+    Computed in float64 and returned in the types of the factors.
     """
-    B, A = pair
-    Q1, R1 = torch.linalg.qr(B.double())  # (d_out, r), (r, r)
-    Q2, R2 = torch.linalg.qr(A.double().T)  # (d_in, r), (r, r)
-    u, sigma, vh = torch.linalg.svd(R1 @ R2.T)
-    left, right = (Q1 @ u)[:, :rank], (vh @ Q2.T)[:rank]
-    signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()  # (1, rank)
-    root = sigma[:rank].sqrt()
-    return (left * signs * root).to(B.dtype), (right * signs.T * root[:, None]).to(A.dtype)
+    B, A = spectrum(pair, rank).balanced()
+    return B.to(pair[0].dtype), A.to(pair[1].dtype)
 
 
 def inner(first: Pair, second: Pair) -> float:

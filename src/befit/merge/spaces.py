@@ -1,0 +1,196 @@
+"""In which coordinates adapters are merged (specification aggregation-guidance.md, section 3).
+
+factors  A and B each on its own: cheap, but the product of means is not the mean of products
+knots    the updates of all clients in one shared left basis
+delta    the updates themselves; rules that are not linear form them densely, which only small modules can afford
+
+Modules come as a function that starts a pass over them, one module in memory at a time: a rule that looks at whole
+adapters takes several passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from befit.adapters.lowrank import Pair, stack
+from befit.errors import PayloadMismatch
+from befit.merge.knots import Basis, shared_basis
+from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
+from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product
+
+__all__ = ["Delta", "Draw", "Knots", "ModuleUpdates", "Modules", "merge_factors", "merge_updates"]
+
+
+@dataclass(frozen=True)
+class ModuleUpdates:
+    """The updates `scales[k] B_k A_k` of K clients to one module. Ranks may differ where the space allows it.
+
+    start  the factors (B, A) that all clients started the round from, for rules on their changes
+    """
+
+    name: str
+    pairs: Sequence[Pair]
+    scales: Sequence[float]
+    start: Pair | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        B, A = self.pairs[0]
+        return len(B), A.shape[1]
+
+
+Modules = Callable[[], Iterable[ModuleUpdates]]
+Draw = Callable[[int, str], torch.Generator]
+
+
+def merge_factors(
+    modules: Modules, rule: Rule, weights: Sequence[float], draw: Draw, alpha: float = 1.0
+) -> Iterator[tuple[ModuleUpdates, Pair]]:
+    """`A_G = M({A_k})`, `B_G = alpha M({B_k})`, at the scale of the first client (specification, section 3.1).
+
+    alpha is on B alone, so that it scales the product once. Where a module has a start, the rule sees the changes
+    from it, and the start is added again. Raises PayloadMismatch where ranks differ.
+    """
+
+    def entries() -> Iterator[Entry]:
+        for module in modules():
+            check_ranks(module)
+            B_0, A_0 = module.start or (None, None)
+            ratios = [scale / module.scales[0] for scale in module.scales]
+            sides = {
+                "A": ([A for _, A in module.pairs], A_0),
+                "B": ([B if r == 1 else r * B for r, (B, _) in zip(ratios, module.pairs, strict=True)], B_0),
+            }
+            for side, (parts, start) in sides.items():
+                changes = parts if start is None else [part - start for part in parts]
+                yield Entry(f"{module.name}/{side}", changes, (module, start))
+
+    merged = _flattened(entries(), rule, weights) if isinstance(rule, Isotropic) else (
+        (entry, value) for entry, value in apply_elementwise(rule, entries, weights, draw)
+    )  # fmt: skip
+    A = torch.empty(0)
+    for entry, value in merged:
+        module, start = entry.context
+        value = value if start is None else start + value
+        if entry.name.endswith("/A"):
+            A = value
+        else:
+            yield module, (value if alpha == 1 else alpha * value, A)
+
+
+def check_ranks(module: ModuleUpdates) -> None:
+    ranks = [len(A) for _, A in module.pairs]
+    if len(set(ranks)) > 1:
+        raise PayloadMismatch(f"{module.name}: ranks {', '.join(map(str, ranks))} differ, and factors of different "
+                              "rank have no mean; use the space knots or delta")  # fmt: skip
+
+
+def _flattened(entries: Iterable[Entry], rule: Isotropic, weights: Sequence[float]) -> Iterator[tuple[Entry, Tensor]]:
+    shares = Elementwise().shares(weights)
+    for entry in entries:
+        yield entry, isotropic(weighted_sum(entry.parts, shares), rule)
+
+
+@dataclass(frozen=True)
+class Knots:
+    """A shared left basis (KnOTS, Stoica et al. 2025).
+
+    merged     "sigma_v" merges `Sigma V_k^T`, as the public code; "v" merges `V_k^T` and multiplies by Sigma
+               afterwards, as the paper prints it. Linear rules and sign election do not tell them apart, trimming and
+               Iso-C do
+    tolerance  singular values below it, relative to the largest, are dropped; None decides by the type
+    dtype      in which bases are computed
+    """
+
+    merged: Literal["sigma_v", "v"] = "sigma_v"
+    tolerance: float | None = None
+    dtype: torch.dtype = torch.float64
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The updates themselves. Linear rules and Iso-C stay in low-rank form; others form (d_out, d_in) arrays."""
+
+    dtype: torch.dtype = torch.float64
+
+
+def merge_updates(
+    modules: Modules, space: Knots | Delta, rule: Rule, weights: Sequence[float], draw: Draw, alpha: float = 1.0
+) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
+    """`dW_G = alpha M({dW_k})` of every module, not yet cut down to an adapter.
+
+    In a shared basis, a linear rule is the average of products, for which no basis is needed, and Iso-C of
+    `Sigma V_k^T` is Iso-C of that average (specification, section 3.2).
+    """
+    if isinstance(rule, Isotropic) and isinstance(space, Knots) and space.merged == "v":
+        yield from _isotropic_directions(modules, space, rule, weights, alpha)
+    elif isinstance(rule, Isotropic):
+        shares = Elementwise().shares(weights)
+        for module in modules():
+            yield module, Flattened(_sum(module, shares, space.dtype), rule, module.shape, alpha)
+    elif rule.linear:
+        shares = [alpha * share for share in rule.shares(weights)]
+        for module in modules():
+            yield module, _sum(module, shares, space.dtype)
+    elif isinstance(space, Knots):
+        yield from _in_basis(modules, space, rule, weights, draw, alpha)
+    else:
+        yield from _dense(modules, space, rule, weights, draw, alpha)
+
+
+def _sum(module: ModuleUpdates, shares: Sequence[float], dtype: torch.dtype) -> Product:
+    """`sum_k p_k s_k B_k A_k`, side by side."""
+    B, A = stack(module.pairs, [share * scale for share, scale in zip(shares, module.scales, strict=True)])
+    return Product(B, A, dtype)
+
+
+def _in_basis(
+    modules: Modules, space: Knots, rule: Elementwise, weights: Sequence[float], draw: Draw, alpha: float
+) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
+    def entries() -> Iterator[Entry]:
+        for module in modules():
+            basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
+            view = basis.coordinates if space.merged == "sigma_v" else basis.directions
+            dtype = module.pairs[0][1].dtype
+            yield Entry(module.name, [view(k).to(dtype) for k in range(len(module.pairs))], (module, basis))
+
+    for entry, value in apply_elementwise(rule, entries, weights, draw):
+        module, basis = entry.context
+        yield module, _leave(module, basis, value, alpha, space)
+
+
+def _isotropic_directions(
+    modules: Modules, space: Knots, rule: Isotropic, weights: Sequence[float], alpha: float
+) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
+    shares = Elementwise().shares(weights)
+    for module in modules():
+        basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
+        mean = weighted_sum([basis.directions(k) for k in range(len(module.pairs))], shares)
+        value = isotropic(mean, rule) if basis.rank else mean
+        yield module, _leave(module, basis, value, alpha, space)
+
+
+def _leave(module: ModuleUpdates, basis: Basis, value: Tensor, alpha: float, space: Knots) -> LowRankUpdate:
+    if not basis.rank:  # no client has changed anything: an update of zero
+        B, A = module.pairs[0]
+        return Product(torch.zeros_like(B[:, :1]), torch.zeros_like(A[:1]), space.dtype)
+    if space.merged == "v":
+        value = basis.sigma[:, None].to(value.dtype) * value
+    return InBasis(basis, alpha * value)
+
+
+def _dense(
+    modules: Modules, space: Delta, rule: Elementwise, weights: Sequence[float], draw: Draw, alpha: float
+) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
+    def entries() -> Iterator[Entry]:
+        for module in modules():
+            parts = [scale * B @ A for scale, (B, A) in zip(module.scales, module.pairs, strict=True)]
+            yield Entry(module.name, parts, module)
+
+    for entry, value in apply_elementwise(rule, entries, weights, draw):
+        yield entry.context, Dense(alpha * value, space.dtype)

@@ -1,0 +1,140 @@
+"""A merged update of one module in low-rank form, before it becomes an adapter again.
+
+It is either folded into a backbone as it is (ReLoRA), which `pair` is for, or cut down to an adapter, by `spectrum`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from befit.adapters.lowrank import Pair, Spectrum, numerical_rank, signs_of, spectrum
+from befit.merge.knots import Basis
+from befit.merge.rules import Isotropic
+
+__all__ = ["Dense", "Finished", "Flattened", "InBasis", "LowRankUpdate", "Product", "finish"]
+
+
+class LowRankUpdate(Protocol):
+    """`dW_G` (d_out, d_in) of one module; nothing of it is as large as that."""
+
+    def pair(self) -> Pair:
+        """(P, Q) with P (d_out, R) and Q (R, d_in) whose product is the whole update."""
+        ...
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        """Its leading singular vectors and all its singular values."""
+        ...
+
+
+@dataclass(frozen=True)
+class Product:
+    """`B A`, with the type that decompositions are made in."""
+
+    B: Tensor
+    A: Tensor
+    dtype: torch.dtype = torch.float64
+
+    def pair(self) -> Pair:
+        return self.B, self.A
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        return spectrum(self.pair(), rank, self.dtype)
+
+
+@dataclass(frozen=True)
+class InBasis:
+    """`U M` with the shared basis U and merged coordinates M (R, d_in)."""
+
+    basis: Basis
+    coordinates: Tensor
+
+    def pair(self) -> Pair:
+        return self.basis.left.to(self.coordinates.dtype), self.coordinates
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        return self.basis.spectrum(self.coordinates, rank)
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """`scale` times an update whose singular values are all replaced by their mean (specification, section 3.4)."""
+
+    update: LowRankUpdate
+    rule: Isotropic
+    shape: tuple[int, int]
+    scale: float = 1.0
+
+    def pair(self) -> Pair:
+        return self.spectrum().balanced()
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        found = self.update.spectrum(rank)
+        level, kept = self.rule.level(found.sigma, self.shape, rank)
+        directions = numerical_rank(found.sigma, self.rule.tolerance)  # with those that truncation loses
+        sigma = found.sigma.new_full((directions,), self.scale * level)
+        return Spectrum(found.left[:, :kept], sigma, found.right[:kept])
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The oracle: an update as (d_out, d_in), whose decomposition costs O(d_out d_in min(d_out, d_in))."""
+
+    delta: Tensor
+    dtype: torch.dtype = torch.float64
+
+    def pair(self) -> Pair:
+        return self.spectrum().balanced()
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        u, sigma, vh = torch.linalg.svd(self.delta.to(self.dtype), full_matrices=False)
+        signs = signs_of(u[:, :rank])
+        return Spectrum(u[:, :rank] * signs, sigma, vh[:rank] * signs[:, None])
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An adapter of one module: `scale B A` is the best approximation of its rank of the merged update.
+
+    energy  share of the squared singular values that the rank keeps
+    norm    Frobenius norm of the whole update
+    filled  how many of the ranks are more than the update has: zero in B, random in A
+    """
+
+    B: Tensor
+    A: Tensor
+    energy: float
+    norm: float
+    filled: int = 0
+
+
+def finish(
+    update: LowRankUpdate,
+    rank: int,
+    scale: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    spare: Tensor | None = None,
+) -> Finished:
+    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T` (specification, section 3.3).
+
+    scale      the adapter's own, divided out here and nowhere else
+    generator  for the rows of A beyond the rank of the update, which get a fresh start: uniform within
+               1 / sqrt(d_in), as LoRA starts
+    spare      (rank, d_in) rows to take instead where the update is zero, so that the present A is kept
+    """
+    found = update.spectrum(rank)
+    B, A = found.balanced(scale)
+    norm = float(found.sigma.square().sum().sqrt())
+    used = min(B.shape[1], numerical_rank(found.sigma))
+    missing = rank - used
+    if missing:
+        start = (2 * torch.rand(rank, A.shape[1], generator=generator, dtype=A.dtype) - 1) / math.sqrt(A.shape[1])
+        rows = spare.to(A.dtype) if spare is not None and used == 0 else start.to(A.device)
+        B = torch.cat([B[:, :used], B.new_zeros(len(B), missing)], dim=1)
+        A = torch.cat([A[:used], rows[used:]], dim=0)
+    return Finished(B.to(dtype), A.to(dtype), found.energy, norm, missing)
