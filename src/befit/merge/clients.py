@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import split
+from befit.adapters.keys import slot_of, split
+from befit.adapters.state import check_same
 from befit.errors import PayloadMismatch
+from befit.merge.fisher import FISHER
+from befit.merge.rules import Entry
 from befit.merge.spaces import ModuleUpdates
 from befit.seeds import derive_seed
 from befit.types import State
 
-__all__ = ["MergeContext", "is_factor", "modules_of"]
+__all__ = ["MergeContext", "entries_of", "is_factor", "modules_of", "to_scale"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,45 @@ def is_factor(key: str) -> bool:
     return split(key)[2] in ("A", "B")
 
 
-def modules_of(
+def to_scale(state: State, ratio: float) -> State:
+    """The same adapter where its product counts `ratio` times as much: B alone is multiplied, its Fisher divided."""
+    if ratio == 1:
+        return state
+    factors = {key: ratio**-2 if slot_of(key) == FISHER else ratio for key in state if split(key)[2] == "B"}
+    return {key: factors[key] * value if key in factors else value for key, value in state.items()}
+
+
+def entries_of(
     states: Sequence[State], clients: Sequence[str], context: MergeContext, changes: bool
+) -> Callable[[], Iterator[Entry]]:
+    """A pass over all factors of all states, sorted by key; each entry's context is what to add again, or None.
+
+    changes  entries are the differences from the start of the round
+    B is brought to the scale of the merged adapter. Raises PayloadMismatch for keys or shapes that differ.
+    """
+    ratios = [context.scales.get(client, 1.0) / context.scale for client in clients]
+    factors = [to_scale({k: v for k, v in s.items() if is_factor(k)}, r) for s, r in zip(states, ratios, strict=True)]
+    for state, client in zip(factors, clients, strict=True):
+        check_same(factors[0], state, f"the updates of clients {clients[0]} and {client}")
+    if changes:
+        check_same(
+            factors[0],
+            {k: v for k, v in context.start.items() if k in factors[0]},
+            "an update and the start of its round",
+        )
+    dtype = _common_type(factors)
+
+    def pass_over() -> Iterator[Entry]:
+        for key in sorted(factors[0]):
+            parts = [state[key].to(dtype) for state in factors]
+            start = context.start[key].to(dtype) if changes else None
+            yield Entry(key, parts if start is None else [part - start for part in parts], start)
+
+    return pass_over
+
+
+def modules_of(
+    states: Sequence[State], clients: Sequence[str], context: MergeContext
 ) -> Callable[[], Iterator[ModuleUpdates]]:
     """A pass over the modules of all states, sorted by name, in float32 or better. Raises PayloadMismatch."""
     names = sorted({key.rpartition("/")[0] for key in states[0] if is_factor(key)})
@@ -53,29 +93,25 @@ def modules_of(
             raise PayloadMismatch(f"client {client}: {min(missing)!r} is in its update or in that of client "
                                   f"{clients[0]}, but not in both")  # fmt: skip
         for name in names:
-            for side in ("A", "B"):
-                if f"{name}/{side}" not in state:
-                    raise PayloadMismatch(f"client {client}: {name} comes without its {side}; this merge needs both "
-                                          "factors, so share both or use rule mean in the space factors")  # fmt: skip
+            if missing := {f"{name}/A", f"{name}/B"} - state.keys():
+                raise PayloadMismatch(f"client {client}: {min(missing)!r} is missing. This merge needs both factors: "
+                                      "share both, or merge in the space factors")  # fmt: skip
             _check_shapes(states[0], state, name, client)
     scales = [context.scales.get(client, 1.0) for client in clients]
+    dtype = _common_type(states)
 
     def pass_over() -> Iterator[ModuleUpdates]:
         for name in names:
-            start = None
-            if changes:
-                start = _pair(context.start, name, "the start of the round")
-            yield ModuleUpdates(name, [_pair(state, name, "an update") for state in states], scales, start)
+            pairs = [(state[f"{name}/B"].to(dtype), state[f"{name}/A"].to(dtype)) for state in states]
+            yield ModuleUpdates(name, pairs, scales)
 
     return pass_over
 
 
-def _pair(state: Mapping[str, Tensor], name: str, what: str) -> tuple[Tensor, Tensor]:
-    if missing := {f"{name}/A", f"{name}/B"} - state.keys():
-        raise PayloadMismatch(f"{what} has no {min(missing)!r}, which this merge needs")
-    B, A = state[f"{name}/B"], state[f"{name}/A"]
-    dtype = torch.promote_types(torch.promote_types(A.dtype, B.dtype), torch.float32)
-    return B.to(dtype), A.to(dtype)
+def _common_type(states: Sequence[State]) -> torch.dtype:
+    """One type for everything, so that magnitudes of all tensors compare: float32, or float64 if one has it."""
+    wide = any(value.dtype == torch.float64 for state in states for value in state.values())
+    return torch.float64 if wide else torch.float32
 
 
 def _check_shapes(first: State, state: State, name: str, client: str) -> None:

@@ -23,20 +23,16 @@ from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
 from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product
 
-__all__ = ["Delta", "Draw", "Knots", "ModuleUpdates", "Modules", "merge_factors", "merge_updates"]
+__all__ = ["Delta", "Draw", "Knots", "ModuleUpdates", "Modules", "merge_factors", "merge_tensors", "merge_updates"]
 
 
 @dataclass(frozen=True)
 class ModuleUpdates:
-    """The updates `scales[k] B_k A_k` of K clients to one module. Ranks may differ where the space allows it.
-
-    start  the factors (B, A) that all clients started the round from, for rules on their changes
-    """
+    """The updates `scales[k] B_k A_k` of K clients to one module. Ranks may differ where the space allows it."""
 
     name: str
     pairs: Sequence[Pair]
     scales: Sequence[float]
-    start: Pair | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,34 +49,35 @@ def merge_factors(
 ) -> Iterator[tuple[ModuleUpdates, Pair]]:
     """`A_G = M({A_k})`, `B_G = alpha M({B_k})`, at the scale of the first client (specification, section 3.1).
 
-    alpha is on B alone, so that it scales the product once. Where a module has a start, the rule sees the changes
-    from it, and the start is added again. Raises PayloadMismatch where ranks differ.
+    alpha is on B alone, so that it scales the product once. Raises PayloadMismatch where ranks differ.
     """
 
     def entries() -> Iterator[Entry]:
         for module in modules():
             check_ranks(module)
-            B_0, A_0 = module.start or (None, None)
             ratios = [scale / module.scales[0] for scale in module.scales]
-            sides = {
-                "A": ([A for _, A in module.pairs], A_0),
-                "B": ([B if r == 1 else r * B for r, (B, _) in zip(ratios, module.pairs, strict=True)], B_0),
-            }
-            for side, (parts, start) in sides.items():
-                changes = parts if start is None else [part - start for part in parts]
-                yield Entry(f"{module.name}/{side}", changes, (module, start))
+            Bs = [B if r == 1 else r * B for r, (B, _) in zip(ratios, module.pairs, strict=True)]
+            yield Entry(f"{module.name}/A", [A for _, A in module.pairs], module)
+            yield Entry(f"{module.name}/B", Bs, module)
 
-    merged = _flattened(entries(), rule, weights) if isinstance(rule, Isotropic) else (
-        (entry, value) for entry, value in apply_elementwise(rule, entries, weights, draw)
-    )  # fmt: skip
     A = torch.empty(0)
-    for entry, value in merged:
-        module, start = entry.context
-        value = value if start is None else start + value
+    for entry, value in merge_tensors(entries, rule, weights, draw):
         if entry.name.endswith("/A"):
             A = value
         else:
-            yield module, (value if alpha == 1 else alpha * value, A)
+            yield entry.context, (value if alpha == 1 else alpha * value, A)
+
+
+def merge_tensors(
+    entries: Callable[[], Iterable[Entry]], rule: Rule, weights: Sequence[float], draw: Draw
+) -> Iterator[tuple[Entry, Tensor]]:
+    """Any rule on tensors as they are, one by one."""
+    if isinstance(rule, Elementwise):
+        yield from apply_elementwise(rule, entries, weights, draw)
+        return
+    shares = Elementwise().shares(weights)
+    for entry in entries():
+        yield entry, isotropic(weighted_sum(entry.parts, shares), rule)
 
 
 def check_ranks(module: ModuleUpdates) -> None:
@@ -88,12 +85,6 @@ def check_ranks(module: ModuleUpdates) -> None:
     if len(set(ranks)) > 1:
         raise PayloadMismatch(f"{module.name}: ranks {', '.join(map(str, ranks))} differ, and factors of different "
                               "rank have no mean; use the space knots or delta")  # fmt: skip
-
-
-def _flattened(entries: Iterable[Entry], rule: Isotropic, weights: Sequence[float]) -> Iterator[tuple[Entry, Tensor]]:
-    shares = Elementwise().shares(weights)
-    for entry in entries:
-        yield entry, isotropic(weighted_sum(entry.parts, shares), rule)
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,10 @@ def finish(
     update: LowRankUpdate,
     rank: int,
     scale: float,
-    dtype: torch.dtype,
     generator: torch.Generator,
     spare: Tensor | None = None,
 ) -> Finished:
-    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T` (specification, section 3.3).
+    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T`, in the type of decompositions (section 3.3).
 
     scale      the adapter's own, divided out here and nowhere else
     generator  for the rows of A beyond the rank of the update, which get a fresh start: uniform within
@@ -137,4 +136,4 @@ def finish(
         rows = spare.to(A.dtype) if spare is not None and used == 0 else start.to(A.device)
         B = torch.cat([B[:, :used], B.new_zeros(len(B), missing)], dim=1)
         A = torch.cat([A[:used], rows[used:]], dim=0)
-    return Finished(B.to(dtype), A.to(dtype), found.energy, norm, missing)
+    return Finished(B, A, found.energy, norm, missing)
