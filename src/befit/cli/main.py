@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import adapter, inspect, run
+from befit.cli import adapter, inspect, merge, run
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -96,6 +96,7 @@ app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Look before")(inspect.explain)
 app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
+app.command("merge", rich_help_panel="Use")(merge.merge)
 
 
 def main() -> None:

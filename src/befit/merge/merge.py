@@ -1,28 +1,230 @@
-"""How clients' updates become one state."""
+"""How clients' updates become one: weights x space x rule x finish, as one value that a configuration can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from befit.adapters.state import weighted_mean
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import split
+from befit.adapters.state import check_same, weighted_mean
+from befit.errors import ConfigError, PayloadMismatch
+from befit.merge.clients import MergeContext, entries_of, is_factor, modules_of, to_scale
+from befit.merge.fisher import fisher_mean
+from befit.merge.rules import Elementwise, Isotropic, Rule
+from befit.merge.spaces import Delta, Draw, Knots, merge_tensors, merge_updates
+from befit.merge.update import LowRankUpdate, finish
 from befit.types import State, Update
 
-__all__ = ["Merge"]
+__all__ = ["Merge", "MergeContext"]
+
+
+# Where an option means something, as (rules, spaces); None stands for all.
+_TRIMS = frozenset({"ties", "magnitude"})
+_ELECTS = frozenset({"ties", "dare-ties"})
+_MEANINGFUL: dict[str, tuple[frozenset[str] | None, frozenset[str] | None]] = {
+    "density": (_TRIMS | {"dare", "dare-ties"}, None),
+    "trim_scope": (_TRIMS, None),
+    "trim_count": (_TRIMS, None),
+    "sign": (_ELECTS, None),
+    "zero_sign": (_ELECTS, None),
+    "combine": (_ELECTS, None),
+    "delta_reference": (None, frozenset({"factors"})),
+    "knots_input": (None, frozenset({"knots"})),
+    "iso_mean": (frozenset({"iso-c"}), None),
+    "rank": (None, frozenset({"knots", "delta"})),
+    "tolerance": (None, None),
+    "precision": (None, frozenset({"knots", "delta"})),
+}
 
 
 @dataclass(frozen=True)
 class Merge:
-    """The weighted mean of each factor on its own (FedAvg on LoRA: McMahan et al. 2017, algorithm 1).
+    """Clients' updates become one adapter (specification aggregation-guidance.md, sections 2 and 3).
 
-    weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+    weights          "examples" weighs a client by its training examples, "uniform" gives all the same
+    space            "factors" merges A and B each on its own, "knots" the updates in one shared basis, "delta" the
+                     updates themselves
+    rule             "mean" (FedAvg), "task-arithmetic" (K times the mean), "ties", "dare", "dare-ties", "iso-c",
+                     "magnitude" (trimmed sum), "fisher" (weighted by the diagonals under slot "fisher")
+    density          share of entries that TIES and DARE keep; null takes 0.2
+    scale            the merged update is multiplied by this (alpha of the specification); in factors B alone is
+    rank             of the result, in the spaces knots and delta; null keeps the largest rank of the clients
+    trim_scope       trimming counts the entries of a "tensor" or of the whole adapter ("global")
+    trim_count       "exact", or "reference": one more and all equal ones, as the public TIES code
+    sign             elected by the "sum" of values or by their "frequency"
+    zero_sign        what an elected sign of zero becomes: "plus", or the "majority" over the scope of trimming
+    combine          entries that agree are averaged ("mean") or added ("sum")
+    delta_reference  in factors, rules see the factors ("none") or their change since the "round_start"
+    knots_input      KnOTS merges "sigma_v" (public code) or "v" (as printed)
+    iso_mean         singular values of Iso-C: mean over the numerical "rank", the "kept" ones or the "full" width
+    tolerance        singular values below it, relative to the largest, count as zero; null takes 1e-10 in float64
+    precision        type of decompositions
 
-    `A = sum_k p_k A_k`, `B = sum_k p_k B_k`: not the mean of the products, unless all A or all B agree.
+    In the space factors the linear rules hold one update at a time, however many clients there are; all other merges
+    hold all of them. Only rules that are not linear, in the space delta, form arrays of the size of a weight matrix.
+    Task heads are always averaged.
     """
 
     weights: Literal["examples", "uniform"] = "examples"
+    space: Literal["factors", "knots", "delta"] = "factors"
+    rule: Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude", "fisher"] = "mean"
+    density: float | None = None
+    scale: float = 1.0
+    rank: int | None = None
+    trim_scope: Literal["tensor", "global"] = "tensor"
+    trim_count: Literal["exact", "reference"] = "exact"
+    sign: Literal["sum", "frequency"] = "sum"
+    zero_sign: Literal["plus", "majority"] = "plus"
+    combine: Literal["mean", "sum"] = "mean"
+    delta_reference: Literal["none", "round_start"] = "none"
+    knots_input: Literal["sigma_v", "v"] = "sigma_v"
+    iso_mean: Literal["rank", "kept", "full"] = "rank"
+    tolerance: float | None = None
+    precision: Literal["float64", "float32"] = "float64"
 
-    def __call__(self, updates: Sequence[Update]) -> State:
-        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
-        return weighted_mean([update.payload.arrays for update in updates], weights)
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        for option in fields(self):
+            rules, spaces = _MEANINGFUL.get(option.name, (None, None))
+            value = getattr(self, option.name)
+            if value == option.default:
+                continue
+            if rules is not None and self.rule not in rules:
+                problems.append(f"{option.name}: the rule {self.rule} has no use for it, only {_listed(rules)}")
+            elif spaces is not None and self.space not in spaces:
+                problems.append(f"{option.name}: the space {self.space} has no use for it, only {_listed(spaces)}")
+        if self.density is not None and not 0 < self.density <= 1:
+            problems.append(f"density: must be above 0 and at most 1, got {self.density}")
+        if not 0 <= self.scale < float("inf"):
+            problems.append(f"scale: must be zero or positive, got {self.scale}")
+        if self.rank is not None and self.rank < 1:
+            problems.append(f"rank: must be at least 1, got {self.rank}")
+        if self.tolerance is not None and not 0 <= self.tolerance < 1:
+            problems.append(f"tolerance: must be at least 0 and below 1, got {self.tolerance}")
+        if self.rule == "fisher" and self.space != "factors":
+            problems.append(f"space: Fisher merging is defined for factors only, got {self.space}")
+        if problems:
+            raise ConfigError(problems, "the merge")
+
+    def __call__(self, updates: Sequence[Update], context: MergeContext | None = None) -> State:
+        """The merged arrays, under the keys and in the types of the updates. Raises PayloadMismatch where they differ.
+
+        In the spaces knots and delta, `context.scale` times the product of what comes back is the merged update at
+        its best approximation of the wanted rank.
+        """
+        context = context or MergeContext()
+        if self.space == "factors" and (self.linear or self.rule == "fisher"):
+            return self._streamed(updates, context)
+        states = [update.payload.arrays for update in updates]
+        return {**self._heads(states, updates), **self._factors(states, updates, context)}
+
+    def updates_of(
+        self, updates: Sequence[Update], context: MergeContext | None = None
+    ) -> Iterator[tuple[str, LowRankUpdate]]:
+        """The whole merged update of every module, by `slot/module`, uncut: for folding into a backbone (ReLoRA).
+
+        Only in the spaces knots and delta; in factors the update is the product of what a call returns.
+        """
+        context = context or MergeContext()
+        if self.space == "factors":
+            raise ValueError("the space factors has no update beside the product of its merged factors")
+        states = [update.payload.arrays for update in updates]
+        modules = modules_of(states, [update.client.id for update in updates], context)
+        merged = merge_updates(
+            modules, self.coordinates, self.rule_value, self.shares(updates), self._draw(updates, context), self.scale
+        )
+        for module, update in merged:
+            yield module.name, update
+
+    @property
+    def linear(self) -> bool:
+        """Whether the result is a weighted sum of what is merged."""
+        return self.rule in ("mean", "task-arithmetic")
+
+    @property
+    def rule_value(self) -> Rule:
+        """The rule with its options, for the functions of `befit.merge.spaces`."""
+        if self.rule == "iso-c":
+            return Isotropic(self.iso_mean, self.tolerance)
+        density = 0.2 if self.density is None else self.density
+        scope = "adapter" if self.trim_scope == "global" else "tensor"
+        elect = "count" if self.sign == "frequency" else "sum"
+        signs: dict[str, Any] = {"elect": elect, "zero_sign": self.zero_sign, "combine": self.combine, "scope": scope}
+        reference = self.trim_count == "reference"
+        return {
+            "mean": Elementwise(),
+            "task-arithmetic": Elementwise(combine="sum"),
+            "ties": Elementwise("trim", density, reference=reference, **signs),
+            "dare": Elementwise("drop", density),
+            "dare-ties": Elementwise("drop", density, **signs),
+            "magnitude": Elementwise("trim", density, combine="sum", scope=scope, reference=reference),
+        }[self.rule]
+
+    @property
+    def coordinates(self) -> Knots | Delta:
+        """The space with its options, unless that is factors."""
+        dtype = getattr(torch, self.precision)
+        return Knots(self.knots_input, self.tolerance, dtype) if self.space == "knots" else Delta(dtype)
+
+    def shares(self, updates: Sequence[Update]) -> list[float]:
+        """Weights with mean 1, so that a sum over clients is Task Arithmetic's where all count the same."""
+        weights = self._counts(updates)
+        return [len(weights) * weight / sum(weights) for weight in weights]
+
+    def _counts(self, updates: Sequence[Update]) -> list[int]:
+        counts = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
+        if not (sum(counts) > 0 and all(count >= 0 for count in counts)):
+            raise PayloadMismatch(f"weights must be non-negative with a positive sum, got {counts}")
+        return counts
+
+    def _streamed(self, updates: Sequence[Update], context: MergeContext) -> State:
+        """One pass over the updates: `A = sum_k p_k A_k`, `B = scale sum_k p_k B_k`; Task Arithmetic K times each."""
+        states = (to_scale(u.payload.arrays, context.scales.get(u.client.id, 1.0) / context.scale) for u in updates)
+        mean = fisher_mean if self.rule == "fisher" else weighted_mean
+        merged = mean(states, self._counts(updates))
+        if self.rule == "task-arithmetic":
+            factors = {key: value for key, value in merged.items() if is_factor(key)}
+            start = {key: value for key, value in context.start.items() if key in factors}
+            if self.delta_reference == "none":
+                start = {key: torch.zeros_like(value) for key, value in factors.items()}
+            check_same(factors, start, "an update and the start of its round")
+            merged |= {key: start[key] + len(updates) * (value - start[key]) for key, value in factors.items()}
+        return {key: self._scaled(key, value) for key, value in merged.items()}
+
+    def _scaled(self, key: str, value: Tensor) -> Tensor:
+        """Times `scale` for a B, so that the product is scaled once."""
+        return value if self.scale == 1 or split(key)[2] != "B" else self.scale * value
+
+    def _heads(self, states: Sequence[State], updates: Sequence[Update]) -> State:
+        heads = [{key: value for key, value in state.items() if not is_factor(key)} for state in states]
+        return weighted_mean(heads, self.shares(updates))
+
+    def _factors(self, states: Sequence[State], updates: Sequence[Update], context: MergeContext) -> State:
+        weights, draw, clients = self.shares(updates), self._draw(updates, context), [u.client.id for u in updates]
+        merged: State = {}
+        if self.space == "factors":
+            entries = entries_of(states, clients, context, self.delta_reference == "round_start")
+            for entry, value in merge_tensors(entries, self.rule_value, weights, draw):
+                value = value if entry.context is None else entry.context + value
+                merged[entry.name] = self._scaled(entry.name, value).to(states[0][entry.name].dtype)
+            return merged
+        modules = modules_of(states, clients, context)
+        for module, update in merge_updates(modules, self.coordinates, self.rule_value, weights, draw, self.scale):
+            A, B = states[0][f"{module.name}/A"], states[0][f"{module.name}/B"]
+            rank = self.rank or max(len(A) for _, A in module.pairs)
+            spare = context.start.get(f"{module.name}/A")
+            spare = spare if spare is not None and len(spare) == rank else None
+            filled = finish(update, rank, context.scale, context.generator("fill", module.name), spare)
+            merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
+        return merged
+
+    def _draw(self, updates: Sequence[Update], context: MergeContext) -> Draw:
+        return lambda client, name: context.generator(updates[client].client.id, name)
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))

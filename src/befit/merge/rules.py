@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.lowrank import numerical_rank
-from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, trim
+from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, passes_of, trim
 
 __all__ = ["Elementwise", "Entry", "Isotropic", "Rule", "apply_elementwise", "isotropic", "weighted_sum"]
 
@@ -48,6 +48,14 @@ class Elementwise:
         """Whether the result is a weighted sum of the inputs."""
         return self.sparsify == "none" and self.elect == "none"
 
+    def passes(self, dtype: torch.dtype) -> int:
+        """How often the rule goes over all tensors of an adapter, of this type."""
+        if self.scope == "tensor":
+            return 1
+        searches = self.sparsify == "trim" and self.density < 1
+        majority = self.elect != "none" and self.zero_sign == "majority"
+        return 1 + searches * passes_of(dtype) + majority
+
     def shares(self, weights: Sequence[float]) -> list[float]:
         """The coefficient of each client in a linear rule."""
         total = sum(weights) if self.combine == "mean" else 1.0
@@ -68,6 +76,10 @@ class Isotropic:
 
     mean: Literal["rank", "kept", "full"] = "rank"
     tolerance: float | None = None
+
+    def passes(self, dtype: torch.dtype) -> int:
+        """How often the rule goes over all tensors of an adapter."""
+        return 1
 
     def level(self, sigma: Tensor, shape: tuple[int, int], kept: int | None) -> tuple[float, int]:
         """The common singular value and how many directions get it, of a matrix of `shape` truncated to `kept`.

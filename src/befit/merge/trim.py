@@ -14,7 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-__all__ = ["Cut", "cut_of", "cuts_of_stream", "kept_count", "trim"]
+__all__ = ["Cut", "cut_of", "cuts_of_stream", "kept_count", "passes_of", "trim"]
 
 _DIGIT = 16
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -82,6 +82,15 @@ def cuts_of_stream(
         for search in searches:
             search.descend(search.wanted)
     return [search.cut(reference) for search in searches]
+
+
+def passes_of(dtype: torch.dtype) -> int:
+    """How many passes over a stream of this type find its cuts.
+
+    >>> passes_of(torch.float32)
+    2
+    """
+    return 8 * dtype.itemsize // _DIGIT
 
 
 class _Search:

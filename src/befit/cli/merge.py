@@ -1,0 +1,152 @@
+"""`befit merge`: one PEFT adapter from several, without any federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from befit.cli.output import make_table, messages, only_json, print_json, print_warning, screen
+from befit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from befit.merge.files import MergedModule, Report
+
+SHOWN_MODULES = 16  # more are summed up by what they are called within their block
+
+Rule = Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude"]
+
+
+def merge(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="PEFT LoRA adapters of one base model.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the merged adapter to.")],
+    rule: Annotated[Rule, typer.Option("--rule", help="What the updates become.")] = "mean",
+    space: Annotated[
+        Literal["factors", "knots", "delta"],
+        typer.Option("--space", help="Merge A and B each on its own, the updates in one basis, or the updates."),
+    ] = "knots",
+    weights: Annotated[
+        str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter; all the same without.")
+    ] = None,
+    density: Annotated[
+        float | None, typer.Option("--density", help="Share of entries that TIES and DARE keep; 0.2 without.")
+    ] = None,
+    trim_scope: Annotated[
+        Literal["tensor", "global"], typer.Option("--trim-scope", help="Trim each tensor or the whole adapter.")
+    ] = "tensor",
+    scale: Annotated[float, typer.Option("--scale", help="Multiply the merged update.")] = 1.0,
+    rank: Annotated[
+        str | None,
+        typer.Option("--rank", metavar="N|full", help="Rank of the result; the adapters' largest without."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="For DARE.")] = 0,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option("--dtype", help="Type of the result; the first adapter's without."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NAME", help="The base model, where the adapters call it by several names."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+) -> None:
+    """Merge LoRA adapters into one that PEFT loads: averages, TIES, DARE, Iso-C, in KnOTS or on the factors.
+
+    Ranks and alphas may differ, but for --space factors. Updates stay low-rank, so large models take seconds and
+    little memory; only TIES, DARE and magnitude pruning in --space delta form dense updates.
+    """
+    with only_json(as_json):
+        import torch
+
+        from befit.merge.files import merge_checkpoints
+        from befit.merge.merge import Merge
+
+        how = Merge(rule=rule, space=space, density=density, trim_scope=trim_scope, scale=scale, rank=_rank(rank))
+        torch_type = None if dtype is None else getattr(torch, dtype)
+        with _progress(quiet=as_json) as tell:
+            report = merge_checkpoints(
+                folders, out, how, weights=_weights(weights), full=rank == "full", dtype=torch_type, seed=seed,
+                base=base, force=force, tell=tell,
+            )  # fmt: skip
+    if as_json:
+        print_json(_as_json(report))
+    else:
+        _show(report)
+
+
+def _rank(text: str | None) -> int | None:
+    if text is None or text == "full":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError([f"--rank: must be a whole number from 1 on, or full, got {text!r}"], "the command")
+    return int(text)
+
+
+def _weights(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        problem = f"--weights: must be numbers with commas between, such as 2,1,1, got {text!r}"
+        raise ConfigError([problem], "the command") from None
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while it is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = messages()
+    columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TextColumn("modules"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("merging", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {**vars(report), "merge": vars(report.merge), "modules": [vars(one) for one in report.modules]}
+
+
+def _show(report: Report) -> None:
+    groups = _groups(report.modules)
+    headers = ["modules", "rank", "kept energy", "norm", "norms merged", "seconds"]
+    rows = [
+        [name, _span([one.rank for one in ones]), _span([one.energy for one in ones], ".1%"),
+         _span([one.norm for one in ones], ".3g"), _span([n for one in ones for n in one.norms], ".3g"),
+         f"{sum(one.seconds for one in ones):.2f}"]
+        for name, ones in groups.items()
+    ]  # fmt: skip
+    screen().print(make_table(headers, rows, wrap=0))
+    if report.averaged:
+        screen().print(f"averaged as they are: {_some(report.averaged)}", markup=False, soft_wrap=True)
+    if filled := [one.name for one in report.modules if one.filled]:
+        text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B ({_some(filled)})"
+        print_warning(messages(), text)
+    how = report.merge
+    line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
+    screen().print(f"{line}\nwrote {report.out}", markup=False, soft_wrap=True)
+
+
+def _groups(modules: Sequence[MergedModule]) -> dict[str, list[MergedModule]]:
+    """Modules by name; of many, those that differ by numbers in their names are together under a star."""
+    if len(modules) <= SHOWN_MODULES:
+        return {one.name: [one] for one in modules}
+    groups: dict[str, list[MergedModule]] = {}
+    for one in modules:
+        name = ".".join("*" if part.isdecimal() else part for part in one.name.split("."))
+        groups.setdefault(name, []).append(one)
+    return {f"{name} ({len(ones)})": ones for name, ones in groups.items()}
+
+
+def _span(values: Sequence[float], form: str = "d") -> str:
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,229 @@
+"""PEFT LoRA checkpoints as they lie on a disk: what is in them, whether they may be merged, one module at a time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from befit.adapters.lowrank import Pair
+from befit.errors import BefitError, ConfigError, PayloadMismatch
+from befit.storage import read_json
+
+__all__ = ["CONFIG", "WEIGHTS", "Checkpoint", "Module", "check_mergeable", "open_checkpoint", "open_checkpoints"]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.
+_UNDERSTOOD = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
+    "layers_to_transform", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type", "use_rslora",
+}  # fmt: skip
+_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+# Must agree, since the same factors would mean something else.
+_SAME = ("base_model_name_or_path", "revision", "task_type", "fan_in_fan_out")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One adapted module of a checkpoint: `scale B A` with B (d_out, rank) and A (rank, d_in)."""
+
+    rank: int
+    scale: float
+    d_in: int
+    d_out: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint. Arrays are mapped from the file and read when asked for.
+
+    modules  by the module's path in the base model, sorted
+    dense    names and shapes of the arrays that are no factors: what `modules_to_save` holds
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    modules: Mapping[str, Module]
+    dense: Mapping[str, tuple[int, ...]]
+    file: Any
+
+    def pair(self, module: str, dtype: torch.dtype) -> Pair:
+        """(B, A) of one module. Raises PayloadMismatch for numbers that are not finite."""
+        names = [f"base_model.model.{module}.lora_{side}.weight" for side in ("B", "A")]
+        B, A = (self.read(name).to(dtype) for name in names)
+        return B, A
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """An array, or some of its rows. Raises PayloadMismatch for numbers that are not finite."""
+        tensor = self.file.get_tensor(name) if rows is None else self.file.get_slice(name)[rows]
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise PayloadMismatch(f"{self.folder / WEIGHTS}: {name} holds numbers that are not finite")
+        return tensor
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.file.get_slice(name)[:0].dtype if self.dense.get(name, (1,)) else self.file.get_tensor(name).dtype
+
+    @property
+    def factor_type(self) -> torch.dtype:
+        """The type of the first factor."""
+        return self.file.get_slice(f"base_model.model.{next(iter(self.modules))}.lora_A.weight")[:0].dtype
+
+
+def open_checkpoints(folders: Sequence[Path], base: str | None = None) -> list[Checkpoint]:
+    """All checkpoints, opened. Raises ConfigError with every reason why they cannot be read or merged.
+
+    base  the base model that all are for, where their configurations call it differently; None demands one name
+    """
+    opened: list[Checkpoint] = []
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            opened.append(open_checkpoint(folder))
+        except ConfigError as error:
+            problems += error.problems
+        except BefitError as error:
+            problems.append(str(error))
+    for other in opened[1:]:
+        problems += check_mergeable(opened[0], other, base is None)
+    if problems:
+        raise ConfigError(problems, "the adapters to merge")
+    return opened
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """One checkpoint, opened. Raises ConfigError with every problem, each naming the file and the field."""
+    if not folder.is_dir():
+        raise ConfigError([f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"])
+    if not (folder / CONFIG).is_file():
+        raise ConfigError([f"{folder}: holds no {CONFIG}, so it is no PEFT adapter"])
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise ConfigError([f"{folder / CONFIG}: must hold a mapping, not {type(config).__name__}"])
+    if problems := [f"{folder / CONFIG}: {problem}" for problem in _unsupported(config)]:
+        raise ConfigError(problems)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        old = " It has adapter_model.bin, a pickle, which befit does not open: save it again with safetensors."
+        raise ConfigError([f"{folder}: holds no {WEIGHTS}.{old if (folder / 'adapter_model.bin').exists() else ''}"])
+    try:
+        file: Any = safe_open(path, framework="pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError([f"{path}: damaged or no safetensors file: {error}"]) from error
+    modules, dense, problems = _contents(config, shapes)
+    if problems:
+        raise ConfigError([f"{path}: {problem}" for problem in problems])
+    return Checkpoint(folder, config, modules, dense, file)
+
+
+def check_mergeable(first: Checkpoint, other: Checkpoint, same_base: bool = True) -> list[str]:
+    """Every reason why two checkpoints cannot be merged. Ranks and scales may differ."""
+    problems: list[str] = []
+    for field in _SAME:
+        mine, its = first.config.get(field), other.config.get(field)
+        if (mine or None) != (its or None) and (same_base or field not in ("base_model_name_or_path", "revision")):
+            hint = "; --base NAME says that both mean the same model" if field == "base_model_name_or_path" else ""
+            problems.append(f"{other.folder / CONFIG}: {field} is {its!r}, {first.folder} has {mine!r}{hint}")
+    sides = [(first.modules.keys() - other.modules.keys(), other, first, "targets"),
+             (other.modules.keys() - first.modules.keys(), first, other, "targets"),
+             (first.dense.keys() - other.dense.keys(), other, first, "modules_to_save"),
+             (other.dense.keys() - first.dense.keys(), first, other, "modules_to_save")]  # fmt: skip
+    for missing, lacks, has, what in sides:
+        if missing:
+            problems.append(f"{lacks.folder / WEIGHTS}: has no {min(missing)}, which is in {has.folder}: the {what} "
+                            f"differ in {len(missing)} places")  # fmt: skip
+    widths = [(name, (one.d_out, one.d_in), (other.modules[name].d_out, other.modules[name].d_in))
+              for name, one in first.modules.items() if name in other.modules]  # fmt: skip
+    shapes = [(name, shape, other.dense[name]) for name, shape in first.dense.items() if name in other.dense]
+    for name, mine, its in (*widths, *shapes):
+        if mine != its:
+            problems.append(f"{other.folder / WEIGHTS}: {name} is for a weight of {its}, {first.folder} has {mine}")
+            break  # the first says what is wrong; a different model differs everywhere
+    return problems
+
+
+def _unsupported(config: Mapping[str, Any]) -> list[str]:
+    """Fields that make an adapter something else than `scale B A` beside a frozen weight."""
+    problems: list[str] = []
+    if config.get("peft_type") != "LORA":
+        problems.append(f"peft_type is {config.get('peft_type')!r}, only 'LORA' adapters can be merged")
+        return problems
+    for field in sorted(config.keys() - _UNDERSTOOD):
+        if config[field]:
+            problems.append(f"{field} is {config[field]!r}, which befit merge does not support")
+    if config.get("bias", "none") != "none":
+        problems.append(f"bias is {config['bias']!r}: trained biases cannot be merged, only 'none'")
+    start = config.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        problems.append(f"init_lora_weights is {start!r}, which changes the base model: convert the adapter to a plain "
+                        "LoRA first (path_initial_model_for_weight_conversion of PEFT's save_pretrained)")  # fmt: skip
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        problems.append(f"r must be a whole number from 1 on, got {rank!r}")
+    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
+        problems.append(f"lora_alpha must be positive, got {alpha!r}")
+    for field in ("rank_pattern", "alpha_pattern"):
+        found = config.get(field) or {}
+        if not isinstance(found, dict) or not all(isinstance(v, (int, float)) and v > 0 for v in found.values()):
+            problems.append(f"{field} must map names to positive numbers, got {found!r}")
+    return problems
+
+
+def _contents(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Module], dict[str, tuple[int, ...]], list[str]]:
+    """Modules and dense arrays from names and shapes in a file, and every problem found."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    dense: dict[str, tuple[int, ...]] = {}
+    problems: list[str] = []
+    for name, shape in shapes.items():
+        if match := _FACTOR.fullmatch(name):
+            found.setdefault(match["module"], {})[match["side"]] = shape
+        elif "lora_" in name:
+            problems.append(f"{name} is no factor of a linear module, which is all that befit merge supports")
+        else:
+            dense[name] = shape
+    modules: dict[str, Module] = {}
+    for name, sides in sorted(found.items()):
+        problem, module = _module(config, name, sides)
+        problems += problem
+        if module:
+            modules[name] = module
+    if not found and not problems:
+        problems.append("holds no LoRA factors")
+    return modules, dict(sorted(dense.items())), problems
+
+
+def _module(
+    config: Mapping[str, Any], name: str, sides: Mapping[str, tuple[int, ...]]
+) -> tuple[list[str], Module | None]:
+    if missing := {"A", "B"} - sides.keys():
+        return [f"{name} has no lora_{min(missing)}"], None
+    A, B = sides["A"], sides["B"]
+    if len(A) != 2 or len(B) != 2 or A[0] != B[1] or 0 in (*A, *B):
+        return [f"{name} has lora_A {A} and lora_B {B}; only matrices that multiply can be merged"], None
+    rank = _from_pattern(config.get("rank_pattern"), name, config["r"])
+    if rank != A[0]:
+        return [f"{name} has rank {A[0]}, {CONFIG} says {rank}"], None
+    alpha = _from_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return [], Module(A[0], scale, A[1], B[0])
+
+
+def _from_pattern(pattern: Mapping[str, Any] | None, name: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of a module's name, as PEFT resolves it."""
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", name):
+            return value
+    return default

@@ -1,0 +1,300 @@
+"""Merge PEFT LoRA checkpoints on a disk into one, module by module: neither a model nor all adapters are in memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from befit.adapters.lowrank import inner
+from befit.errors import ConfigError, PayloadMismatch
+from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
+from befit.merge.merge import Merge
+from befit.merge.rules import Elementwise
+from befit.merge.spaces import Draw, ModuleUpdates, merge_factors, merge_updates
+from befit.merge.update import Finished, LowRankUpdate, finish
+from befit.merge.writing import SafetensorsFile, check_target, new_folder
+from befit.seeds import derive_seed
+from befit.storage import write_json
+
+__all__ = ["MergedModule", "Report", "merge_checkpoints"]
+
+_ROWS = 1 << 24  # numbers of a dense array that are read at once
+Tell = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class MergedModule:
+    """What became of one module.
+
+    energy   share of the merged update's squared singular values that the rank keeps; 1 where nothing was cut
+    norm     Frobenius norm of the merged update before it was cut
+    norms    of the updates that went in
+    filled   ranks that the merged update did not need: zero in B, random in A
+    seconds  for reading, merging and writing
+    """
+
+    name: str
+    rank: int
+    scale: float
+    energy: float
+    norm: float
+    norms: tuple[float, ...]
+    filled: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a merge did: its modules in order, the arrays that were averaged as they are, and its duration."""
+
+    out: str
+    inputs: tuple[str, ...]
+    weights: tuple[float, ...]
+    merge: Merge
+    modules: tuple[MergedModule, ...]
+    averaged: tuple[str, ...]
+    dtype: str
+    seconds: float
+
+
+def merge_checkpoints(
+    folders: Sequence[Path],
+    out: Path,
+    how: Merge,
+    *,
+    weights: Sequence[float] | None = None,
+    full: bool = False,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    base: str | None = None,
+    force: bool = False,
+    tell: Tell = lambda done, total: None,
+) -> Report:
+    """One PEFT adapter from several. Their ranks may differ in the spaces knots and delta, their scales everywhere.
+
+    weights  one per folder; None counts all the same. Means divide by their sum, the sums of Task Arithmetic and
+             magnitude pruning take them as they are, and negative ones too
+    full     keep the whole merged update, whatever its rank, instead of `how.rank`
+    dtype    of the result; None takes that of the first adapter
+    seed     for DARE, and for rows that fill a rank up
+    base     name of the base model, where the configurations call one model by several names
+    force    replace an adapter that is in `out`
+    tell     called with modules read and to read
+
+    `modules_to_save` and other arrays that are no factors are averaged with the weights. The result keeps the scale of
+    the first adapter. Raises ConfigError with every reason why the adapters cannot be merged, PayloadMismatch for
+    numbers that are not finite, RunError where `out` cannot be written, and then leaves it as it was.
+    """
+    began = time.perf_counter()
+    rule = _check_how(how, full, folders)
+    check_target(out, [*folders], force, CONFIG)
+    given = _check_weights(weights, len(folders), rule)
+    opened = open_checkpoints(folders, base)
+    first = opened[0]
+    if how.space == "factors":
+        _check_equal_ranks(opened)
+    kept = dtype or first.factor_type
+    if first.dense and min(given) < 0:
+        raise ConfigError([f"weights: {len(first.dense)} arrays of modules_to_save are averaged, which cannot be done "
+                           f"with the negative weights {given}"], "the merge")  # fmt: skip
+    source = _Source(opened, tell, how)
+    draw = _draw(folders, seed)
+    found: list[MergedModule] = []
+    names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
+    with new_folder(out) as folder:
+        with SafetensorsFile(folder / WEIGHTS, [*names, *first.dense]) as file:
+            for module, norms, result in _merged(source, how, given, draw, first, full, seed):
+                path = f"base_model.model.{module.name}"
+                for side, value in (("A", result.A), ("B", result.B)):
+                    file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
+                scale = first.modules[module.name].scale
+                found.append(MergedModule(module.name, len(result.A), scale, result.energy, result.norm, norms,
+                                          result.filled, source.lap()))  # fmt: skip
+            for name in first.dense:
+                _average(name, opened, given, file)
+        write_json(folder / CONFIG, _config(first, found, base))
+        settings = {"merged_from": [str(one) for one in folders], "weights": given, "seed": seed, "full_rank": full,
+                    **{key: value for key, value in vars(how).items() if key != "weights"}}  # fmt: skip
+        (folder / "README.md").write_text(_card(first, base, settings), encoding="utf-8")
+    return Report(str(out), tuple(map(str, folders)), tuple(given), how, tuple(found), tuple(first.dense),
+                  str(kept).removeprefix("torch."), time.perf_counter() - began)  # fmt: skip
+
+
+class _Source:
+    """Passes over the modules of all checkpoints, with the time since the module before was written."""
+
+    def __init__(self, opened: Sequence[Checkpoint], tell: Tell, how: Merge) -> None:
+        wide = any(one.factor_type == torch.float64 for one in opened)
+        self._dtype = torch.float64 if wide else torch.float32
+        self._opened, self._tell, self._done = opened, tell, 0
+        self._total = len(opened[0].modules) * how.rule_value.passes(self._dtype)
+        self._since = time.perf_counter()
+
+    def __call__(self) -> Iterator[ModuleUpdates]:
+        for name in self._opened[0].modules:
+            pairs = [one.pair(name, self._dtype) for one in self._opened]
+            yield ModuleUpdates(name, pairs, [one.modules[name].scale for one in self._opened])
+            self._done += 1
+            self._tell(self._done, self._total)
+
+    def lap(self) -> float:
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
+
+
+def _merged(
+    source: _Source, how: Merge, weights: Sequence[float], draw: Draw, first: Checkpoint, full: bool, seed: int
+) -> Iterator[tuple[ModuleUpdates, tuple[float, ...], Finished]]:
+    """Every module's merged factors, at the scale of the first checkpoint."""
+    if how.space == "factors":
+        for module, (B, A) in merge_factors(source, how.rule_value, weights, draw, how.scale):
+            size = first.modules[module.name].scale * inner((B, A), (B, A)) ** 0.5
+            yield module, _norms(module), Finished(B, A, 1.0, size)
+        return
+    for module, update in merge_updates(source, how.coordinates, how.rule_value, weights, draw, how.scale):
+        scale = first.modules[module.name].scale
+        if full:
+            yield module, _norms(module), _whole(update, scale)
+        else:
+            rank = how.rank or max(len(A) for _, A in module.pairs)
+            fill = torch.Generator().manual_seed(derive_seed(seed, "fill", module.name))
+            yield module, _norms(module), finish(update, rank, scale, fill)
+
+
+def _whole(update: LowRankUpdate, scale: float) -> Finished:
+    """All of an update, at the scale of an adapter; its square root goes to both factors."""
+    B, A = update.pair()
+    if not len(A):
+        B, A = B.new_zeros(len(B), 1), A.new_zeros(1, A.shape[1])
+    norm = max(inner((B, A), (B, A)), 0.0) ** 0.5
+    return Finished(B / math.sqrt(scale), A / math.sqrt(scale), 1.0, norm)
+
+
+def _norms(module: ModuleUpdates) -> tuple[float, ...]:
+    return tuple(scale * max(inner(pair, pair), 0.0) ** 0.5
+                 for pair, scale in zip(module.pairs, module.scales, strict=True))  # fmt: skip
+
+
+def _average(name: str, opened: Sequence[Checkpoint], weights: Sequence[float], file: SafetensorsFile) -> None:
+    """The weighted mean of an array that is no factor, some rows at a time; whole numbers must agree."""
+    shape = opened[0].dense[name]
+    step = max(1, _ROWS // max(1, math.prod(shape[1:]))) if shape else 1
+    slices = [slice(a, a + step) for a in range(0, shape[0], step)] if shape else [None]
+    shares = Elementwise().shares(weights)
+    for number, rows in enumerate(slices or [slice(0, 0)]):
+        parts = [one.read(name, rows) for one in opened]
+        value = parts[0]
+        if value.is_floating_point():
+            total = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+            for part, share in zip(parts, shares, strict=True):
+                total.add_(part.to(total.dtype), alpha=share)
+            value = _cast(total, value.dtype, name)
+        elif not all(torch.equal(value, part) for part in parts):
+            raise PayloadMismatch(f"{name} holds whole numbers that differ between the adapters and have no mean")
+        if number:
+            file.more(name, value)
+        else:
+            file.append(name, value, shape)
+
+
+def _cast(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    value = value.to(dtype)
+    if not bool(torch.isfinite(value).all()):
+        raise PayloadMismatch(f"the merged {name} does not fit into {str(dtype).removeprefix('torch.')}; use float32")
+    return value
+
+
+def _draw(folders: Sequence[Path], seed: int) -> Draw:
+    # By place in the list: the same folder twice is two adapters, and a moved folder is the same one.
+    return lambda client, name: torch.Generator().manual_seed(derive_seed(seed, client, name))
+
+
+def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:
+    problems: list[str] = []
+    if how.rule == "fisher":
+        problems.append("rule: Fisher information is not part of an adapter, so fisher works in a federation only")
+    if how.delta_reference != "none":
+        problems.append("delta_reference: an adapter does not hold the factors that it started from")
+    if full and how.space == "factors":
+        problems.append("rank: the space factors keeps the rank of its adapters; use knots or delta")
+    if full and how.rank is not None:
+        problems.append(f"rank: must be {how.rank} or full, not both")
+    if not folders:
+        problems.append("no adapters to merge")
+    if problems:
+        raise ConfigError(problems, "the merge")
+    return how.rule_value
+
+
+def _check_weights(weights: Sequence[float] | None, count: int, rule: Any) -> list[float]:
+    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
+    signed = isinstance(rule, Elementwise) and rule.combine == "sum" and rule.elect == "none"
+    problem = ""
+    if len(given) != count:
+        problem = f"must be one for each of the {count} adapters, got {len(given)}"
+    elif not all(map(math.isfinite, given)) or not any(given):
+        problem = f"must be finite and not all zero, got {given}"
+    elif not signed and min(given) < 0:
+        problem = f"must not be negative for a mean, got {given}; task-arithmetic can subtract"
+    if problem:
+        raise ConfigError([f"weights: {problem}"], "the merge")
+    return given
+
+
+def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
+    problems: list[str] = []
+    for other in opened[1:]:
+        different = [name for name, one in opened[0].modules.items() if other.modules[name].rank != one.rank]
+        if different:
+            mine, its = opened[0].modules[different[0]].rank, other.modules[different[0]].rank
+            problems.append(f"{other.folder}: {different[0]} has rank {its}, {opened[0].folder} has {mine}; factors of "
+                            "different rank have no mean: use --space knots or delta")  # fmt: skip
+    if problems:
+        raise ConfigError(problems, "the adapters to merge")
+
+
+def _config(first: Checkpoint, modules: Sequence[MergedModule], base: str | None) -> dict[str, Any]:
+    """The first adapter's configuration with the ranks of the result, and alphas that give its scales."""
+    root = bool(first.config.get("use_rslora"))
+    ranks = {one.name: one.rank for one in modules}
+    alphas = {one.name: _plain(one.scale * (math.sqrt(one.rank) if root else one.rank)) for one in modules}
+    rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
+    return {
+        **first.config,
+        "base_model_name_or_path": base or first.config.get("base_model_name_or_path"),
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {_pattern(name): value for name, value in ranks.items() if value != rank},
+        "alpha_pattern": {_pattern(name): value for name, value in alphas.items() if value != alpha},
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def _pattern(name: str) -> str:
+    """A pattern that PEFT matches with this module alone."""
+    return "^" + name.replace(".", r"\.")
+
+
+def _plain(value: float) -> int | float:
+    near = round(value)
+    return near if math.isclose(value, near, rel_tol=1e-12) else value
+
+
+def _card(first: Checkpoint, base: str | None, settings: dict[str, Any]) -> str:
+    import json
+
+    name = base or first.config.get("base_model_name_or_path")
+    model = f"base_model: {json.dumps(name)}\n" if name else ""
+    return (
+        f"---\nlibrary_name: peft\n{model}tags:\n- lora\n- merge\n- befit\n---\n\n"
+        f"# Merged LoRA adapter\n\nWritten by `befit merge`:\n\n```json\n{json.dumps(settings, indent=2)}\n```\n"
+    )
