@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from befit.adapters.layer import Branch
 from befit.errors import ModelError
 
 if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
     from befit.site import Site
     from befit.tasks.base import Batch
 
@@ -30,7 +34,9 @@ def sample_gradients(
 
     Samples do not interact in the models we adapt, so slice m of the gradient of the summed loss at a layer's output
     belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`
-    (Potara specification, section 3.5). Raises ModelError for a layer whose input does not lead with the samples.
+    (Potara specification, section 3.5). Gradient checkpointing does not matter: it belongs to training mode, and a
+    model that recomputes in any mode runs its hooks once all the same. Raises ModelError for a layer whose input does
+    not lead with the samples, and for one that backward passes do not reach because it runs without gradients.
     """
     samples = len(next(iter(batch.values())))
     gradients: dict[str, Tensor] = {}
@@ -51,7 +57,31 @@ def sample_gradients(
         model.training(False),
         model.active(slot),
         model.recording(record),
+        _without_gradients(model) as unseen,
     ):
         losses = site.task.sample_losses(site.logits(batch), batch, reduction)
-        losses.sum().backward()
+        if losses.requires_grad:  # false where no adapted layer left a trace in the loss
+            losses.sum().backward()
+    unseen -= {key.split("/")[1] for key in gradients}
+    if unseen or not losses.requires_grad:
+        raise ModelError(f"no gradient reaches {len(unseen)} adapted modules, first {min(unseen, default='none')!r}: "
+                         "the model runs them without gradients, as re-entrant checkpointing does; switch that off, "
+                         "or make it non-reentrant, for per-sample gradients")  # fmt: skip
     return {key: value.detach() for key, value in gradients.items()}
+
+
+@contextmanager
+def _without_gradients(model: AdaptedModel) -> Iterator[set[str]]:
+    """Collect the names of adapted modules that run while gradients are off: their hooks may never be called."""
+    found: set[str] = set()
+
+    def note(layer: torch.nn.Module, *_: object) -> None:
+        if not torch.is_grad_enabled():
+            found.add(str(layer.name))
+
+    handles = [layer.register_forward_hook(note) for layer in model.layers.values()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
