@@ -34,7 +34,7 @@ def federation(kind: str, clients: int, examples: int = 40) -> Federation:
     held = tuple(
         ClientData(
             f"client-{index:03d}",
-            [{**records[(index * examples + n) % len(records)], "id": str(n)} for n in range(examples)],
+            [records[(index * examples + n) % len(records)] for n in range(examples)],
             (),
             source.clients[0].test,
         )

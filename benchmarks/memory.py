@@ -36,7 +36,8 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
         journal = RunJournal(directory, kept, "bench", None)
         engine = LocalEngine(method, where.infos, where.site, kept, journal.outbound)
         federate(method, engine, site, schedule_of(where.experiment), journal)
-        memories = [kept.load(info.id) for info in where.infos]
+        peak = peak_mib()
+        memories = (kept.load(info.id) for info in where.infos)
         state = sum(array_bytes(t) for memory in memories if memory for t in memory.arrays.values())
         directory.close()
     prepared = sum(
@@ -45,7 +46,7 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
         for split in ("train", "test")
         for t in where.examples(info.id, split).batch(range(len(where.examples(info.id, split)))).values()
     )
-    return {"clients": clients, "store": store, "method": method_name, "loaded_mib": loaded, "peak_mib": peak_mib(),
+    return {"clients": clients, "store": store, "method": method_name, "loaded_mib": loaded, "peak_mib": peak,
             "state_mib": state / 2**20, "examples_mib": prepared / 2**20}  # fmt: skip
 
 
@@ -69,9 +70,10 @@ def main() -> None:
             print(found[-1], flush=True)
     rows = []
     for one in found:
-        base = next(o for o in found if (o["store"], o["method"]) == (one["store"], one["method"]))
-        more = one["clients"] - base["clients"]
-        growth = (one["peak_mib"] - base["peak_mib"]) / more * 1024 if more else 0.0
+        same = [o for o in found if (o["store"], o["method"]) == (one["store"], one["method"])]
+        before = same[max(0, same.index(one) - 1)]
+        more = one["clients"] - before["clients"]
+        growth = (one["peak_mib"] - before["peak_mib"]) / more * 1024 if more else 0.0
         held = (one["state_mib"] + one["examples_mib"]) / one["clients"] * 1024
         rows.append([one["method"], one["store"], str(one["clients"]), f"{one['peak_mib']:.0f}",
                      f"{growth:.1f}" if more else "-", f"{one['state_mib'] / one['clients'] * 1024:.1f}",
@@ -79,8 +81,9 @@ def main() -> None:
     publish(
         "memory",
         "Memory",
-        "Peak resident memory of the whole process; growth per client from the smallest size; what a client keeps: its "
-        "adapter and optimiser between rounds, and with its prepared examples.",
+        "Peak resident memory of the whole process; growth per client from the size above (at 64 clients mostly buffers "
+        "that are filled once); what a client keeps: its adapter and optimiser between rounds, and with its prepared "
+        "examples.",
         ["method", "store", "clients", "peak (MiB)", "growth per client (KiB)", "stored state (KiB)",
          "state and examples (KiB)"],
         rows,

@@ -21,8 +21,8 @@ from befit.method import Method
 from befit.registry import build_method
 from befit.rundir import RunDirectory
 from befit.runner import pick_threads, schedule_of
-from befit.seeds import derive_seed
 from befit.site import shuffled_batches
+from befit.types import Tick
 from common import bare_model, host, publish, spread
 
 
@@ -31,15 +31,17 @@ def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
     optimiser = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)
     task = where.task
     start = time.perf_counter()
-    for info in where.infos * rounds:
-        examples = where.examples(info.id, "train")
-        generator = torch.Generator().manual_seed(derive_seed(0, info.id))
-        for indices in shuffled_batches(len(examples), batch_size, steps, generator):
-            batch = examples.batch(indices)
-            loss = task.loss(task.logits(model, batch), batch)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+    for round_ in range(1, rounds + 1):
+        at = Tick("federate", round_, rounds, where.experiment.federation.seed)
+        for info in where.infos:
+            examples = where.examples(info.id, "train")
+            generator = torch.Generator().manual_seed(at.seed_for(info.id, "batches"))
+            for indices in shuffled_batches(len(examples), batch_size, steps, generator):
+                batch = examples.batch(indices)
+                loss = task.loss(task.logits(model, batch), batch)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
     return time.perf_counter() - start
 
 

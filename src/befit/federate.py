@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +13,9 @@ import torch
 from befit.adapters.state import norm, specs_of
 from befit.engine.base import Engine
 from befit.engine.guard import Guard
+from befit.engine.spool import Spool
 from befit.errors import NotEnoughReplies, PayloadMismatch
-from befit.method import Exchange, Method
+from befit.method import Method
 from befit.rundir import Checkpoint
 from befit.seeds import derive_seed
 from befit.serve import later_personal_stages
@@ -36,10 +38,17 @@ class Schedule:
     evaluate_every: int = 0
     split: str = "test"
     guard: Guard = field(default_factory=Guard)
+    spool_bytes: int = 2**22
 
 
 class Journal(Protocol):
-    """Where the kernel writes what happens, and where it finds how far an interrupted run came."""
+    """Where the kernel writes what happens, and where it finds how far an interrupted run came.
+
+    spool  a folder for replies that wait to be aggregated
+    """
+
+    @property
+    def spool(self) -> Path: ...
 
     def resume(self) -> Checkpoint | None: ...
 
@@ -119,47 +128,47 @@ def _round(
 ) -> Payload:  # fmt: skip
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
-    requests = _Requests({info.id: info for info in cohort}, stage.exchange, server, at)
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
     check = _Check(stage, schedule.guard, site.initial, requests)
-    updates: list[Update] = []
     failures: list[Failure] = []
-    for done, reply in enumerate(engine.exchange(requests, at), start=1):
-        journal.event(
-            {"kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)}
-        )
-        checked = check(reply, at)
-        if isinstance(checked, Update):
-            updates.append(checked)
-        else:
-            failures.append(checked)
-    failures.sort(key=lambda failure: failure.client)
-    for failure in failures:
-        journal.failed(failure)
-    needed = required_replies(schedule.min_replies, len(cohort))
-    if len(updates) < needed:
-        first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
-        raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {len(updates)} of {len(cohort)} clients gave a "
-                               f"usable reply, {needed} are needed (federation.min_replies){first}")  # fmt: skip
-    updates.sort(key=lambda update: update.client.id)
-    for update in updates:
-        journal.trained(at, update)
-    losses = [update.report["loss"] for update in updates if "loss" in update.report]
-    journal.event({
-        "kind": "round", "stage": at.stage, "round": at.last, "rounds": at.rounds, "clients": len(updates),
-        "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
-    })  # fmt: skip
-    return stage.exchange.aggregate(server, updates, site, at)
+    with Spool(journal.spool, schedule.spool_bytes) as replies:
+        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+            journal.event({
+                "kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)
+            })  # fmt: skip
+            checked = check(reply, at)
+            if isinstance(checked, Update):
+                replies.add(checked)
+            else:
+                failures.append(checked)
+        failures.sort(key=lambda failure: failure.client)
+        for failure in failures:
+            journal.failed(failure)
+        needed = required_replies(schedule.min_replies, len(cohort))
+        if len(replies) < needed:
+            first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
+            raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {len(replies)} of {len(cohort)} clients gave a "
+                                   f"usable reply, {needed} are needed (federation.min_replies){first}")  # fmt: skip
+        updates = replies.updates()
+        for update in updates:
+            journal.trained(at, update)
+        losses = [update.report["loss"] for update in updates if "loss" in update.report]
+        journal.event({
+            "kind": "round", "stage": at.stage, "round": at.last, "rounds": at.rounds, "clients": len(updates),
+            "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
+        })  # fmt: skip
+        return stage.exchange.aggregate(server, updates, site, at)
 
 
 class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
     in memory."""
 
-    def __init__(self, cohort: dict[str, ClientInfo], exchange: Exchange, server: Payload, at: Tick) -> None:
-        self._cohort, self._exchange, self._server, self._at = cohort, exchange, server, at
+    def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
+        self._cohort, self._make = {info.id: info for info in cohort}, make
 
     def __getitem__(self, client: str) -> Payload:
-        return self._exchange.dispatch(self._server, self._cohort[client], self._at)
+        return self._make(self._cohort[client])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cohort)
@@ -225,7 +234,7 @@ def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick
 def _score(
     method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
 ) -> None:  # fmt: skip
-    requests = {info.id: final_download(method, server, info, at) for info in engine.clients()}
+    requests = _Requests(engine.clients(), lambda info: final_download(method, server, info, at))
     values: list[Mapping[str, float]] = []
     replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)
     for reply in replies:

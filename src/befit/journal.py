@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from befit.engine.base import Memories
@@ -30,6 +31,10 @@ class RunJournal:
             if line["purpose"] == "train":
                 self._bytes_up += line["bytes_up"]
                 self._bytes_down += line["bytes_down"]
+
+    @property
+    def spool(self) -> Path:
+        return self._directory.path / "state" / "spool"
 
     def resume(self) -> Checkpoint | None:
         return self._point

@@ -29,7 +29,7 @@ A method in full, federated averaging of one adapter without any recipe:
             return client, Payload(site.model.dump(slot("shared")))
 
         def aggregate(self, server, updates, site, at):
-            return Payload(weighted_mean([u.payload.arrays for u in updates], [u.client.num_examples for u in updates]))
+            return Payload(weighted_mean((u.payload.arrays for u in updates), [u.client.num_examples for u in updates]))
 
         def deploy(self, client, received, site):
             return Deployment(received.arrays, ("shared",))
@@ -74,7 +74,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        """The server's new memory. Updates are sorted by client id; there is at least one."""
+        """The server's new memory. Updates are sorted by client id; there is at least one.
+
+        Arrays of an update may be read from a disk when they are asked for: go through the updates one at a time.
+        """
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         """Declares every array that a reply of this stage holds. `specs` are all arrays of the installed layout.

@@ -86,7 +86,7 @@ class RunDirectory:
             self.path / "checkpoint.json",
             {
                 "stage": point.stage, "round": point.round, "server": server, "serial": self._serial,
-                "clients": files, "client_serial": store.serial, "lengths": lengths, "outbound": outbound.as_dict(),
+                "clients": files, "client_serial": store.serial, "lengths": lengths, "outbound": outbound.saved(),
             },
         )  # fmt: skip
         store.settle()

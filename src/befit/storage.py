@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from befit.errors import RunError
 __all__ = ["atomic_write", "read_bytes", "read_json", "write_json"]
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write under a temporary name in the same folder, flush to the disk, and rename.
+def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write under a temporary name in the same folder, flush to the disk, and rename. `data` may come in pieces.
 
     Raises RunError, and leaves the old file as it was, if the disk is full or the folder cannot be written.
     """
@@ -24,7 +26,7 @@ def atomic_write(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -45,7 +47,8 @@ def read_bytes(path: Path) -> bytes:
 
 def write_json(path: Path, value: Any) -> None:
     """JSON in two-space indentation with a final newline; keys keep their order, NaN and infinity become null."""
-    atomic_write(path, (json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n").encode())
+    pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(finite(value))
+    atomic_write(path, (piece.encode() for piece in chain(pieces, ["\n"])))
 
 
 def read_json(path: Path) -> Any:

@@ -48,6 +48,7 @@ class Stop(BaseException):
 class Memo:
     """A journal that remembers, and that can stop a run after so many completed messages."""
 
+    spool: Path = Path("unset")
     point: Checkpoint | None = None
     stop_after: int | None = None
     updates: list[tuple[Tick, Update]] = field(default_factory=list)
@@ -134,7 +135,8 @@ def play(host: Host, tmp_path: Path) -> Play:
         kept = store or ClientStore(tmp_path / "state" if disk else None, resident=not disk)
         memo = journal or Memo()
         engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
-        schedule = Schedule(rounds, seed, cohort, min_replies, every)
+        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=0 if disk else 2**28)
+        memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)
 
     return run

@@ -6,7 +6,7 @@ All functions are strict: operands must have the same keys and shapes, or Payloa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from befit.errors import PayloadMismatch
 from befit.types import State, TensorSpec
 
 __all__ = [
-    "add", "check_same", "cosine", "fingerprint", "interpolate", "norm", "rename", "scale", "specs_of", "weighted_mean",
+    "add", "check_same", "cosine", "fingerprint", "interpolate", "norm", "rename", "scale", "specs_of",
+    "weighted_mean",
 ]  # fmt: skip
 
 
@@ -48,24 +49,28 @@ def interpolate(first: State, second: State, weight: float) -> State:
     return {key: torch.lerp(second[key], tensor, weight) for key, tensor in first.items()}
 
 
-def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
+def weighted_mean(states: Iterable[State], weights: Sequence[float]) -> State:
     """`sum_k p_k X_k` with `p = weights / sum(weights)`, accumulated in the order given, in float32 or better.
 
-    A single state, or the same state several times, comes back within one rounding of itself.
+    Only one state is held at a time besides the sum, so `states` may read them from a disk one after the other. A
+    single state, or the same state several times, comes back within one rounding of itself.
     """
-    if not states:
+    if not weights:
         raise ValueError("the mean of no states is undefined")
     total = float(sum(weights))
     if not (total > 0 and all(weight >= 0 for weight in weights)):
         raise ValueError(f"weights must be non-negative with a positive sum, got {list(weights)}")
-    for other in states[1:]:
-        check_same(states[0], other, "states to average")
-    keys = list(states[0])
-    sums = [torch.zeros_like(states[0][key], dtype=_accumulator(states[0][key])) for key in keys]
+    sums: State = {}
+    dtypes: dict[str, torch.dtype] = {}
     for state, weight in zip(states, weights, strict=True):
-        torch._foreach_add_(sums, [state[key].to(into.dtype) for key, into in zip(keys, sums, strict=True)],
-                            alpha=weight / total)  # fmt: skip
-    return {key: value.to(states[0][key].dtype) for key, value in zip(keys, sums, strict=True)}
+        if not dtypes:
+            dtypes = {key: tensor.dtype for key, tensor in state.items()}
+            sums = {key: torch.zeros_like(tensor, dtype=_accumulator(tensor)) for key, tensor in state.items()}
+        check_same(sums, state, "states to average")
+        if sums:
+            torch._foreach_add_(list(sums.values()), [state[key].to(into.dtype) for key, into in sums.items()],
+                                alpha=weight / total)  # fmt: skip
+    return {key: value.to(dtypes[key]) for key, value in sums.items()}
 
 
 def _accumulator(tensor: Tensor) -> torch.dtype:

@@ -7,19 +7,32 @@ checkpoint, so a crash leaves either the old list or the new one, and files that
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from befit.engine.wire import from_bytes, to_bytes
+from befit.adapters.packed import PackedState
+from befit.engine.wire import array_bytes, from_bytes, to_bytes
 from befit.errors import RunError
 from befit.storage import atomic_write, read_bytes
-from befit.types import Payload, State
+from befit.types import Payload, Scalar, State
 
-__all__ = ["ClientStore", "read_payload", "write_payload"]
+__all__ = ["ClientStore", "read_payload", "write_payload", "write_scratch"]
+
+_SHARD = 2**22
+_Held = tuple[PackedState, dict[str, Scalar]]
 
 
 def write_payload(path: Path, payload: Payload) -> None:
     atomic_write(path, to_bytes(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
+
+
+def write_scratch(path: Path, payload: Payload) -> None:
+    """The same file, but not forced to the disk: for what a crash may lose."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_bytes(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_payload(path: Path) -> Payload:
@@ -31,14 +44,14 @@ class ClientStore:
     """Memories of all clients of one run.
 
     root      folder for the files; None keeps everything in memory and nothing durable
-    resident  True: memories stay in memory and all go into one file at `commit`; False: each goes to a file of its
-              own as soon as it is saved, and is read back when it is needed
+    resident  True: memories stay in memory and go into few files at `commit`; False: each goes to a file of its own as
+              soon as it is saved, and is read back when it is needed
     """
 
     def __init__(self, root: Path | None, resident: bool = True) -> None:
         self._root = root
         self._resident = resident or root is None
-        self._memories: dict[str, Payload] = {}
+        self._memories: dict[str, _Held] = {}
         self._files: dict[str, str] = {}
         self._committed: set[str] = set()
         self._serial = 0
@@ -47,14 +60,15 @@ class ClientStore:
     def load(self, client: str) -> Payload | None:
         """The client's memory, or None if it never had one."""
         if self._resident:
-            return self._memories.get(client)
+            held = self._memories.get(client)
+            return None if held is None else Payload(held[0].unpack(), held[1])
         name = self._files.get(client)
         return None if name is None else read_payload(self._path(name))
 
     def save(self, client: str, memory: Payload) -> None:
         self._dirty = True
         if self._resident:
-            self._memories[client] = memory
+            self._memories[client] = PackedState.of(memory.arrays), memory.scalars
             return
         name = f"{client}.{self._next()}.safetensors"
         write_payload(self._path(name), memory)
@@ -66,14 +80,15 @@ class ClientStore:
         """Make everything durable; returns client -> file for the checkpoint. Call `settle` once that is written."""
         if self._root is None:
             return {}
-        if self._resident and self._dirty and self._memories:
-            name = f"all.{self._next()}.safetensors"
-            arrays: State = {}
-            for client, memory in self._memories.items():
-                arrays |= {f"{client}/{key}": tensor for key, tensor in memory.arrays.items()}
-            scalars = {client: memory.scalars for client, memory in self._memories.items()}
-            atomic_write(self._path(name), to_bytes(arrays, {"clients": json.dumps(scalars)}))
-            self._files = dict.fromkeys(self._memories, name)
+        if self._resident and self._dirty:
+            for group in self._shards():
+                name = f"all.{self._next()}.safetensors"
+                arrays: State = {}
+                for client in group:
+                    arrays |= {f"{client}/{key}": value for key, value in self._memories[client][0].unpack().items()}
+                scalars = {client: self._memories[client][1] for client in group}
+                atomic_write(self._path(name), to_bytes(arrays, {"clients": json.dumps(scalars)}))
+                self._files |= dict.fromkeys(group, name)
         self._dirty = False
         return dict(self._files)
 
@@ -91,11 +106,13 @@ class ClientStore:
         self._memories = {}
         if self._resident:
             for name in sorted(set(files.values())):
-                if name.startswith("all."):
-                    self._memories |= self._unpack(name)
-                else:
-                    client = name.rsplit(".", 2)[0]
-                    self._memories[client] = read_payload(self._path(name))
+                found = (
+                    self._unpack(name)
+                    if name.startswith("all.")
+                    else {name.rsplit(".", 2)[0]: read_payload(self._path(name))}
+                )
+                for client, memory in found.items():
+                    self._memories[client] = PackedState.of(memory.arrays), memory.scalars
         elif any(name.startswith("all.") for name in files.values()):
             raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
         self.settle()
@@ -107,6 +124,19 @@ class ClientStore:
     @property
     def serial(self) -> int:
         return self._serial
+
+    def _shards(self) -> Iterator[list[str]]:
+        """Clients in groups of some 4 MiB: writing a file needs its size in memory once more."""
+        group: list[str] = []
+        size = 0
+        for client, (held, _) in self._memories.items():
+            group.append(client)
+            size += sum(map(array_bytes, held.blocks))
+            if size >= _SHARD:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
 
     def _unpack(self, name: str) -> dict[str, Payload]:
         arrays, metadata = from_bytes(read_bytes(self._path(name)), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ BUDGET = TrainSettings(max_steps=3, batch_size=4, lr=2e-2)
 class Notes:
     """A journal that writes down what the kernel tells it."""
 
+    spool: Path = Path("unused")
     updates: list[tuple[Tick, Update]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
