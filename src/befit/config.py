@@ -159,18 +159,24 @@ class EvaluateSettings:
 class EngineSettings:
     """What runs the clients.
 
-    kind       local: on this machine
-    workers    processes that share the clients, each with a backbone of its own; 1: all in this process
-    store      where clients keep their memory between rounds
-    serialise  send every payload through bytes, as over a network
-    threads    CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
+    kind        local: on this machine; flower: at sites, see docs/flower.md
+    workers     processes that share the clients, each with a backbone of its own; 1: all in this process
+    store       where clients keep their memory between rounds
+    serialise   send every payload through bytes, as over a network
+    threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
+    spool_mib   a round's replies beyond this size wait on the disk instead of in memory
+    deadline_s  on Flower, longest wait for the replies of a round; those that come later are not used
+    wait_s      on Flower, longest wait for all sites at the start
     """
 
-    kind: Literal["local"] = "local"
+    kind: Literal["local", "flower"] = "local"
     workers: int = 1
     store: Literal["memory", "disk"] = "memory"
     serialise: bool = False
     threads: int | None = None
+    spool_mib: int = 4
+    deadline_s: float = 3600.0
+    wait_s: float = 600.0
 
 
 @dataclass(frozen=True)

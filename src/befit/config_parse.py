@@ -58,6 +58,9 @@ RULES: Mapping[str, Rule] = {
     "evaluate.batch_size": POSITIVE,
     "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,
+    "engine.spool_mib": _at_least(0),
+    "engine.deadline_s": POSITIVE,
+    "engine.wait_s": POSITIVE,
     "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
     "guard.max_bytes": POSITIVE,
     "checkpoint.every_s": _at_least(0),
@@ -157,6 +160,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _generation(held.get("evaluate"), task)
     if federation := held.get("federation"):
         problems += _replies(federation)
+    if engine := held.get("engine"):
+        problems += _places(engine)
     if data := held.get("data"):
         problems += _files(data)
         problems += _generation(held.get("evaluate"), data.task)
@@ -188,6 +193,18 @@ def _replies(federation: Any) -> list[str]:
     if isinstance(federation.min_replies, int) and federation.cohort and federation.min_replies > federation.cohort:
         return [f"federation.min_replies: {federation.min_replies} is more than the cohort of {federation.cohort}"]
     return []
+
+
+def _places(engine: Any) -> list[str]:
+    """Settings of one kind of engine under the other."""
+    theirs = {"flower": ("deadline_s", "wait_s"), "local": ("workers", "store", "serialise")}
+    defaults = type(engine)()
+    return [
+        f"engine.{key}: belongs to engine.kind {kind}, which is {engine.kind} here"
+        for kind, keys in theirs.items()
+        for key in keys
+        if kind != engine.kind and getattr(engine, key) != getattr(defaults, key)
+    ]
 
 
 def _files(data: Any) -> list[str]:

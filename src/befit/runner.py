@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from befit.claim import check_directory, environment, free_directory, identify, locked
 from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names
 from befit.deployed import export, predict, write_client
-from befit.engine.base import Memories
+from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError, RunError
@@ -36,6 +36,20 @@ _LOG = logging.getLogger(__name__)
 __all__ = ["Run", "check", "export", "predict", "run"]
 
 
+class Remote(Engine, Protocol):
+    """An engine whose clients are elsewhere. Their adapters are written where they are.
+
+    export  has every client write its adapter; returns the clients that could not, with the reason
+    """
+
+    outbound: Outbound
+
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]: ...
+
+
+Engines = Callable[[str, Mapping[str, Any]], tuple[Remote, Memories]]
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run: its directory, and the content of its results.json."""
@@ -51,6 +65,7 @@ def run(
     resume: bool = False,
     observer: Observer | None = None,
     host: Host | None = None,
+    engines: Engines | None = None,
 ) -> Run:
     """Federate, personalise, export and report.
 
@@ -59,11 +74,15 @@ def run(
     resume    go on where `out` was interrupted, with bit-identical numbers; a finished run comes back as it is
     observer  called with an event (a dict with a "kind") whenever something happened
     host      the loaded experiment, for callers that run one more than once
+    engines   makes the engine for one method, by its label and block, where clients are not on this machine
 
     Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
     NotEnoughReplies when too many clients failed.
     """
     experiment = resolve_model(load_experiment(config))
+    if experiment.engine.kind != "local" and engines is None:
+        raise ConfigError([f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
+                           "makes what Flower runs; engine.kind=local does the same run on this machine"])  # fmt: skip
     path = free_directory(experiment.name) if out is None else Path(out)
     check_directory(path, experiment, resume)
     if resume and (path / "report.html").exists():
@@ -85,9 +104,10 @@ def run(
         identify(path, host)
         write_json(path / "env.json", environment(host))
         baselines = {
-            label: run_method(host, configs[label], label, path / "baselines" / label, observer) for label in labels
+            label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines)
+            for label in labels
         }
-        results = run_method(host, configs[name], name, path, observer)
+        results = run_method(host, configs[name], name, path, observer, engines)
         write_results(path, host, name, results, baselines)
         write_report(path)
     return Run(path, read_json(path / "results.json"))
@@ -101,8 +121,9 @@ def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]
 
 
 def run_method(
-    host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None
-) -> dict[str, Any]:
+    host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None,
+    engines: Engines | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
     if done.exists():
@@ -116,7 +137,10 @@ def run_method(
     directory = RunDirectory(path, experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)
-        engine, store = make_engine(host, method, config, directory, cleanup)
+        if engines is None:
+            engine, store = make_engine(host, method, config, directory, cleanup)
+        else:
+            engine, store = engines(label, config)
         journal = RunJournal(directory, store, label, observer)
         engine.outbound = journal.outbound
         for info in host.infos if journal.resume() is None else ():
@@ -127,15 +151,20 @@ def run_method(
         journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
-        missing = export_clients(path, host, label, engine, {
-            info.id: final_download(method, server, info, at) for info in host.infos
-        }, at)  # fmt: skip
+        downloads = {info.id: final_download(method, server, info, at) for info in host.infos}
+        if isinstance(engine, (LocalEngine, PoolEngine)):
+            missing = export_clients(path, host, label, engine, downloads, at)
+        else:
+            missing = engine.export(downloads, at)
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last)
     for client, row in results["clients"].items():
-        row["adapter"] = None if client in missing else f"clients/{client}/adapter"
+        if client in missing:
+            row["adapter"] = None
+        elif engines is None:
+            row["adapter"] = f"clients/{client}/adapter"
     results["failures"] += [
         {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
         for client, error in missing.items()
@@ -212,6 +241,7 @@ def schedule_of(experiment: Experiment) -> Schedule:
         evaluate_every=evaluate.every,
         split=evaluate.split,
         guard=Guard(guard.max_norm_ratio, guard.max_bytes),
+        spool_bytes=experiment.engine.spool_mib * 2**20,
     )
 
 

@@ -74,7 +74,7 @@ def test_every_mistake_is_named_at_once():
         "baselines.0.name: unknown method 'locl'. Did you mean: local?",
         "train.max_steps: must be positive, got 0",
         "train.lr: must be positive, got -1",
-        'engine.kind: "flwr" is not local',
+        'engine.kind: "flwr" is not one of local, flower',
         "trian: unknown key. Did you mean: train?",
         "federation.rouns: unknown key for federation. Did you mean: rounds?",
     ):

@@ -1,0 +1,147 @@
+"""`befit flower …`: what a federation on Flower needs, written and explained."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from befit.cli.output import make_table, print_json, screen
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+@app.command("app")
+def write(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Where the server writes the run. Default: runs/NAME."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="For trials on one machine, without TLS and node authentication.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a Flower app directory for a configuration; `flwr run` starts it."""
+    from befit.config import load_experiment
+    from befit.flower.app_folder import write_app
+
+    experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"])
+    runs = (run_dir or Path("runs") / experiment.name).resolve()
+    clients = write_app(experiment, out, runs, insecure)
+    if as_json:
+        print_json({"app": str(out), "run_dir": str(runs), "clients": clients})
+        return
+    console = screen()
+    rows = [
+        ("Flower app", str(out)),
+        ("run directory", f"{runs} (on the SuperLink's machine)"),
+        ("waits for", ", ".join(clients)),
+        ("start it with", f"flwr run {shlex.quote(str(out))} befit --stream"),
+    ]
+    for what, where in rows:
+        console.print(f"{what:22} {where}", markup=False, soft_wrap=True)
+
+
+@app.command("certificates")
+def certificates(
+    hosts: Annotated[
+        list[str], typer.Argument(metavar="HOST", help="Names and addresses that sites use for the server.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for ca.crt, server.crt and server.key.")
+    ] = Path("certificates"),
+    as_json: Json = False,
+) -> None:
+    """Make a certificate authority and the server's certificate, on the server's machine."""
+    from befit.flower.keys import write_certificates
+
+    _written(write_certificates(out, hosts), as_json, {
+        "ca.crt": "give it to every site and to whoever calls flwr run",
+        "server.crt": "stays with the SuperLink",
+        "server.key": "stays with the SuperLink; secret",
+    })  # fmt: skip
+
+
+@app.command("keys")
+def keys(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for site.key and site.pub.")] = Path("keys"),
+    as_json: Json = False,
+) -> None:
+    """Make a site's key pair, at the site. The server's operator registers the public half."""
+    from befit.flower.keys import write_site_keys
+
+    _written(write_site_keys(out), as_json, {
+        "site.key": "stays at this site; secret",
+        "site.pub": "send it to the server's operator: flwr supernode register site.pub befit",
+    })  # fmt: skip
+
+
+def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:
+    if as_json:
+        print_json({path.name: str(path) for path in paths})
+        return
+    screen().print(
+        make_table(["file", "what to do with it"], [[str(path), meaning[path.name]] for path in paths], wrap=1)
+    )
+
+
+@app.command("node-config")
+def node_config(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's file; it is read and checked.")] = Path(
+        "site.yaml"
+    ),
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "HOST:8000",
+    as_json: Json = False,
+) -> None:
+    """Explain what a site sets, check its file, and print the command that connects it."""
+    from befit.flower.site_file import SiteFile, load_site
+    from befit.schema import parameters_of, type_words
+
+    parameters = parameters_of(SiteFile)
+    found = load_site(site) if site.exists() else None
+    command = supernode_command(site, server)
+    if as_json:
+        values = None if found is None else vars(found)
+        keys = {one.name: {"type": type_words(one.type), "means": one.description} for one in parameters}
+        print_json({"keys": keys, "site": values, "command": command})
+        return
+    console = screen()
+    rows = [
+        [one.name, "" if found is None else _short(getattr(found, one.name)), one.description] for one in parameters
+    ]
+    console.print(make_table(["key", "this site" if found else "", "meaning"], rows, title=f"{site}", wrap=2))
+    if found is None:
+        console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
+    console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)
+
+
+EXAMPLE = """  client: hospital-a
+  data: data/train.jsonl
+  models: {HuggingFaceTB/SmolLM2-135M: /models/smollm2-135m}
+"""
+
+
+def supernode_command(site: Path, server: str) -> str:
+    """How a site's SuperNode is started, with TLS and the site's key."""
+    config = f'site="{site.resolve()}"'
+    return (
+        f"flower-supernode --superlink {server} --root-certificates ca.crt --auth-supernode-private-key keys/site.key "
+        f"--host 127.0.0.1 --port 9094 --node-config {shlex.quote(config)}"
+    )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {one}" for key, one in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

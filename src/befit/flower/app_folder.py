@@ -1,0 +1,73 @@
+"""A Flower app directory for one configuration: two modules of a line, the configuration, and how to start it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from befit import __version__
+from befit.config import Experiment, to_yaml
+from befit.errors import RunError
+from befit.flower.census import client_ids
+from befit.host import resolve_model
+from befit.storage import atomic_write
+
+__all__ = ["write_app"]
+
+_SERVER = '''"""Flower's ServerApp: the befit run that experiment.yaml describes."""
+
+from pathlib import Path
+
+from befit.flower.server_app import server_app
+
+app = server_app(Path(__file__).with_name("experiment.yaml"))
+'''
+_CLIENT = '''"""Flower's ClientApp: befit as it is installed at the site, with the site's own file."""
+
+from befit.flower.client_app import app
+
+__all__ = ["app"]
+'''
+
+
+def write_app(experiment: Experiment, out: Path, runs: Path, insecure: bool = False) -> list[str]:
+    """Write the directory `out`, which must be new or empty; returns the clients that the run waits for.
+
+    runs      run directory, on the machine where the SuperLink runs
+    insecure  for a federation without node authentication: a site that comes back may have another identity
+
+    Raises ConfigError for a configuration that cannot run at sites, RunError for a directory in use.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} exists already and is not an empty folder; name another")
+    experiment = resolve_model(experiment)
+    clients = client_ids(experiment)
+    if experiment.data is not None:  # where the data is, each site says itself
+        experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
+    name = experiment.name.lower().replace("_", "-").replace(".", "-")
+    settings = {"out": str(runs), "resume": False, "insecure": insecure}
+    written = {
+        "pyproject.toml": _fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
+        "README.md": _fill("app.md", name=experiment.name, clients="\n".join(f"- `{one}`" for one in clients)),
+        "befit_app/__init__.py": "",
+        "befit_app/server_app.py": _SERVER,
+        "befit_app/client_app.py": _CLIENT,
+        "befit_app/experiment.yaml": to_yaml(experiment),
+    }
+    for path, text in written.items():
+        atomic_write(out / path, text.encode())
+    return clients
+
+
+def _fill(template: str, **values: str) -> str:
+    text = files("befit.flower").joinpath("templates", template).read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
+def _toml(values: dict[str, str | bool]) -> str:
+    """Flat settings: a text of JSON is one of TOML too."""
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items())

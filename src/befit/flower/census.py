@@ -1,0 +1,82 @@
+"""The server's picture of a federation whose data it never sees: who the clients are and how much each one has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from befit.benchmarks.base import ClientData, Federation, Record
+from befit.config import Experiment
+from befit.errors import ConfigError, DataError
+from befit.host import Host, load_federation
+
+__all__ = ["client_ids", "remote_host"]
+
+
+class Elsewhere(Sequence[Record]):
+    """So many records at another place. They can be counted and not read."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        raise DataError("this data is at its site and cannot be read here")
+
+
+def client_ids(experiment: Experiment) -> list[str]:
+    """The clients that a run needs, in the order that decides cohorts: the local run's.
+
+    Raises ConfigError where only a client's files would tell.
+    """
+    if experiment.benchmark is not None:
+        return [client.id for client in load_federation(experiment).clients]
+    assert experiment.data is not None
+    problems = []
+    if not isinstance(experiment.data.clients, dict):
+        problems.append("data.clients: on Flower must list the clients, such as {hospital-a: site, hospital-b: site}; "
+                        "where their data is, each site says itself")  # fmt: skip
+    if experiment.data.task != "causal-lm" and experiment.data.label_names is None:
+        problems.append("data.label_names: is required on Flower; the server sees no data to collect them from")
+    if problems:
+        raise ConfigError(problems)
+    return list(experiment.data.clients)
+
+
+def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]]) -> Host:
+    """A host with the server's own backbone and clients that are elsewhere. `hellos` is what each site said of itself.
+
+    Raises ConfigError that names every site with another backbone, or with other data of a benchmark.
+    """
+    known = load_federation(experiment) if experiment.benchmark is not None else None
+    counts = {client: [Elsewhere(count) for count in said["examples"]] for client, said in hellos.items()}
+    clients = tuple(ClientData(client, train, val, test) for client, (train, val, test) in counts.items())
+    if known is not None:
+        federation = replace(known, clients=clients, newcomers=(), public=())
+        wanted = known.manifest["partition"]["sha256"]
+        problems = [
+            f"site {client} made other data of {known.name}: hash {said['data'][:12]}, the server's {wanted[:12]}"
+            for client, said in hellos.items()
+            if said["data"] != wanted
+        ]
+    else:
+        assert experiment.data is not None
+        data = json.dumps({client: said["data"] for client, said in hellos.items()})
+        manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
+        names = tuple(experiment.data.label_names or ())
+        federation = Federation("files", "1", experiment.data.task, clients, label_names=names, manifest=manifest)
+        problems = []
+    host = Host(experiment, federation)
+    problems += [
+        f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, the server's {host.fingerprint[:12]}"
+        for client, said in hellos.items()
+        if said["backbone"] != host.fingerprint
+    ]
+    if problems:
+        raise ConfigError(problems, "the federation")
+    return host

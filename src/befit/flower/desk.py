@@ -1,0 +1,246 @@
+"""What a site answers: bytes in, bytes out, the same in Flower's process and in a resident worker."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit import __version__
+from befit.benchmarks.base import Federation
+from befit.config import Experiment
+from befit.deployed import write_client
+from befit.engine.local import LocalEngine
+from befit.engine.wire import cast
+from befit.errors import BefitError, ConfigError, PayloadMismatch
+from befit.flower.consent import experiment_here
+from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.flower.memory import SiteMemory, Stamp
+from befit.flower.site_file import SiteFile
+from befit.host import Host, load_federation
+from befit.ledger import Outbound
+from befit.method import Method
+from befit.registry import build_method
+from befit.runner import pick_threads
+from befit.storage import read_json, write_json
+from befit.types import Failure, Payload, State, Tick, Update
+
+__all__ = ["Desk"]
+
+_LOG = logging.getLogger(__name__)
+Header = dict[str, Any]
+
+
+class Desk:
+    """Answers requests for one site. It holds one backbone, and keeps it for the next request."""
+
+    def __init__(self, site: SiteFile) -> None:
+        self.site = site
+        self._host: Host | None = None
+        self._settings = self._installed = ""
+
+    def answer(self, request: bytes) -> bytes:
+        """The reply to a request of the server; what goes wrong is a reply as well.
+
+        Everything in a reply is in the site's outbound.json before this returns.
+        """
+        header: Header = {}
+        try:
+            header, arrays = unpack(request, "the request")
+            self._check(header)
+            with _alone(Path(self.site.state)):
+                do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
+                return do[header["do"]](header, arrays, digest(request))
+        except Exception as error:
+            _LOG.exception("site %s could not answer %s", self.site.client, header.get("do", "a request"))
+            return self._refusal(header, digest(request), error)
+
+    def _check(self, header: Header) -> None:
+        if header.get("protocol") != PROTOCOL:
+            theirs = f"{header.get('protocol')} (befit {header.get('version')})"
+            raise PayloadMismatch(f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); "
+                                  "install the same befit")  # fmt: skip
+        if header.get("do") not in ("hello", "train", "score", "export"):
+            raise PayloadMismatch(f"the server asks for {header.get('do')!r}, which this befit does not know")
+        if header["do"] != "hello" and header.get("client") != self.site.client:
+            raise PayloadMismatch(
+                f"the request is for client {header.get('client')}, and this site is {self.site.client}"
+            )
+        for key in ("run", "label"):
+            value = header.get(key)
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value):
+                raise PayloadMismatch(f"the request's {key} is {value!r}, which is no name")
+
+    def _hello(self, header: Header, arrays: State, request: str) -> bytes:
+        """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
+        host, client = self._ready(header), self.site.client
+        (data,) = host.federation.clients
+        said = {
+            "client": client,
+            "backbone": host.fingerprint,
+            "examples": [len(data.train), len(data.val), len(data.test)],
+            "data": str(host.federation.manifest.get("partition", {}).get("sha256", "")),
+            "version": __version__,
+        }
+        return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **said}, "hello", said)
+
+    def _train(self, header: Header, arrays: State, request: str) -> bytes:
+        host, method = self._ready(header), self._method(header)
+        at, folder = Tick(**header["at"]), self._folder(header)
+        stage = [one.name for one in method.plan()].index(at.stage)
+        memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
+        reply = self._reply(folder, header, request)
+        if (again := memory.answered(stamp)) is not None:
+            _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
+            kept, sent = unpack(again, "the kept reply")
+            reply.record(at.stage, Payload(sent, kept["scalars"]), kept["report"])
+            return again
+        (update,) = self._engine(host, method, memory).exchange({self.site.client: _payload(header, arrays)}, at)
+        if isinstance(update, Failure):
+            return self._failed(reply, at.stage, update)
+        assert isinstance(update, Update)
+        sent = cast(update.payload, getattr(torch, host.experiment.wire.dtype))
+        frame = reply.frame(
+            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": asdict(update.cost)},
+            sent.arrays,
+        )
+        memory.keep(stamp, frame)
+        reply.record(at.stage, sent, update.report)
+        return frame
+
+    def _score(self, header: Header, arrays: State, request: str) -> bytes:
+        host, method, at = self._ready(header), self._method(header), Tick(**header["at"])
+        folder, split = self._folder(header), header["split"]
+        engine = self._engine(host, method, SiteMemory(folder))
+        (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
+        reply = self._reply(folder, header, request)
+        if isinstance(score, Failure):
+            return self._failed(reply, at.stage, score)
+        said = {**score.metrics, "examples": score.examples}
+        values = {
+            "kind": "score",
+            "metrics": dict(score.metrics),
+            "examples": score.examples,
+            "cost": asdict(score.cost),
+        }
+        return self._send(reply, values, f"score {split}", said)
+
+    def _export(self, header: Header, arrays: State, request: str) -> bytes:
+        """Write the client's adapter at the site. Nothing of it leaves."""
+        host, method, folder = self._ready(header), self._method(header), self._folder(header)
+        engine = self._engine(host, method, SiteMemory(folder))
+        deployed = engine.deployment(self.site.client, _payload(header, arrays), Tick(**header["at"]))
+        write_client(folder, deployed, host, header["label"], self.site.client)
+        _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
+        return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
+
+    def _ready(self, header: Header) -> Host:
+        """The host of the request's settings, with the request's method installed; the last one if it is the same."""
+        settings = json.dumps(header["settings"], sort_keys=True)
+        experiment = experiment_here(header["settings"], header["method"], self.site)
+        if self._host is None or settings != self._settings:
+            self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
+            self._host, self._settings = Host(experiment, _own(experiment, self.site.client)), settings
+        torch.set_num_threads(pick_threads(self._host))
+        method = json.dumps(header["method"], sort_keys=True)
+        if method != self._installed:
+            self._host.install(self._method(header))
+            self._installed = method
+        return self._host
+
+    def _method(self, header: Header) -> Method:
+        return build_method(header["method"])
+
+    def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
+        return LocalEngine.of(host, method, memory, Outbound())  # what leaves is listed here, as it is sent
+
+    def _run(self, header: Header) -> Path:
+        return Path(self.site.state) / "runs" / header["run"]
+
+    def _folder(self, header: Header) -> Path:
+        return self._run(header) / header["label"]
+
+    def _reply(self, folder: Path, header: Header, request: str) -> Reply:
+        return Reply(folder, self.site.client, header, request)
+
+    def _send(self, reply: Reply, values: Header, stage: str, said: Mapping[str, Any]) -> bytes:
+        reply.numbers(stage, said)
+        return reply.frame(values, {})
+
+    def _failed(self, reply: Reply, stage: str, failure: Failure) -> bytes:
+        _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
+        said = {"error": failure.kind, "reason": failure.reason if self.site.errors == "text" else WITHHELD}
+        return self._send(reply, {"kind": "failure", **said, "cost": asdict(failure.cost)}, stage, said)
+
+    def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
+        """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
+        tells = isinstance(error, (ConfigError, PayloadMismatch)) or self.site.errors == "text"
+        said = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
+        values = {"kind": "failure", **said}
+        named = isinstance(error, BefitError) and "run" in header and re.fullmatch(r"[\w.-]{1,100}", str(header["run"]))
+        reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
+        return self._send(reply, values, str(header.get("do")), said)
+
+
+WITHHELD = "the text is in the site's log (errors: kind in its file)"
+
+
+class Reply:
+    """One reply: its frame, and the list of what left, in the folder of its run."""
+
+    def __init__(self, folder: Path, client: str, header: Header, request: str) -> None:
+        self._folder, self._client = folder, client
+        self._echo = {key: header.get(key) for key in ("run", "label", "at")} | {"client": client, "request": request}
+
+    def frame(self, values: Header, arrays: State) -> bytes:
+        """Names the request that it answers, so that no other request can be answered with it."""
+        return pack({"protocol": PROTOCOL, **self._echo, **values}, arrays)
+
+    def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
+        self._write(lambda outbound, client: outbound.numbers(client, stage, values))
+
+    def record(self, stage: str, payload: Payload, report: Mapping[str, float]) -> None:
+        def note(outbound: Outbound, client: str) -> None:
+            outbound.payload(client, stage, payload)
+            outbound.numbers(client, f"{stage} report", report)
+
+        self._write(note)
+
+    def _write(self, note: Any) -> None:
+        """outbound.json for people; .outbound.json, which the next one goes on from."""
+        kept = self._folder / ".outbound.json"
+        outbound = Outbound(read_json(kept) if kept.exists() else None)
+        note(outbound, self._client)
+        write_json(kept, outbound.saved())
+        write_json(self._folder / "outbound.json", outbound.as_dict())
+
+
+def _payload(header: Header, arrays: State) -> Payload:
+    return Payload(arrays, header["scalars"])
+
+
+def _own(experiment: Experiment, client: str) -> Federation:
+    """The federation with this client alone."""
+    federation = load_federation(experiment)
+    mine = tuple(one for one in federation.clients if one.id == client)
+    if not mine:
+        known = ", ".join(one.id for one in federation.clients[:20])
+        raise ConfigError([f"client: {federation.name} has no client {client}; it has {known}"], "the site's file")
+    return replace(federation, clients=mine, newcomers=())
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Wait until no other process works for this site."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (state / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,183 @@
+"""The engine whose clients are sites elsewhere: makes their requests, and believes no reply before it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import torch
+
+from befit import __version__
+from befit.engine.wire import cast, payload_bytes
+from befit.errors import PayloadMismatch
+from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.ledger import Outbound
+from befit.types import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
+
+__all__ = ["Link", "Lost", "RemoteEngine", "RemoteMemories", "ask", "checked"]
+
+Header = dict[str, Any]
+
+
+class Lost(Exception):
+    """A reply that did not come, or that the link refused: `kind` in a word, and the reason."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+class Link(Protocol):
+    """Takes frames to sites and brings back theirs, in any order, one for each client that was asked."""
+
+    def deliver(
+        self, purpose: str, clients: Sequence[str], frame: Callable[[str], bytes], group: str
+    ) -> Iterator[tuple[str, bytes | Lost]]: ...
+
+
+class RemoteEngine:
+    """An engine over a link.
+
+    run, label        names of the run and of the method in it, under which sites keep their memories
+    settings, method  what sites have to know of the configuration, see `befit.flower.consent.settings_of`
+    wire              dtype of floating-point arrays on the wire
+    """
+
+    span = 2**31  # a stage that needs no server between its rounds travels as one message
+
+    def __init__(
+        self,
+        link: Link,
+        infos: Sequence[ClientInfo],
+        run: str,
+        label: str,
+        settings: Mapping[str, Any],
+        method: Mapping[str, Any],
+        wire: torch.dtype,
+    ) -> None:
+        self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
+        self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
+        self.outbound = Outbound()
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return list(self._infos.values())
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for client, header, arrays, down in self._ask("train", requests, at, {}):
+            try:
+                if isinstance(header, Lost):
+                    raise header
+                yield self._update(client, header, arrays, down, at)
+            except Lost as lost:
+                yield self._failure(client, lost, at, down)
+
+    def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+        for client, header, _, down in self._ask("score", requests, at, {"split": split}):
+            try:
+                if isinstance(header, Lost):
+                    raise header
+                yield self._score(client, header, down, split)
+            except Lost as lost:
+                yield self._failure(client, lost, at, down)
+
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]:
+        """Have every site write its adapter at its own place; returns those that could not, with the reason."""
+        replies = self._ask("export", requests, at, {})
+        return {client: header for client, header, _, _ in replies if isinstance(header, Lost)}
+
+    def _ask(
+        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Header | Lost, State, int]]:
+        """Send every client its request; yields client, the reply's header and arrays, and the bytes that went down."""
+        sent: dict[str, tuple[str, int]] = {}
+
+        def frame(client: str) -> bytes:
+            payload = cast(requests[client], self._wire)
+            header = {"client": client, "at": asdict(at), "scalars": payload.scalars, **self._common, **extra}
+            data = ask(do, header, payload.arrays)
+            sent[client] = digest(data), payload_bytes(payload)
+            return data
+
+        purpose = {"train": "train", "score": "evaluate"}.get(do, "query")
+        expected = {**{key: self._common[key] for key in ("run", "label")}, "at": asdict(at)}
+        for client, data in self._link.deliver(purpose, list(requests), frame, f"{at.stage} {at.last}"):
+            request, down = sent.get(client, ("", 0))
+            if isinstance(data, Lost):
+                yield client, data, {}, down
+                continue
+            try:
+                header, arrays = checked(data, {**expected, "client": client, "request": request})
+            except (Lost, PayloadMismatch) as refusal:
+                lost = refusal if isinstance(refusal, Lost) else Lost("refused", str(refusal))
+                yield client, lost, {}, down
+                continue
+            yield client, header, arrays, down
+
+    def _update(self, client: str, header: Header, arrays: State, down: int, at: Tick) -> Update:
+        """Raises Lost for a reply that is not well formed; whether its arrays are those declared is the guard's."""
+        try:
+            sent = Payload(arrays, dict(header["scalars"]))
+            report = {str(name): float(value) for name, value in header["report"].items()}
+            cost = _cost(header, payload_bytes(sent), down)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Lost("refused", f"client {client} sent a malformed reply: {error!r}") from error
+        if wrong := [key for key, one in arrays.items() if one.is_floating_point() and one.dtype != self._wire]:
+            raise Lost("refused", f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
+                                  f"is {str(self._wire)[6:]}")  # fmt: skip
+        self.outbound.payload(client, at.stage, sent)
+        self.outbound.numbers(client, f"{at.stage} report", report)
+        return Update(self._infos[client], cast(sent, torch.float32), report, cost)
+
+    def _score(self, client: str, header: Header, down: int, split: str) -> Score:
+        try:
+            metrics = {str(name): float(value) for name, value in header["metrics"].items()}
+            score = Score(client, split, int(header["examples"]), metrics, _cost(header, 0, down))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Lost("refused", f"client {client} sent a malformed score: {error!r}") from error
+        self.outbound.numbers(client, f"score {split}", {**metrics, "examples": score.examples})
+        return score
+
+    def _failure(self, client: str, lost: Lost, at: Tick, down: int) -> Failure:
+        return Failure(client, at.stage, at.last, lost.kind, lost.reason, cost=Cost(0, down))
+
+
+class RemoteMemories:
+    """Sites keep their own memories, each stamped with its round: there is nothing to commit or restore from here."""
+
+    serial = 0
+
+    def commit(self) -> dict[str, str]:
+        return {}
+
+    def settle(self) -> None:
+        return
+
+    def restore(self, files: Mapping[str, str], serial: int) -> None:
+        return
+
+
+def ask(do: str, header: Mapping[str, Any], arrays: State) -> bytes:
+    """A request as bytes."""
+    return pack({"do": do, "protocol": PROTOCOL, "version": __version__, **header}, arrays)
+
+
+def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
+    """A reply's header and arrays.
+
+    Raises PayloadMismatch unless it answers the request that `expected` describes, Lost where it reports a failure.
+    """
+    header, arrays = unpack(data, "a reply")
+    if header.get("protocol") != PROTOCOL:
+        raise PayloadMismatch(f"a reply of protocol {header.get('protocol')}, here it is {PROTOCOL}: install one befit")
+    for key, value in expected.items():
+        if header.get(key) != value:
+            raise PayloadMismatch(f"a reply to another request: its {key} is {header.get(key)!r}, not {value!r}")
+    if header.get("kind") == "failure":
+        raise Lost(str(header.get("error")), str(header.get("reason")))
+    return header, arrays
+
+
+def _cost(header: Header, up: int, down: int) -> Cost:
+    """Bytes as counted here; seconds and memory as the site says."""
+    return Cost(up, down, float(header["cost"]["seconds"]), float(header["cost"]["peak_memory_mib"]))

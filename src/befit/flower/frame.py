@@ -1,0 +1,43 @@
+"""Requests and replies as bytes: a safetensors file with a JSON header, and the hash that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from befit.errors import PayloadMismatch
+
+if TYPE_CHECKING:
+    from befit.types import State
+
+__all__ = ["PROTOCOL", "digest", "pack", "unpack"]
+
+PROTOCOL = 1  # goes up whenever an older site could misunderstand a newer server
+
+
+def pack(header: Mapping[str, Any], arrays: State) -> bytes:
+    """Header and arrays as bytes, the same for the same content. Arrays keep their dtype, bfloat16 too."""
+    from befit.engine.wire import to_bytes
+
+    return to_bytes(arrays, {"header": json.dumps(header)})
+
+
+def unpack(data: bytes, what: str) -> tuple[dict[str, Any], State]:
+    """What `pack` packed. Raises PayloadMismatch, naming `what`, for anything else."""
+    from befit.engine.wire import from_bytes
+
+    arrays, metadata = from_bytes(data, what)
+    try:
+        header = json.loads(metadata["header"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise PayloadMismatch(f"{what} has no header") from error
+    if not isinstance(header, dict):
+        raise PayloadMismatch(f"{what} has a header that is no mapping")
+    return header, arrays
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()

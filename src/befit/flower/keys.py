@@ -1,0 +1,122 @@
+"""Certificates and keys: a certificate authority of one's own, the server's certificate, and a site's key pair."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from befit.errors import ConfigError, RunError
+
+__all__ = ["write_certificates", "write_site_keys"]
+
+_DAYS = 825  # the longest that common TLS libraries accept
+
+
+def write_certificates(out: Path, hosts: Sequence[str], days: int = _DAYS) -> list[Path]:
+    """A certificate authority and a server certificate for `hosts`, names or addresses, each valid for `days`.
+
+    Written are ca.crt, which every site needs; server.crt and server.key, which stay with the SuperLink. The
+    authority's own key is not kept, so nobody can issue another certificate in its name: a new server needs a new
+    authority. Raises RunError rather than overwrite.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    if not hosts:
+        raise ConfigError(["a certificate needs the name or address under which sites reach the server (--host)"])
+    paths = [out / name for name in ("ca.crt", "server.crt", "server.key")]
+    _refuse_existing(paths)
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # for clocks that are a little behind
+    end = start + datetime.timedelta(days=days)
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(named("befit federation"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(end)
+        )
+
+    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    usage = {
+        name: False
+        for name in (
+            "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+            "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+        )
+    }  # fmt: skip
+    authority = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    ca = (
+        builder(named("befit federation"), ca_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.KeyUsage(**{**usage, "key_cert_sign": True, "crl_sign": True}), critical=True)
+        .add_extension(authority, critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    server = (
+        builder(named(hosts[0]), server_key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**{**usage, "digital_signature": True}), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(server_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    private = server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for path, data in zip(
+        paths, (ca.public_bytes(Encoding.PEM), server.public_bytes(Encoding.PEM), private), strict=True
+    ):
+        _write(path, data, secret=path.suffix == ".key")
+    return paths
+
+
+def write_site_keys(out: Path) -> list[Path]:
+    """A site's key pair, as `ssh-keygen -t ecdsa -b 384` makes it: site.key stays here, site.pub goes to the server."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    paths = [out / "site.key", out / "site.pub"]
+    _refuse_existing(paths)
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(paths[0], key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
+    _write(paths[1], key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n", secret=False)
+    return paths
+
+
+def _general_name(host: str):
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _refuse_existing(paths: Sequence[Path]) -> None:
+    if existing := [str(path) for path in paths if path.exists()]:
+        raise RunError(f"{', '.join(existing)} exist already; keys are not overwritten")
+
+
+def _write(path: Path, data: bytes, secret: bool) -> None:
+    """A secret file is readable by its owner alone from its first byte on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error

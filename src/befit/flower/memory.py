@@ -1,0 +1,102 @@
+"""What a site keeps of one run: its memory, stamped with when it was made, and the last reply.
+
+A request that comes again, because its answer was lost or because the server went back to its last checkpoint, is
+answered again and not trained again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from befit.engine.store import ClientStore, read_payload, write_payload
+from befit.errors import PayloadMismatch
+from befit.storage import atomic_write, read_bytes, read_json, write_json
+from befit.types import Payload
+
+__all__ = ["SiteMemory", "Stamp"]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """When a memory was made: `stage` by its place in the plan, rounds `first` to `last`, for which request.
+
+    request  hash of the request
+    """
+
+    stage: int
+    first: int
+    last: int
+    request: str
+
+    @property
+    def when(self) -> tuple[int, int, int]:
+        return self.stage, self.first, self.last
+
+    def follows(self, other: Stamp) -> bool:
+        """Whether this one's rounds all come after the other's."""
+        return (self.stage, self.first) > (other.stage, other.last)
+
+
+class SiteMemory(ClientStore):
+    """The store of one client for one run of one method, in `folder`.
+
+    `stamp.json` names the files of the memory before and after the last request and of the reply to it. It is replaced
+    at one instant, so a crash leaves the state before that request or after it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(None)
+        self._folder = folder
+        path = folder / "stamp.json"
+        held = read_json(path) if path.exists() else None
+        self.last = None if held is None else Stamp(**held["last"])
+        self._files: dict[str, str] = {} if held is None else held["files"]
+        self._number = 0 if held is None else held["number"]
+        self._from = "after"
+        self._pending: Payload | None = None
+
+    def load(self, client: str) -> Payload | None:
+        name = self._files.get(self._from)
+        return None if name is None else read_payload(self._folder / name)
+
+    def save(self, client: str, memory: Payload) -> None:
+        self._pending = memory  # durable together with its reply, in `keep`
+
+    def answered(self, now: Stamp) -> bytes | None:
+        """The reply to this request if it was the last one; None if it has to be worked on.
+
+        Goes back by one request where the server asks something else for the same rounds, as it does after a resume
+        with other clients. Raises PayloadMismatch for rounds that lie before.
+        """
+        if self.last is None or now.follows(self.last):
+            return None
+        if now == self.last:
+            return read_bytes(self._folder / self._files["reply"])
+        if now.when == self.last.when:
+            self._from = "before"
+            return None
+        raise PayloadMismatch(
+            f"round {now.last} of stage {now.stage + 1} is over here, where round {self.last.last} of stage "
+            f"{self.last.stage + 1} was the last. The request is old, or the server went back by more than one round; "
+            "start a new run"
+        )
+
+    def keep(self, stamp: Stamp, reply: bytes) -> None:
+        """Make the memory that was saved, and the reply, durable as the state after this request."""
+        assert self._pending is not None
+        self._number += 1
+        before = self._files.get(self._from)
+        files = {"after": f"memory.{self._number}.safetensors", "reply": f"reply.{self._number}.safetensors"}
+        write_payload(self._folder / files["after"], self._pending)
+        atomic_write(self._folder / files["reply"], reply)
+        if before is not None:
+            files["before"] = before
+        write_json(
+            self._folder / "stamp.json",
+            {"last": asdict(stamp), "files": files, "number": self._number},
+        )
+        self._files, self.last, self._from, self._pending = files, stamp, "after", None
+        for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*")):
+            if path.name not in files.values():
+                path.unlink(missing_ok=True)

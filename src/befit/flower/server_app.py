@@ -1,0 +1,76 @@
+"""Flower's ServerApp: a befit run whose clients are sites."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from befit.config import Experiment, load_experiment
+from befit.errors import RunError
+from befit.flower.census import client_ids, remote_host
+from befit.flower.consent import settings_of
+from befit.flower.engine import RemoteEngine, RemoteMemories, ask
+from befit.flower.link import GridLink
+from befit.host import resolve_model
+from befit.journal import Observer
+from befit.runner import Run, run
+from befit.storage import read_json, write_json
+
+__all__ = ["run_over", "server_app"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def server_app(config: Path) -> ServerApp:
+    """The app of one configuration. Flower's run settings: `out`, `resume`, `insecure`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.basicConfig(level=logging.INFO)
+        settings = context.run_config
+        done = run_over(
+            grid,
+            load_experiment(config),
+            Path(str(settings["out"])).expanduser(),
+            resume=bool(settings["resume"]),
+            pinned=not settings["insecure"],
+        )
+        _LOG.info("the run is finished: %s", done.path)
+
+    return app
+
+
+def run_over(
+    grid: Grid, experiment: Experiment, out: Path, resume: bool = False, pinned: bool = True,
+    observer: Observer | None = None, poll_s: float = 0.5,
+) -> Run:  # fmt: skip
+    """Run an experiment over a grid, into the directory `out`; see `befit.runner.run`.
+
+    Which node is which client, and the run's name at the sites, are in `.sites.json` there; a resumed run needs it.
+    """
+    experiment = resolve_model(experiment)
+    record = out / ".sites.json"
+    before: Mapping[str, Any] = read_json(record) if resume and record.exists() else {}
+    if resume and not before and (out / "config.yaml").exists():
+        raise RunError(f"{out} was not run on Flower: it has no .sites.json")
+    name = before.get("run") or uuid.uuid4().hex
+    link = GridLink(grid, experiment.engine.deadline_s, pinned, before.get("nodes"), poll_s)
+    settings = settings_of(experiment)
+    hello = ask("hello", {"run": name, "label": "hello", "settings": settings, "method": experiment.method}, {})
+    said = link.gather(client_ids(experiment), hello, experiment.engine.wait_s, before.get("said", {}))
+    write_json(record, {"run": name, "nodes": link.nodes, "said": said})
+    host = remote_host(experiment, said)
+
+    def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
+        wire = getattr(torch, experiment.wire.dtype)
+        return RemoteEngine(link, host.infos, name, label, settings, method, wire), RemoteMemories()
+
+    return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

@@ -1,0 +1,88 @@
+"""A site's own file: its data, its models, and what it takes part in. The server cannot change any of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from befit.errors import ConfigError
+from befit.schema import Rule, check_values, parameters_of
+
+__all__ = ["SiteFile", "load_site"]
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """One site, which is one client.
+
+    client      id of the client; no two sites of a run have the same
+    data        its file or folder, or {train, val, test}; null: it takes part in benchmarks only
+    columns     befit's name of a field to its name in the files, before what the run says
+    models      a run's model.id to where that model is here: a directory, or its own name again for a model that
+                ships with befit; a model that is not listed is refused
+    benchmarks  names of benchmarks that may be run here, for trials
+    methods     names of the methods that this site takes part in; null: all
+    device      cpu, cuda, cuda:N, or auto (cuda where there is one)
+    threads     CPU threads; null: as a local run picks them
+    state       folder for memories, adapters and the list of what left; nobody else needs to read it
+    errors      what the server learns of an error here: its kind, or its text too, which may quote data
+    """
+
+    client: str
+    data: str | dict[str, str] | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    benchmarks: list[str] = field(default_factory=list)
+    methods: list[str] | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    state: str = "state"
+    errors: Literal["kind", "text"] = "kind"
+
+
+RULES = {
+    "client": Rule(
+        lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
+        "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
+    ),
+    "device": Rule(
+        lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
+    ),
+    "threads": Rule(lambda value: value > 0, "must be positive"),
+}
+
+
+def load_site(path: Path | str) -> SiteFile:
+    """Read a site's file; relative paths in it count from its folder. Raises ConfigError that lists every problem."""
+    from befit.yamlfile import parse_yaml
+
+    path = Path(path)
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"the site's file cannot be read: {error}"], str(path)) from error
+    if not isinstance(values, dict):
+        raise ConfigError(["must be a mapping, with client and models at least"], str(path))
+    checked, problems = check_values(parameters_of(SiteFile), values, owner="a site", rules=RULES)
+    if not problems and not checked.get("data") and not checked.get("benchmarks"):
+        problems.append("data: is required, unless benchmarks lists some that may be run here")
+    if problems:
+        raise ConfigError(problems, str(path))
+    return _absolute(SiteFile(**checked), path.resolve().parent)
+
+
+def _absolute(site: SiteFile, folder: Path) -> SiteFile:
+    def resolve(value: str) -> str:
+        return str((folder / Path(value).expanduser()).resolve())
+
+    def model(value: str) -> str:
+        here = value.startswith((".", "/", "~")) or (folder / value / "config.json").is_file()
+        return resolve(value) if here else value
+
+    data: Any = site.data
+    if data is not None:
+        data = resolve(data) if isinstance(data, str) else {split: resolve(one) for split, one in data.items()}
+    models = {name: model(value) for name, value in site.models.items()}
+    return replace(site, data=data, models=models, state=resolve(site.state))

@@ -1,0 +1,39 @@
+"""Sites on a loopback grid, and experiments that run on it and locally."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+
+from befit.config import Experiment, load_experiment
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "benchmark": {"name": "digits", "clients": 2},
+    "train": {"max_steps": 2},
+    "federation": {"rounds": 2},
+    "baselines": [],
+    "checkpoint": {"every_s": 0},
+}
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> list[Path]:
+    return [write_site(tmp_path / f"site-{number}", f"client-0{number}") for number in range(2)]
+
+
+@pytest.fixture
+def grid(sites: list[Path]) -> LoopbackGrid:
+    return LoopbackGrid(sites)
+
+
+@pytest.fixture
+def experiment() -> Callable[..., Experiment]:
+    def make(method: str | dict[str, Any] = "fedit", engine: dict[str, Any] | None = None, **more: Any) -> Experiment:
+        return load_experiment({**SMALL, "method": method, "engine": engine or {"kind": "flower"}, **more})
+
+    return make

@@ -1,0 +1,68 @@
+"""Flower's Grid without a network: every node is the real ClientApp with a site's file, called in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from befit.flower.client_app import app
+
+__all__ = ["LoopbackGrid", "write_site"]
+
+
+class LoopbackGrid(Grid):
+    """Nodes are numbered from 11. `tamper` may change a reply on its way, or return None to lose it."""
+
+    def __init__(self, sites: Iterable[Path]) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.sites = {11 + index: path for index, path in enumerate(sites)}
+        self.online = set(self.sites)
+        self.replies: dict[str, Message] = {}
+        self.sent: list[tuple[int, str]] = []
+        self.tamper: Callable[[Message, int], Message | None] = lambda reply, node: reply
+
+    def set_run(self, run: object) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> object:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: object, **named: object) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *arguments: object, **named: object) -> list[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return sorted(self.online)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        number, node = f"message-{len(self.sent)}", message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = number
+        self.sent.append((node, message.metadata.message_type))
+        context = Context(1, node, {"site": str(self.sites[node])}, RecordDict(), {})
+        try:
+            reply = app(message, context)
+        except Exception as error:  # as Flower's process does
+            reply = Message(Error(2, repr(error)), reply_to=message)
+        if (reply := self.tamper(reply, node)) is not None:
+            self.replies[number] = reply
+        return number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]
+
+
+def write_site(folder: Path, client: str, more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "site.yaml"
+    path.write_text(f"client: {client}\nmodels: {{digits-vit: digits-vit}}\nbenchmarks: [digits]\n{more}")
+    return path
