@@ -114,9 +114,18 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 def _show(report: Report) -> None:
     groups = _groups(report.modules)
-    headers = ["modules", "rank", "kept energy", "norm", "norms merged", "seconds"]
+    where = _common([*groups])
+    headers = [
+        f"module of {where}" if where else "module",
+        "count",
+        "rank",
+        "energy kept",
+        "norm",
+        "norms in",
+        "seconds",
+    ]
     rows = [
-        [name, _span([one.rank for one in ones]), _span([one.energy for one in ones], ".1%"),
+        [name.removeprefix(f"{where}."), str(len(ones)), _span([one.rank for one in ones]), _span([one.energy for one in ones], ".1%"),
          _span([one.norm for one in ones], ".3g"), _span([n for one in ones for n in one.norms], ".3g"),
          f"{sum(one.seconds for one in ones):.2f}"]
         for name, ones in groups.items()
@@ -140,12 +149,26 @@ def _groups(modules: Sequence[MergedModule]) -> dict[str, list[MergedModule]]:
     for one in modules:
         name = ".".join("*" if part.isdecimal() else part for part in one.name.split("."))
         groups.setdefault(name, []).append(one)
-    return {f"{name} ({len(ones)})": ones for name, ones in groups.items()}
+    return groups
+
+
+def _common(names: Sequence[str]) -> str:
+    """The leading parts that all names share, without the last part of any.
+
+    >>> _common(["model.layers.0.q_proj", "model.layers.1.q_proj"])
+    'model.layers'
+    """
+    shared: list[str] = []
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
 
 
 def _span(values: Sequence[float], form: str = "d") -> str:
     least, most = format(min(values), form), format(max(values), form)
-    return least if least == most else f"{least} to {most}"
+    return least if least == most else f"{least}\N{EN DASH}{most}"
 
 
 def _some(names: Sequence[str]) -> str:
