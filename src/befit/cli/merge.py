@@ -124,12 +124,13 @@ def _show(report: Report) -> None:
         "norms in",
         "seconds",
     ]
-    rows = [
-        [name.removeprefix(f"{where}."), str(len(ones)), _span([one.rank for one in ones]), _span([one.energy for one in ones], ".1%"),
-         _span([one.norm for one in ones], ".3g"), _span([n for one in ones for n in one.norms], ".3g"),
-         f"{sum(one.seconds for one in ones):.2f}"]
-        for name, ones in groups.items()
-    ]  # fmt: skip
+    rows: list[list[str]] = []
+    for name, ones in groups.items():
+        norms = [norm for one in ones for norm in one.norms]
+        spans = [_span([one.energy for one in ones], ".1%"), _span([one.norm for one in ones], ".3g"),
+                 _span(norms, ".3g")]  # fmt: skip
+        ranks, seconds = _span([one.rank for one in ones]), f"{sum(one.seconds for one in ones):.2f}"
+        rows.append([name.removeprefix(f"{where}."), str(len(ones)), ranks, *spans, seconds])
     screen().print(make_table(headers, rows, wrap=0))
     if report.averaged:
         screen().print(f"averaged as they are: {_some(report.averaged)}", markup=False, soft_wrap=True)
