@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import adapter, flower, inspect, merge, run
+from befit.cli import adapter, flower, inspect, merge, run, worker
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -97,6 +97,7 @@ app.command("explain", rich_help_panel="Look before")(inspect.explain)
 app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
 app.command("merge", rich_help_panel="Use")(merge.merge)
+app.command("worker", rich_help_panel="On many machines")(worker.worker)
 app.add_typer(flower.app, name="flower", rich_help_panel="On many machines")
 
 

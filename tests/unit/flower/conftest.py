@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.flower.loopback import LoopbackGrid, write_site
+
+if TYPE_CHECKING:
+    from tests.unit.flower.loopback import LoopbackGrid
 
 from befit.config import Experiment, load_experiment
 
@@ -23,11 +25,15 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def sites(tmp_path: Path) -> list[Path]:
+    from tests.unit.flower.loopback import write_site
+
     return [write_site(tmp_path / f"site-{number}", f"client-0{number}") for number in range(2)]
 
 
 @pytest.fixture
 def grid(sites: list[Path]) -> LoopbackGrid:
+    from tests.unit.flower.loopback import LoopbackGrid
+
     return LoopbackGrid(sites)
 
 

@@ -1,0 +1,101 @@
+"""The resident worker of a site: holds the backbone, so that a round does not begin with loading it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+from befit import __version__
+from befit.errors import RunError
+from befit.flower.call import worker_file
+from befit.flower.desk import Desk
+from befit.flower.site_file import SiteFile, load_site
+
+__all__ = ["serve_site"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Answer one request after the other until SIGTERM or SIGINT.
+
+    path   the site's file; read again for every request, so that a change counts at once
+    ready  called with the socket's address once requests are answered
+
+    The socket takes whoever knows the token in `<state>/worker.json`, which only this user can read. Raises RunError if
+    another worker is there.
+    """
+    site = load_site(path)
+    desk = Desk(site)
+    with _stoppable(), tempfile.TemporaryDirectory(prefix="befit-worker-") as folder:
+        address, token = str(Path(folder) / "socket"), secrets.token_bytes(32)
+        with Listener(address, "AF_UNIX", authkey=token) as listener, _announced(site, address, token):
+            ready(address)
+            while True:
+                try:
+                    line = listener.accept()
+                except (AuthenticationError, EOFError, ConnectionError) as error:
+                    _LOG.warning("somebody without the token was turned away: %r", error)
+                    continue
+                with line, contextlib.suppress(EOFError, ConnectionError):  # who hung up asks again
+                    request = line.recv_bytes()
+                    now = load_site(path)
+                    if now != desk.site:
+                        desk = Desk(now)
+                    line.send_bytes(desk.answer(request))
+
+
+@contextlib.contextmanager
+def _announced(site: SiteFile, address: str, token: bytes) -> Iterator[None]:
+    path = worker_file(site)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() and _alive(path):
+        raise RunError(f"a worker of site {site.client} is running already ({path}); stop it first")
+    path.unlink(missing_ok=True)
+    values = {"address": address, "token": token.hex(), "pid": os.getpid(), "version": __version__}
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "w") as file:
+        json.dump(values, file)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _alive(path: Path) -> bool:
+    try:
+        os.kill(json.loads(path.read_text())["pid"], 0)
+    except (ProcessLookupError, ValueError, KeyError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the loop cleanly: the announcement and the socket are removed."""
+
+    class Stop(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stop
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except Stop:
+        return
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
