@@ -104,7 +104,7 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, play: Play, host: 
     down = sum(update.cost.bytes_down for _, update in outcome.journal.updates if update.client.id == first)
     # A first round may send less, where there is nothing to send yet, and a few numbers may travel beside the arrays.
     assert expected["bytes_down_total"] - expected["bytes_down_per_round"] <= down
-    assert down <= expected["bytes_down_total"] + 100
+    assert down <= expected["bytes_down_total"] + 200
 
 
 @EVERY_METHOD

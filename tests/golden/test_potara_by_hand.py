@@ -41,8 +41,8 @@ def moments() -> PairedFisher:
 
 def stage(**options: object) -> PotaraMerge:
     (merging,) = build_method({"name": "potara", "delta": 0.2, **options}).then  # type: ignore[attr-defined]
-    assert isinstance(merging, PotaraMerge) and merging.trainable == NOTHING
-    return merging
+    assert isinstance(merging.rule, PotaraMerge) and merging.trainable == NOTHING
+    return merging.rule
 
 
 def test_the_fraction_itself() -> None:

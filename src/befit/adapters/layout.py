@@ -1,8 +1,8 @@
 """Which slots an adapted model has, with which factors, ranks and initial values.
 
 Factors of one module in one slot: `A` (rank x d_in) and `B` (d_out x rank) of a low-rank update; `weight` and `bias`
-of a dense update of the task head, kept as a difference from the backbone's so that slots add up and interpolate
-alike; `G` (slots x d_in) of a gate.
+of a dense update, of the task head or of a dense slot, kept as a difference from the backbone's so that slots add up
+and interpolate alike; `G` (slots x d_in) of a gate; `H` (references x hidden) of what inputs are compared with.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from befit.adapters.keys import join
 from befit.seeds import derive_seed
 from befit.types import State, TensorSpec
 
-__all__ = ["GATE", "Layout", "ModelShapes", "ModuleShape", "Slot", "lora"]
+__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "ModuleShape", "Slot", "lora"]
 
 GATE = "gate"
+REFERENCES = "instance/references/H"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,27 @@ class ModuleShape:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """What a layout needs to know of a backbone: its target modules and its task head, by canonical name."""
+    """What a layout needs to know of a backbone: target modules and task head, by canonical name, and its width."""
 
     targets: Mapping[str, ModuleShape]
     heads: Mapping[str, ModuleShape] = field(default_factory=dict)
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One adapter. `delta = alpha / rank * B A` (alpha / sqrt(rank) with `rslora`); `head` adds the task head."""
+    """One adapter. `delta = alpha / rank * B A` (alpha / sqrt(rank) with `rslora`); `head` adds the task head.
+
+    `dense` holds each module's whole update instead, `weight` (d_out x d_in), with scale 1; for what a merge leaves
+    and no low-rank form can hold.
+    """
 
     name: str
     rank: int
     alpha: float
     head: bool = True
     rslora: bool = False
+    dense: bool = False
 
     @property
     def scale(self) -> float:
@@ -62,10 +69,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """All slots of a method; `gated` names the slots that a gate weighs, in the order of the gate's rows."""
+    """All slots of a method.
+
+    gated       the slots that a gate weighs, in the order of the gate's rows
+    references  how many examples, as hidden states, every input is compared with; see `befit.adapters.instance`
+    """
 
     slots: tuple[Slot, ...]
     gated: tuple[str, ...] = ()
+    references: int = 0
 
     def slot(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
@@ -74,9 +86,11 @@ class Layout:
         """Shape of every array this layout puts on a model, in the order of the buffers: by slot, then by factor."""
         specs: dict[str, TensorSpec] = {}
         for slot in self.slots:
-            for name, shape in shapes.targets.items():
+            for name, shape in shapes.targets.items() if slot.dense else ():
+                specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
+            for name, shape in shapes.targets.items() if not slot.dense else ():
                 specs[join(slot.name, name, "A")] = TensorSpec((slot.rank, shape.d_in))
-            for name, shape in shapes.targets.items():
+            for name, shape in shapes.targets.items() if not slot.dense else ():
                 specs[join(slot.name, name, "B")] = TensorSpec((shape.d_out, slot.rank))
             for name, shape in shapes.heads.items() if slot.head else ():
                 specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
@@ -85,6 +99,8 @@ class Layout:
         if self.gated:
             for name, shape in {**shapes.targets, **shapes.heads}.items():
                 specs[join(GATE, name, "G")] = TensorSpec((len(self.gated), shape.d_in))
+        if self.references:
+            specs[REFERENCES] = TensorSpec((self.references, shapes.hidden))
         return specs
 
     def initial(self, shapes: ModelShapes, seed: int) -> State:

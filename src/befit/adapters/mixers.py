@@ -1,18 +1,50 @@
 """How the active slots of a layer become one output. A mixer is `(layer, x, dropped, y) -> y`.
 
+It is named by a word and its arguments: "sum", "gate", "weighted 0.5 0.5" or "instance 0.5 similar".
+
 x        (…, d_in) float32 input of the layer; `dropped` is x after the adapters' dropout
 y        (…, d_out) output of the frozen module, in the backbone's dtype, which the result keeps
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.layer import SlotLinear
+from befit.adapters.layer import Mixer, SlotLinear
+from befit.errors import ModelError
 
-__all__ = ["MIXERS", "add_up", "gated"]
+if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
+
+__all__ = ["Weighted", "add_up", "gated", "make_mixer", "weigh_up"]
+
+
+def make_mixer(text: str, model: AdaptedModel) -> Mixer:
+    """The mixer of that name for a model. Raises ValueError for an unknown one."""
+    kind, *arguments = text.split()
+    if kind == "instance":
+        from befit.adapters.instance import InstanceMixer
+
+        limit, direction = arguments
+        return InstanceMixer(model, float(limit), direction)
+    return _plain_mixer(kind, tuple(map(float, arguments)))
+
+
+@lru_cache(maxsize=64)
+def _plain_mixer(kind: str, numbers: tuple[float, ...]) -> Mixer:
+    if kind == "weighted":
+        return Weighted(numbers)
+    known = {"sum": add_up, "gate": gated}
+    if kind not in known:
+        raise ValueError(f"no mixer {kind!r}; there are {', '.join(known)}, weighted and instance")
+    return known[kind]
 
 
 def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
@@ -39,4 +71,29 @@ def gated(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
     return y
 
 
-MIXERS = {"sum": add_up, "gate": gated}
+def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+    """`y + sum_s m_s scale_s h_s`; a weight is a number, or (batch,) with one for each example."""
+    for slot, weight in zip(layer.router.active, weights, strict=True):
+        output = layer.branch_output(slot, x, dropped)
+        if output is None:
+            continue
+        scale = layer.branches[slot].scale
+        if isinstance(weight, Tensor):
+            if len(weight) != len(output):
+                raise ModelError(f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(weight)} examples; "
+                                 "weights by example need the examples in the first dimension")  # fmt: skip
+            output = output * weight.to(output.dtype).view(-1, *[1] * (output.dim() - 1))
+            y = torch.add(y, output.to(y.dtype), alpha=scale)
+        else:
+            y = torch.add(y, output.to(y.dtype), alpha=weight * scale)
+    return y
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Every active slot at a fixed weight, in the order of the slots."""
+
+    weights: tuple[float, ...]
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        return weigh_up(layer, self.weights, x, dropped, y)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, join, split
 from befit.adapters.layer import DenseBranch, LoraBranch, Recorder, Router, SlotLinear
-from befit.adapters.layout import GATE, Layout, ModelShapes, ModuleShape
-from befit.adapters.mixers import MIXERS
+from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes, ModuleShape
+from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
 
@@ -75,6 +75,8 @@ class AdaptedModel:
             layer.branches = {}
             layer.gate = None
         for key, leaf in self._state.leaves.items():
+            if key == REFERENCES:
+                continue
             slot, name, factor = split(key)
             layer = self.layers[name]
             if factor == "A":
@@ -106,6 +108,10 @@ class AdaptedModel:
         return sum(parameter.numel() for parameter in self.backbone.parameters()) < 10_000_000
 
     @property
+    def active_slots(self) -> tuple[str, ...]:
+        return self._router.active
+
+    @property
     def keys(self) -> list[str]:
         return list(self._state.leaves)
 
@@ -130,9 +136,11 @@ class AdaptedModel:
         if mixer == "gate" and slots != self.layout.gated:
             raise ValueError(f"the gate weighs {self.layout.gated}, not {slots}")
         before = self._router.active, self._router.mixer
-        self._router.active, self._router.mixer = slots, MIXERS[mixer]
+        chosen = make_mixer(mixer, self)
+        self._router.active, self._router.mixer = slots, chosen
         try:
-            yield
+            with getattr(chosen, "watching", nullcontext)():
+                yield
         finally:
             self._router.active, self._router.mixer = before
 
@@ -187,6 +195,7 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
     return ModelShapes(
         {name: _shape(backbone, path) for name, path in target_paths.items()},
         {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
+        getattr(getattr(backbone, "config", None), "hidden_size", 0),
     )
 
 

@@ -1,7 +1,7 @@
 """Adapters as standard PEFT checkpoints, and back.
 
-A deployment of one or several slots that add up becomes one LoRA adapter; a task head goes into `modules_to_save`. A
-gate depends on the input and cannot be folded: then the checkpoint holds the client's own slot, and says so.
+A deployment of one or several slots that add up becomes one LoRA adapter; a task head goes into `modules_to_save`.
+Weights that depend on the input cannot be folded: then the checkpoint holds the client's own slot, and says so.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ def write_adapter(
     if deployed.mixer != "sum":
         arrays = select(arrays, in_slot(own_slot))
         mixed = ", ".join(deployed.slots)
-        note += (f" The deployed model mixes the slots {mixed} by a gate on the input, which no PEFT adapter can hold: "
-                 f"this checkpoint is the slot {own_slot!r} alone. `befit predict` uses the whole.")  # fmt: skip
+        note += (
+            f" The deployed model mixes the slots {mixed} by weights that depend on the input, which no PEFT adapter "
+            f"can hold: this checkpoint is the slot {own_slot!r} alone. `befit predict` uses the whole."
+        )
     tensors, slot = _fold(arrays, model)
+    ranks = {name: len(tensors[f"{_PREFIX}{path}.lora_A.weight"]) for name, path in model.paths.items()
+             if name in model.shapes.targets}  # fmt: skip
+    other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
     heads = _saved_modules(arrays, model)
     tensors = {**_head_tensors(heads, model), **tensors}
     _check_worth_writing(tensors, folder)
@@ -66,6 +71,8 @@ def write_adapter(
         fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
         lora_dropout=0.0,
         bias="none",
+        rank_pattern=other,
+        alpha_pattern={path: rank * alpha / slot.rank for path, rank in other.items()},  # the same scale everywhere
     )
     config.base_model_name_or_path = base
     write_json(folder / "adapter_config.json", _plain(config.to_dict()))
@@ -74,16 +81,20 @@ def write_adapter(
 
 
 def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
-    """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result."""
+    """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result.
+
+    A dense slot becomes an adapter of full rank, with the identity as the smaller factor.
+    """
     slots = [model.layout.slot(name) for name in dict.fromkeys(slot_of(key) for key in arrays) if name != GATE]
-    rank = sum(slot.rank for slot in slots)
-    folded = slots[0] if len(slots) == 1 else Slot("folded", rank, float(rank))
+    pairs = {name: [_factors(arrays, slot, name) for slot in slots] for name in model.shapes.targets}
+    rank = max(sum(len(A) for _, A in factors) for factors in pairs.values())
+    folded = slots[0] if len(slots) == 1 and not slots[0].dense else Slot("folded", rank, float(rank))
     scale = folded.scale
     tensors: State = {}
-    for name in model.shapes.targets:
+    for name, factors in pairs.items():
         path = _PREFIX + model.paths[name]
-        tensors[f"{path}.lora_A.weight"] = torch.cat([arrays[join(slot.name, name, "A")] for slot in slots], 0)
-        parts = [arrays[join(slot.name, name, "B")] * (slot.scale / scale) for slot in slots]
+        tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in factors], 0)
+        parts = [B * (slot.scale / scale) for slot, (B, _) in zip(slots, factors, strict=True)]
         tensors[f"{path}.lora_B.weight"] = torch.cat(parts, 1)
     for name in model.shapes.heads:
         path, base = _PREFIX + model.paths[name], model.layers[name].base
@@ -92,6 +103,14 @@ def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
             if changes:
                 tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
     return tensors, folded
+
+
+def _factors(arrays: State, slot: Slot, name: str) -> tuple[Tensor, Tensor]:
+    if not slot.dense:
+        return arrays[join(slot.name, name, "B")], arrays[join(slot.name, name, "A")]
+    weight = arrays[join(slot.name, name, "weight")] / slot.scale
+    d_out, d_in = weight.shape
+    return (torch.eye(d_out), weight) if d_out < d_in else (weight, torch.eye(d_in))
 
 
 def _saved_modules(arrays: State, model: AdaptedModel) -> list[str]:

@@ -1,11 +1,10 @@
 """Local training: every client alone, the baseline that federating has to beat."""
 
-from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.recipe.personal import LocalTraining, Use
+from befit.recipe.branches import alone
+from befit.recipe.personal import Use
 from befit.recipe.recipe import Recipe
 from befit.registry import register
-from befit.train.loop import Pass
 
 
 @register("local", title="Local", paper="", year=0)
@@ -20,9 +19,3 @@ def local(rank: int = 8, alpha: float = 16.0, rounds: int | None = None) -> Reci
     Source: specification potara.md, section 5.1.
     """
     return Recipe(layout=lora(rank, alpha, slots=("personal",)), before=(alone(rounds),), use=Use(("personal",)))
-
-
-def alone(rounds: int | None) -> LocalTraining:
-    """Training of the personal slot without any server."""
-    training = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
-    return LocalTraining((training,), rounds=rounds)

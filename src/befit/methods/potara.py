@@ -14,20 +14,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import NOTHING, slot
-from befit.adapters.layout import Layout, Slot
-from befit.errors import ConfigError, IncompatibleAdapters
+from befit.adapters.keys import slot
+from befit.adapters.layout import Slot
+from befit.errors import ConfigError
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.method import Personal
-from befit.methods.local import alone
-from befit.recipe.personal import Use
+from befit.recipe.branches import keep_best, two_branches
 from befit.recipe.recipe import Recipe
 from befit.registry import register
 from befit.site import Site
-from befit.train.loop import Pass
 from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
-from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick
+from befit.types import Scalar, State, Tick
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +51,8 @@ def potara(
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
     token_reduction: Literal["mean", "sum"] = "mean",
     stat_split: Literal["train", "val"] = "train",
+    fisher: Literal["empirical", "sampled"] = "empirical",
+    guard: Literal["none", "validation"] = "none",
 ) -> Recipe:
     """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
 
@@ -75,6 +74,8 @@ def potara(
     merge_space      interpolate A and B (the paper), or the product, exact at rank 2r or truncated to rank r
     token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
     stat_split       examples for the statistics: "train" (the paper) or "val"
+    fisher           Fisher information at the true labels, "empirical" (the paper), or at labels drawn from the model
+    guard            "validation" deploys the best of merged, federated and local by the client's validation examples
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
@@ -83,7 +84,7 @@ def potara(
     if problems := _problems(granularity, estimate_space, merge_space, samples, delta, rho_shrink):
         raise ConfigError(problems, "potara")
     merged_rank = 2 * rank if merge_space == "product" else rank
-    merging = PotaraMerge(
+    rule = PotaraMerge(
         samples=samples,
         damping=Damping(damping, delta, damping_scope, drop_dead),
         correlation=correlation,
@@ -94,24 +95,15 @@ def potara(
         merge_space=merge_space,
         token_reduction=token_reduction,
         split=stat_split,
+        fisher=fisher,
+        guard=guard,
     )
-    return Recipe(
-        layout=Layout(
-            (
-                Slot("shared", rank, alpha),
-                Slot("personal", rank, alpha),
-                Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
-            )
-        ),
-        before=(alone(rounds_local),),
-        passes=(Pass(slot("shared"), ("shared",)),),
-        share=slot("shared"),
-        merge=Merge(weights),
-        then=(merging,),
-        use=Use(("merged",)),
-        rounds=rounds_fedit,
-        needs=Needs(splits=("train", stat_split)),
-    )
+    return two_branches(
+        rule,
+        Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
+        rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
+        splits=(stat_split, *(["val"] if guard == "validation" else [])),
+    )  # fmt: skip
 
 
 def _problems(
@@ -135,7 +127,7 @@ def _problems(
 
 @dataclass(frozen=True)
 class PotaraMerge:
-    """The personal stage that estimates, weighs and merges; see `potara` for the fields."""
+    """The rule that estimates, weighs, merges and guards; see `potara` for the fields."""
 
     samples: int
     damping: Damping
@@ -147,44 +139,29 @@ class PotaraMerge:
     merge_space: Literal["factors", "product", "product-truncated"]
     token_reduction: Literal["mean", "sum"]
     split: str
-    name: str = "merge"
-    rounds: int | None = 1
-    passes: tuple[Pass, ...] = ()
-    trainable = NOTHING
+    fisher: Literal["empirical", "sampled"] = "empirical"
+    guard: Literal["none", "validation"] = "none"
 
-    def exchange(self, recipe: Recipe) -> _Merging:
-        return _Merging(self, recipe)
-
-
-@dataclass(frozen=True)
-class _Merging(Personal):
-    stage: PotaraMerge
-    recipe: Recipe
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(self.recipe.dispatch(server, client, at).arrays, {"initial": server.scalars["initial"]})
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.recipe.downlink(stage, specs)
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        check_same_start(client, received, site.info.id)
-        self.recipe.restore(client, received, site)
-        stage = self.stage
+    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
         moments = estimate(
-            site, at, "shared", "personal", samples=stage.samples, space=stage.estimate_space,
-            reduction=stage.token_reduction, split=stage.split,
+            site, at, "shared", "personal", samples=self.samples, space=self.estimate_space,
+            reduction=self.token_reduction, split=self.split, fisher=self.fisher,
         )  # fmt: skip
-        weights, numbers = weigh(moments, stage)
+        weights, numbers = weigh(moments, self)
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
-        merged = merge_pair(fed, local, weights, stage.merge_space)
+        merged = merge_pair(fed, local, weights, self.merge_space)
         site.report.update(numbers)
         found = comparison(fed, local, numbers["w"])
-        if stage.granularity != "client":
+        if self.granularity != "client":
             del found["product_gap"]  # it is of one weight for everything
         site.report.update(found)
         _warn(site.info.id, numbers, found)
-        return Payload({**client.arrays, **merged}, {**client.scalars, "w": numbers["w"]}), Payload()
+        if self.guard == "validation":
+            merged = keep_best(site, {"merged": merged, **{
+                name: merge_pair(fed, local, {"": w}, self.merge_space)
+                for name, w in (("federated", 1.0), ("local", 0.0))
+            }}, "val")  # fmt: skip
+        return merged, {"w": numbers["w"]}
 
 
 def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
@@ -197,15 +174,6 @@ def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float])
         _LOG.warning("client %s: the federated and the local A differ more than twofold in length at some module "
                      "(norm_ratio_A_min and _max); in factor space the weight depends on that, so compare with "
                      "estimate_space: product", client)  # fmt: skip
-
-
-def check_same_start(client: Payload, received: Payload, name: str) -> None:
-    """Linear mode connectivity needs both branches to start from one adapter: refuse to merge otherwise."""
-    mine, theirs = client.scalars.get("initial"), received.scalars.get("initial")
-    if mine is None or theirs is None or mine != theirs:
-        raise IncompatibleAdapters(f"client {name}: the local adapter started from {str(mine)[:12]}, the federated one "
-                                   f"from {str(theirs)[:12]}; Potara merges only adapters with the same initial "
-                                   "values, so both need the same seed, rank, alpha and targets")  # fmt: skip
 
 
 def closed_form_weight(a: float, b: float, c: float) -> tuple[float, bool]:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.keys import Selector, slot, slot_of, union
-from befit.adapters.layout import GATE, Layout
-from befit.adapters.state import fingerprint
+import torch
+
+from befit.adapters.instance import summaries
+from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
+from befit.adapters.layout import GATE, REFERENCES, Layout
+from befit.adapters.state import fingerprint, rename
 from befit.method import Deployment, Exchange, Personal
 from befit.site import Site
 from befit.train.loop import Pass, train
@@ -17,7 +20,7 @@ from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick
 if TYPE_CHECKING:
     from befit.recipe.recipe import Recipe
 
-__all__ = ["LocalTraining", "PersonalStage", "Use"]
+__all__ = ["Adopt", "LocalTraining", "PersonalStage", "Remember", "Use", "start_of"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Use:
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and the gate's where there is one."""
-        return Deployment(site.model.dump(slot(*self.slots, GATE)), self.slots, self.mixer)
+        return Deployment(site.model.dump(slot(*self.slots, GATE, slot_of(REFERENCES))), self.slots, self.mixer)
 
 
 class PersonalStage(Protocol):
@@ -50,12 +53,15 @@ class PersonalStage(Protocol):
     def exchange(self, recipe: Recipe) -> Exchange: ...
 
 
-def start_of(layout: Layout, initial: State) -> str:
-    """What two branches must have in common to be merged: the initial arrays of a slot, its rank and its scale."""
-    name = slot_of(min(initial)) if initial else ""
-    held = layout.slot(name) if initial else None
-    scale = f" rank {held.rank}, alpha {held.alpha:g}" if held else ""
-    return f"{fingerprint(initial)}{scale}"
+def start_of(layout: Layout, initial: State, backbone: str) -> str:
+    """What two branches must have in common to be merged, field by field, as text: `rank=8; alpha=16; …`."""
+    if not initial:
+        return ""
+    held = layout.slot(slot_of(min(initial)))
+    modules = {split(key)[1] for key in initial}
+    targets = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
+    return (f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; modules={len(modules)}; "
+            f"initial values={fingerprint(initial)[:16]}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,76 @@ class _LocalTraining(Personal):
         trained = self.stage.trainable
         scalars = client.scalars
         if "initial" not in scalars:
-            scalars = {**scalars, "initial": start_of(self.recipe.layout, site.model.dump(trained))}
+            scalars = {**scalars, "initial": start_of(self.recipe.layout, site.model.dump(trained), site.info.backbone)}
         self.recipe.restore(client, received, site)
         report = train(site, self.stage.passes, at, moments=client.arrays)
         site.report.update(report.numbers())
         return Payload({**client.arrays, **site.model.dump(trained), **report.moments}, scalars), Payload()
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Start slot `into` from what arrives in slot `source`, once."""
+
+    source: str
+    into: str
+    name: str = "adopt"
+    rounds: int | None = 1
+    passes: tuple[Pass, ...] = ()
+    trainable: Selector = NOTHING
+
+    def exchange(self, recipe: Recipe) -> Exchange:
+        return _Adopt(self, recipe)
+
+
+@dataclass(frozen=True)
+class _Adopt(Personal):
+    stage: Adopt
+    recipe: Recipe
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.recipe.dispatch(server, client, at)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.recipe.downlink(stage, specs)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        self.recipe.restore(client, received, site)
+        adopted = rename(site.model.dump(slot(self.stage.source)), self.stage.into)
+        return Payload({**client.arrays, **adopted}, client.scalars), Payload()
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Keep the last hidden states, under slot `under`, of `count` training examples: what new inputs are compared with.
+
+    A client with fewer examples repeats them.
+    """
+
+    count: int
+    under: str
+    name: str = "remember"
+    rounds: int | None = 1
+    passes: tuple[Pass, ...] = ()
+    trainable: Selector = NOTHING
+
+    def exchange(self, recipe: Recipe) -> Exchange:
+        return _Remember(self, recipe)
+
+
+@dataclass(frozen=True)
+class _Remember(Personal):
+    stage: Remember
+    recipe: Recipe
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        self.recipe.restore(client, received, site)
+        examples = site.examples("train")
+        generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "references"))
+        chosen = torch.randperm(len(examples), generator=generator)[: self.stage.count]
+        batch = site.to_device(examples.batch(chosen))
+        model = site.model
+        with torch.no_grad(), model.training(False), model.active(self.stage.under), summaries(model.backbone) as found:
+            site.logits(batch)
+        places = torch.arange(self.stage.count) % len(chosen)
+        return Payload({**client.arrays, REFERENCES: found[0].cpu()[places]}, client.scalars), Payload()

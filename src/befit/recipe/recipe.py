@@ -15,7 +15,7 @@ from befit.recipe.personal import PersonalStage, Use, start_of
 from befit.recipe.route import Broadcast, Route
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
-from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
+from befit.types import ClientInfo, Needs, Payload, Scalar, Stage, TensorSpec, Tick, Update
 
 __all__ = ["Recipe"]
 
@@ -27,6 +27,7 @@ class Recipe(Method):
 
     layout  which slots exist, with what factors and rank
     passes  what is optimised in a federated round, in which order, with which guidance
+    in_sequence  each pass goes over all batches of a round before the next one starts
     share   which arrays go up; nothing at all makes the method purely personal
     merge   how updates become one
     route   who gets what, and under which slot it arrives
@@ -45,6 +46,7 @@ class Recipe(Method):
     before: tuple[PersonalStage, ...] = ()
     then: tuple[PersonalStage, ...] = ()
     rounds: int | None = None
+    in_sequence: bool = False
     needs: Needs = field(default_factory=Needs)
 
     def plan(self) -> Sequence[Stage]:
@@ -63,7 +65,7 @@ class Recipe(Method):
             "down": str(arrives),
             "trained": str(self.trainable()),
             "deployed": " + ".join(self.use.slots)
-            + (f", mixed by a {self.use.mixer}" if self.use.mixer != "sum" else ""),
+            + (f", mixed by: {self.use.mixer}" if self.use.mixer != "sum" else ""),
         }
 
     def trainable(self) -> Selector:
@@ -71,7 +73,9 @@ class Recipe(Method):
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)
-        return self.route.initial(Payload(shared, {"initial": start_of(self.layout, shared)} if shared else {}))
+        backbone = ", ".join(sorted({info.backbone for info in site.clients}))
+        start: dict[str, Scalar] = {"initial": start_of(self.layout, shared, backbone)} if shared else {}
+        return self.route.initial(Payload(shared, start))
 
     def client_init(self, site: Site) -> Payload:
         return Payload()
@@ -87,7 +91,7 @@ class Recipe(Method):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         self.restore(client, received, site)
-        report = train(site, self.passes, at, moments=client.arrays)
+        report = train(site, self.passes, at, moments=client.arrays, in_sequence=self.in_sequence)
         site.report.update(report.numbers())
         kept = {**client.arrays, **site.model.dump(self.kept), **report.moments}
         return Payload(kept, client.scalars), Payload(site.model.dump(self.share))

@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
 __all__ = [
-    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "inference", "model_device", "record_name",
+    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "draw", "inference", "model_device", "record_name",
 ]  # fmt: skip
 
 
@@ -61,6 +61,14 @@ class Task(ABC):
         """The scalar to train on, float32: mean over samples, or over all answer tokens of the batch."""
 
     @abstractmethod
+    def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
+        """The batch with the labels that the model itself gives, drawn from its probabilities.
+
+        The uniform numbers come from `generator` alone, one for each label, so that two models that are given equal
+        generators draw as alike as they are.
+        """
+
+    @abstractmethod
     def evaluate(
         self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
     ) -> dict[str, float]:
@@ -74,6 +82,14 @@ class Task(ABC):
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
     ) -> list[dict[str, Any]]:
         """One plain-data answer per input, in order; `device` is the model's own unless it is given."""
+
+
+def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """One class per row of logits (rows, classes): (rows,) int64, where the cumulated probability passes a number from
+    [0, 1) of the CPU generator."""
+    uniform = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64).to(logits.device)
+    passed = logits.double().softmax(-1).cumsum(-1) <= uniform
+    return passed.sum(-1).clamp_max(logits.shape[-1] - 1)
 
 
 @contextmanager

@@ -10,8 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from befit.adapters.instance import input_ends
 from befit.errors import DataError
-from befit.tasks.base import Batch, Examples, Record, Reduction, Task, batches, inference, model_device, record_name
+from befit.tasks.base import (
+    Batch,
+    Examples,
+    Record,
+    Reduction,
+    Task,
+    batches,
+    draw,
+    inference,
+    model_device,
+    record_name,
+)
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import greedy, stop_tokens
 from befit.tasks.text_metrics import compare
@@ -78,7 +90,8 @@ class CausalLM(Task):
         )
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        with input_ends(batch["labels"]):
+            return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
 
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
         losses, rows = token_losses(logits, batch["labels"])
@@ -86,6 +99,13 @@ class CausalLM(Task):
         if reduction == "sum":
             return sums
         return sums / torch.bincount(rows, minlength=len(logits))
+
+    def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
+        """Every answer token drawn on its own, after the true tokens before it."""
+        labels = batch["labels"].clone()
+        learnt = labels[:, 1:] != IGNORED
+        labels[:, 1:][learnt] = draw(logits.detach()[:, :-1][learnt], generator)
+        return {**batch, "labels": labels}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return token_losses(logits, batch["labels"])[0].mean()

@@ -11,7 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.errors import DataError, did_you_mean
-from befit.tasks.base import Batch, Examples, Record, Reduction, Task, batches, inference, model_device, record_name
+from befit.tasks.base import (
+    Batch,
+    Examples,
+    Record,
+    Reduction,
+    Task,
+    batches,
+    draw,
+    inference,
+    model_device,
+    record_name,
+)
 
 __all__ = ["Classification", "class_index"]
 
@@ -66,6 +77,9 @@ class Classification(Task):
     def sample_losses(self, logits: Tensor, batch: Batch, reduction: Reduction = "mean") -> Tensor:
         """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
         return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
+
+    def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
+        return {**batch, "labels": draw(logits.detach(), generator)}
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(logits.float(), batch["labels"])

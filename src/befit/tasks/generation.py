@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from befit.adapters.instance import input_ends
+
 __all__ = ["greedy", "stop_tokens"]
 
 
@@ -51,7 +53,8 @@ def greedy(
     cache = None
     for step in range(int(room.max())):
         extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]} if takes_positions else {}
-        output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
+        with input_ends(-1):
+            output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
         cache = output.past_key_values
         chosen = output.logits[:, -1].argmax(dim=-1)  # (batch,)
         running = running & ~torch.isin(chosen, endings)

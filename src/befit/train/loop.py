@@ -31,6 +31,7 @@ class Pass:
 
     keep_optimiser  whether the optimiser's running averages stay with the client from round to round; right for a
                     slot that no download overwrites
+    first_round     the round from which on the pass takes part
     """
 
     trainable: Selector
@@ -39,6 +40,7 @@ class Pass:
     mixer: str = "sum"
     name: str = "train"
     keep_optimiser: bool = False
+    first_round: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,18 @@ def train(
     steps: int | None = None,
     moments: Mapping[str, Tensor] | None = None,
     split: str = "train",
+    in_sequence: bool = False,
 ) -> TrainingReport:
     """Take `steps` steps (default: the budget's) of each pass on mini-batches of `split`.
 
-    For each batch the passes step one after the other, so a later pass sees what an earlier one changed; terms keep
-    to the values from before the first batch. Raises TrainingDiverged if a pass's mean loss is not finite.
+    For each batch the passes step one after the other, so a later pass sees what an earlier one changed; with
+    `in_sequence` each pass goes over all batches before the next one starts. Terms keep to the values from before the
+    first batch. Passes whose first round is still to come are left out. Raises TrainingDiverged if a pass's mean loss
+    is not finite.
     """
     model, budget = site.model, site.budget
     steps = budget.max_steps if steps is None else steps
+    passes = [one for one in passes if one.first_round <= at.round]
     optimisers = [make_optimiser(model.parameters(one.trainable), budget) for one in passes]
     guides = [[term.bind(site) for term in one.terms] for one in passes]
     for one, optimiser in zip(passes, optimisers, strict=True):
@@ -78,22 +84,25 @@ def train(
             load_moments(optimiser, one.name, moments)
     totals = [torch.zeros((), device=model.device) for _ in passes]
     with model.training(True):
-        for step, batch in enumerate(site.batches(split, steps, at)):
-            rate = learning_rate(budget, step, at)
-            for index, one in enumerate(passes):
-                with model.active(*one.active, mixer=one.mixer), model.trainable(one.trainable):
-                    task_loss = site.loss(batch)
-                    objective = task_loss
-                    for guide in guides[index]:
-                        objective = objective + guide()
-                    model.zero_gradients()
-                    objective.backward()
-                if budget.grad_clip:
-                    torch.nn.utils.clip_grad_norm_(model.parameters(one.trainable), budget.grad_clip)
-                for group in optimisers[index].param_groups:
-                    group["lr"] = rate
-                optimisers[index].step()
-                totals[index] += task_loss.detach()
+        everything = list(range(len(passes)))
+        for together in ([index] for index in everything) if in_sequence else (everything,):
+            for step, batch in enumerate(site.batches(split, steps, at)):
+                rate = learning_rate(budget, step, at)
+                for index in together:
+                    one = passes[index]
+                    with model.active(*one.active, mixer=one.mixer), model.trainable(one.trainable):
+                        task_loss = site.loss(batch)
+                        objective = task_loss
+                        for guide in guides[index]:
+                            objective = objective + guide()
+                        model.zero_gradients()
+                        objective.backward()
+                    if budget.grad_clip:
+                        torch.nn.utils.clip_grad_norm_(model.parameters(one.trainable), budget.grad_clip)
+                    for group in optimisers[index].param_groups:
+                        group["lr"] = rate
+                    optimisers[index].step()
+                    totals[index] += task_loss.detach()
     losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
     for name, loss in losses.items():
         if not math.isfinite(loss):

@@ -212,10 +212,13 @@ def estimate(
     space: Literal["factors", "product"] = "factors",
     reduction: Literal["mean", "sum"] = "mean",
     split: str = "train",
+    fisher: Literal["empirical", "sampled"] = "empirical",
 ) -> PairedFisher:
     """Per-sample gradients of two slots of the model on `samples` examples drawn without replacement (section 3.1).
 
-    Task heads are left out, as the paper counts LoRA entries only. Warns if the client has fewer examples.
+    Task heads are left out, as the paper counts LoRA entries only. "sampled" draws each model's labels from its own
+    probabilities, with the same random numbers for both. Warns if the client has fewer examples. Raises
+    FloatingPointError naming the client for a gradient that is not finite.
     """
     examples = site.examples(split)
     if not len(examples):
@@ -231,13 +234,21 @@ def estimate(
     # Two models' gradients and a copy; and no more samples than in training, whose activations are known to fit.
     at_once = len(chosen) if site.model.is_small else site.budget.batch_size
     step = max(1, min(at_once, _GRADIENT_BYTES // (16 * max(1, entries))))
+    draws = [torch.Generator().manual_seed(at.seed_for(site.info.id, "labels")) for _ in (fed, local)]
+    labels = draws if fisher == "sampled" else [None, None]
     moments: PairedFisher | None = None
     for start in range(0, len(chosen), step):
         batch = site.to_device(examples.batch(chosen[start : start + step]))
-        pair = [_by_module(site, sample_gradients(site, batch, name, space, reduction)) for name in (fed, local)]
+        pair = [
+            _by_module(site, sample_gradients(site, batch, name, space, reduction, drawn))
+            for name, drawn in zip((fed, local), labels, strict=True)
+        ]
         if moments is None:
             moments = PairedFisher(_spans(pair[0]), site.model.device)
-        moments.add(*(torch.cat([gradients[key] for key in moments.spans], dim=1) for gradients in pair))
+        try:
+            moments.add(*(torch.cat([gradients[key] for key in moments.spans], dim=1) for gradients in pair))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"client {site.info.id}: {error}") from error
     assert moments is not None
     return moments
 

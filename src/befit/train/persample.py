@@ -26,8 +26,12 @@ def sample_gradients(
     slot: str,
     space: Literal["factors", "product"] = "factors",
     reduction: Literal["mean", "sum"] = "mean",
+    labels: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """Gradient of each sample's loss in the arrays of one slot, with that slot alone active and dropout off.
+
+    labels  draws the labels from the model's own probabilities, for the Fisher information proper; None takes the
+            true labels
 
     ->  slot/module/factor: (samples, *shape of the factor), float32, for "factors";
         slot/module/delta: (samples, d_out, d_in), the gradient in delta = scale * B A, for "product"
@@ -59,7 +63,10 @@ def sample_gradients(
         model.recording(record),
         _without_gradients(model) as unseen,
     ):
-        losses = site.task.sample_losses(site.logits(batch), batch, reduction)
+        logits = site.logits(batch)
+        if labels is not None:
+            batch = site.task.draw_labels(logits, batch, labels)
+        losses = site.task.sample_losses(logits, batch, reduction)
         if losses.requires_grad:  # false where no adapted layer left a trace in the loss
             losses.sum().backward()
     unseen -= {key.split("/")[1] for key in gradients}

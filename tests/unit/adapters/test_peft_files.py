@@ -180,4 +180,15 @@ def test_a_gated_deployment_exports_the_own_slot_and_says_so(tmp_path: Path) -> 
     own = Deployment(site.model.dump(slot("personal")), ("personal",))
     torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, own), rtol=1e-4, atol=1e-5)
     card = (tmp_path / "README.md").read_text()
-    assert "gate" in card and "'personal' alone" in card
+    assert "depend on the input" in card and "'personal' alone" in card
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_dense_slot_becomes_an_adapter_of_full_rank_that_peft_runs_alike(kind: str, tmp_path: Path) -> None:
+    site = make_site(kind, Layout((Slot("merged", 2, 6.0, dense=True),)), targets="all")
+    site.model.load(random_state(site.model))
+    deployed = Deployment(site.model.dump(slot("merged")), ("merged",))
+    write(site, deployed, tmp_path, kind)
+    torch.testing.assert_close(logits_there(site, tmp_path, kind), logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["rank_pattern"] or len({s.d_in for s in site.model.shapes.targets.values()}) == 1

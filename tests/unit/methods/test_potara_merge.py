@@ -264,14 +264,14 @@ def test_adapters_of_different_initial_values_are_refused_by_the_name_of_the_cli
     exchange = clients.method.plan()[-1].exchange
     memory = clients.memory("b")
     if tampered == "client":
-        clients.store.save("b", Payload(memory.arrays, {**memory.scalars, "initial": "0123456789abcdef"}))
+        clients.store.save("b", Payload(memory.arrays, {**memory.scalars, "initial": "rank=8; initial values=0123456789abcdef"}))
     else:
-        server = Payload(server.arrays, {**server.scalars, "initial": "0123456789abcdef"})
+        server = Payload(server.arrays, {**server.scalars, "initial": "rank=8; initial values=0123456789abcdef"})
     requests = {"b": exchange.dispatch(server, clients.infos[1], MERGE)}
     (reply,) = list(clients.engine.exchange(requests, MERGE))
     assert isinstance(reply, Failure)
     assert reply.client == "b" and reply.kind == "IncompatibleAdapters"
-    assert "client b" in reply.reason and "0123456789ab" in reply.reason and "same seed" in reply.reason
+    assert "client b" in reply.reason and "initial values" in reply.reason and "0123456789ab" in reply.reason
 
 
 def test_a_local_branch_of_another_seed_is_refused() -> None:

@@ -1,0 +1,112 @@
+"""Weights of two slots for every single input, by its likeness to examples of the client (FedDPA, Yang et al. 2024).
+
+`omega = limit * mean_s max(0, cos(h_x, h_s))`, `h` the last hidden state of an input's last token under the second
+slot, `h_s` those of the client's reference examples, which are an array of the model's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from befit.adapters.keys import EVERYTHING
+from befit.adapters.layer import SlotLinear
+from befit.adapters.layout import REFERENCES
+from befit.adapters.mixers import weigh_up
+
+if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
+
+__all__ = ["InstanceMixer", "input_ends", "summaries"]
+
+_INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
+
+
+@contextmanager
+def input_ends(at: Tensor | int) -> Iterator[None]:
+    """Say, around a forward pass, which token stands for the input: its place, or the labels (batch, tokens) of a
+    language model, whose answer the input ends before. Without it, the first: an encoder's class token."""
+    token = _INPUT_ENDS.set(at)
+    try:
+        yield
+    finally:
+        _INPUT_ENDS.reset(token)
+
+
+@contextmanager
+def summaries(backbone: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect `h` (batch, hidden) of every forward pass."""
+    found: list[Tensor] = []
+
+    def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, "output_hidden_states": True}
+
+    def collect(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        found.append(_at_end(output.hidden_states[-1]))
+
+    handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _at_end(hidden: Tensor) -> Tensor:
+    """(batch, hidden) of (batch, tokens, hidden), float32: at the token that stands for the input."""
+    ends = _INPUT_ENDS.get()
+    if isinstance(ends, Tensor):
+        first_learnt = (ends != -100).int().argmax(1)
+        return hidden[torch.arange(len(hidden)), (first_learnt - 1).clamp_min(0)].detach().float()
+    return hidden[:, ends].detach().float()
+
+
+class InstanceMixer:
+    """`y + (1 - omega) s_1 h_1 + omega s_2 h_2` for two slots, omega anew for every forward pass over new inputs.
+
+    limit      the largest omega
+    direction  "similar" gives the second slot omega; "reference" gives it to the first, as the released code does
+
+    Passes that continue cached tokens keep the weights of their prompts.
+    """
+
+    def __init__(self, model: AdaptedModel, limit: float, direction: str) -> None:
+        self._model, self._limit, self._similar = model, limit, direction == "similar"
+        self._omega: Tensor | None = None
+        self._comparing = False
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        assert self._omega is not None
+        pair = (1 - self._omega, self._omega)
+        return weigh_up(layer, pair if self._similar else pair[::-1], x, dropped, y)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compare the inputs of every forward pass before it runs."""
+        handle = self._model.backbone.register_forward_pre_hook(self._before, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
+    def _before(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._comparing or (kwargs.get("past_key_values") is not None and self._omega is not None):
+            return
+        self._comparing = True
+        try:
+            plain = {**kwargs, "use_cache": False} if "use_cache" in kwargs else kwargs
+            model = self._model
+            with model.training(False), model.active(model.active_slots[-1]), summaries(backbone) as found:
+                backbone(*args, **plain)
+        finally:
+            self._comparing = False
+        references = self._model.leaves(EVERYTHING)[REFERENCES]
+        likeness = F.normalize(found[0], dim=-1) @ F.normalize(references, dim=-1).T  # (batch, references)
+        self._omega = self._limit * likeness.clamp_min(0).mean(-1)

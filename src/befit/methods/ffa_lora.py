@@ -1,0 +1,32 @@
+"""FFA-LoRA (Sun et al. 2024): A stays at its random start, only B is trained and shared."""
+
+from typing import Literal
+
+from befit.adapters.keys import factor, slot
+from befit.adapters.layout import lora
+from befit.merge.merge import Merge
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.train.loop import Pass
+
+
+@register("ffa_lora", title="FFA-LoRA", paper="arXiv:2403.12313", year=2024)
+def ffa_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+    """Freeze A at the values that the common seed gives, train and average B (up = down = r d_out per module).
+
+    rank     rank of the adapter
+    alpha    its scaling: delta = alpha / rank * B A
+    weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+
+    All clients have one A, so the mean of B is the mean of the products. A task head travels with B.
+    Source: specification potara.md, section 5.3.
+    """
+    shared = slot("shared") & ~factor("A")
+    return Recipe(
+        layout=lora(rank, alpha),
+        passes=(Pass(shared, ("shared",)),),
+        share=shared,
+        merge=Merge(weights),
+        use=Use(("shared",)),
+    )

@@ -1,0 +1,112 @@
+"""Fisher merging (Matena and Raffel 2022): a federated and a local adapter, every entry by its information."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from befit.adapters.keys import join, slot, split
+from befit.adapters.layout import Slot
+from befit.adapters.lowrank import truncate
+from befit.errors import ConfigError
+from befit.merge.merge import Merge
+from befit.merge.pair import merge_pair
+from befit.recipe.branches import two_branches
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.site import Site
+from befit.train.paired_fisher import Damping, estimate
+from befit.types import Scalar, State, Tick
+
+
+@register("fisher_merging", title="Fisher merging", paper="arXiv:2111.09832", year=2022)
+def fisher_merging(
+    rank: int = 8,
+    alpha: float = 16.0,
+    rounds_local: int | None = None,
+    rounds_fedit: int | None = None,
+    weights: Literal["examples", "uniform"] = "examples",
+    space: Literal["lora", "dense", "dense-truncated"] = "lora",
+    samples: int = 30,
+    delta: float = 1e-4,
+    token_reduction: Literal["mean", "sum"] = "mean",
+    stat_split: Literal["train", "val"] = "train",
+) -> Recipe:
+    """Train FedIT and a local adapter from one start, then average them entry by entry, by their Fisher information.
+
+    rank             rank of both adapters
+    alpha            their scaling: delta = alpha / rank * B A
+    rounds_local     how many times train.max_steps to train alone; default federation.rounds
+    rounds_fedit     rounds of FedIT; default federation.rounds
+    weights          how the server averages: "examples" or "uniform"
+    space            entries of A and B ("lora"), of the whole updates ("dense", the paper), or of those, cut to rank r
+    samples          examples of the client for the information
+    delta            size of eps over the mean information of all entries
+    token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
+    stat_split       examples for the statistics: "train" or "val"
+
+    `W_m = ((F_f + eps) W_f + (F_l + eps) W_l) / (F_f + F_l + 2 eps)`; entries without information get the mean.
+    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge. Source: specification
+    potara.md, section 5.7. Deviation: a task head has no entry of its own in the information; its weight is that of
+    the whole adapter, `tr(1/F_l) / (tr(1/F_f) + tr(1/F_l))`.
+    """
+    problems = [f"samples: must be at least 1, got {samples}"] * (samples < 1)
+    if problems := [*problems, *[f"delta: must be positive, got {delta}"] * (not delta > 0)]:
+        raise ConfigError(problems, "fisher_merging")
+    return two_branches(
+        FisherMerge(space, samples, Damping(delta=delta), token_reduction, stat_split),
+        Slot("merged", rank, alpha, dense=space == "dense"),
+        rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
+        splits=(stat_split,),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FisherMerge:
+    """The rule; see `fisher_merging` for the fields."""
+
+    space: Literal["lora", "dense", "dense-truncated"]
+    samples: int
+    damping: Damping
+    token_reduction: Literal["mean", "sum"]
+    split: str
+
+    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+        moments = estimate(
+            site, at, "shared", "personal", samples=self.samples, reduction=self.token_reduction, split=self.split,
+            space="factors" if self.space == "lora" else "product",
+        )  # fmt: skip
+        variances = moments.variances(self.damping, correlation=False)  # 1 / (F + eps)
+        a, b, _ = variances.traces()
+        w = b / (a + b) if a + b > 0 else 0.5
+        by_entry = variances.coordinate_weights()
+        entries = torch.cat(list(by_entry.values()))
+        site.report.update(
+            {
+                "w": w,
+                "w_min": float(entries.min()),
+                "w_max": float(entries.max()),
+                "samples": float(moments.count),
+                **variances.counts,
+            }
+        )
+        fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
+        if self.space == "lora":
+            return merge_pair(fed, local, {"": w, **by_entry}, "factors"), {"w": w}
+        heads = {key: value for key, value in fed.items() if split(key)[2] not in ("A", "B")}
+        merged = merge_pair(heads, local, {"": w}, "factors")
+        scale, rank = site.model.layout.slot("shared").scale, site.model.layout.slot("shared").rank
+        for name in site.model.shapes.targets:
+            mine, other = (
+                scale * state[join(own, name, "B")] @ state[join(own, name, "A")]
+                for own, state in (("shared", fed), ("personal", local))
+            )
+            whole = torch.lerp(other, mine, by_entry[f"{name}/delta"].view_as(mine).to(mine.dtype))
+            if self.space == "dense":
+                merged[join("merged", name, "weight")] = whole
+            else:
+                pair = truncate((whole / scale, torch.eye(whole.shape[1])), rank)
+                merged[join("merged", name, "B")], merged[join("merged", name, "A")] = pair
+        return merged, {"w": w}

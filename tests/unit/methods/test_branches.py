@@ -1,0 +1,336 @@
+"""FFA-LoRA, FedDPA, Fisher merging and the guard, as the specification potara.md, sections 5 and 8, wants them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.methods.federation import Clients
+from torch import Tensor
+
+from befit.adapters.keys import slot, split, to_slot
+from befit.adapters.state import weighted_mean
+from befit.errors import ConfigError, IncompatibleAdapters
+from befit.federate import final_download
+from befit.method import Deployment
+from befit.methods.feddpa import feddpa
+from befit.methods.ffa_lora import ffa_lora
+from befit.methods.fisher_merging import fisher_merging
+from befit.methods.potara import potara
+from befit.recipe.branches import check_same_start
+from befit.recipe.recipe import Recipe
+from befit.train.paired_fisher import estimate
+from befit.train.persample import sample_gradients
+from befit.types import Payload, State, Tick
+
+AT = Tick("merge", 1, 1, 0)
+
+
+def test_ffa_lora_keeps_one_A_at_all_clients_and_averages_products_exactly() -> None:
+    clients = Clients(ffa_lora(rank=2, alpha=4.0))
+    start = clients.model.dump(slot("shared"))
+    server = clients.run(3)
+    assert not any(split(key)[2] == "A" for key in server.arrays)
+    last = [update for at, update in clients.notes.updates if at.round == 3]
+    weights = [update.client.num_examples for update in last]
+    for key in server.arrays:
+        if split(key)[2] != "B":
+            continue
+        A = start[key[:-1] + "A"]
+        products = [{"": update.payload.arrays[key] @ A} for update in last]
+        torch.testing.assert_close(server.arrays[key] @ A, weighted_mean(products, weights)[""])
+    for name in clients.sites:
+        deployed = _deployed(clients, name, server).arrays
+        assert all(torch.equal(deployed[key], start[key]) for key in start if split(key)[2] == "A")
+
+
+@pytest.mark.parametrize("variant", ["T", "F"])
+def test_feddpa_never_sends_the_personal_adapter_and_deploys_both(variant: str) -> None:
+    clients = Clients(feddpa(rank=2, alpha=4.0, variant=variant))  # type: ignore[arg-type]
+    server = clients.run(3)
+    sent = {row["name"] for rows in clients.outbound.as_dict().values() for row in rows if row["shape"]}
+    assert sent and all(name.startswith("shared/") for name in sent)
+    deployed = _deployed(clients, "a", server)
+    memory = clients.store.load("a")
+    assert deployed.slots == ("shared", "personal") and memory is not None
+    for key, tensor in deployed.arrays.items():
+        expected = server.arrays.get(key, memory.arrays.get(key))
+        assert expected is not None and torch.equal(tensor, expected)
+    assert any(not torch.equal(t, server.arrays[to_slot(k, "shared")]) for k, t in memory.arrays.items()
+               if k.startswith("personal/"))  # fmt: skip
+
+
+def test_feddpa_t_trains_only_the_shared_adapter_in_its_first_round_as_fedit_does() -> None:
+    from befit.methods.fedit import fedit
+
+    first = Clients(feddpa(rank=2, alpha=4.0, weights="examples")).run(1)
+    plain = Clients(fedit(rank=2, alpha=4.0)).run(1)
+    assert all(torch.equal(first.arrays[key], plain.arrays[key]) for key in plain.arrays)
+    twice = Clients(feddpa(rank=2, alpha=4.0, weights="examples")).run(2)
+    again = Clients(fedit(rank=2, alpha=4.0)).run(2)  # the personal pass must not move the shared adapter
+    assert all(torch.equal(twice.arrays[key], again.arrays[key]) for key in again.arrays)
+
+
+def test_feddpa_f_starts_the_personal_adapter_at_the_final_shared_one() -> None:
+    clients = Clients(feddpa(rank=2, alpha=4.0, variant="F", rounds_local=1))
+    server = clients.run(2)
+    method = clients.method
+    adopt = next(stage for stage in method.plan() if stage.name == "adopt")
+    site = clients.fresh("a")
+    memory, _ = adopt.exchange.client_update(Payload(), method.dispatch(server, site.info, AT), site, AT)
+    for key, tensor in server.arrays.items():
+        assert torch.equal(memory.arrays[to_slot(key, "personal")], tensor)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "llama"])
+@pytest.mark.parametrize("direction", ["similar", "reference"])
+def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_example(kind: str, direction: str) -> None:
+    """Against one forward pass per example with both deltas folded by hand-computed weights."""
+    method = feddpa(rank=2, alpha=4.0, instances=3, max_weight=0.7, direction=direction)  # type: ignore[arg-type]
+    clients = Clients(method, kind=kind)
+    site = clients.sites["b"]
+    model = clients.model
+    _randomise(clients, ("shared", "personal"))
+    memory, _ = (
+        method.then[-1]
+        .exchange(method)
+        .client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
+    )
+    model.load(memory.arrays)
+    references = memory.arrays["instance/references/H"]
+    batch = site.examples("train").batch(range(5))
+    mixer = method.use.mixer
+    with torch.no_grad(), model.active("shared", "personal", mixer=mixer):
+        together = site.logits(batch)
+    for row in range(5):
+        one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        with torch.no_grad(), model.active("personal"):
+            inputs = {name: tensor for name, tensor in one.items() if name != "labels"}
+            hidden = model.backbone(**inputs, output_hidden_states=True).hidden_states[-1][0]
+        place = int((one["labels"][0] != -100).int().argmax()) - 1 if kind == "llama" else 0
+        h = hidden[place]
+        omega = 0.7 * torch.cosine_similarity(h[None], references).clamp_min(0).mean().item()
+        assert 0 < omega <= 0.7
+        pair = (1 - omega, omega) if direction == "similar" else (omega, 1 - omega)
+        with torch.no_grad(), model.active("shared", "personal", mixer=f"weighted {pair[0]!r} {pair[1]!r}"):
+            alone = site.logits(one)
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
+    method = feddpa(rank=2, alpha=4.0, instances=20)
+    clients = Clients(method)
+    site = clients.sites["a"]
+    count = len(site.examples("train"))
+    assert count < 20
+    memory, _ = method.then[-1].exchange(method).client_update(Payload(), Payload(), site, AT)
+    held = memory.arrays["instance/references/H"]
+    assert torch.equal(held[: 20 - count], held[count:]) and len(held[:count].unique(dim=0)) == count
+
+
+def test_fisher_merging_of_factors_is_the_weighted_mean_of_every_entry() -> None:
+    """`((F_f + eps) W_f + (F_l + eps) W_l) / (F_f + F_l + 2 eps)` with F from a loop over single samples."""
+    method = fisher_merging(rank=2, alpha=4.0, samples=6, delta=0.01)
+    clients, merged = _merged(method)
+    site, model = clients.sites["a"], clients.model
+    fisher = {name: _fisher_by_loop(clients, name, "factors") for name in ("shared", "personal")}
+    entries = torch.cat([F.flatten() for one in fisher.values() for F in one.values()])
+    eps = 0.01 * float(entries.double().mean())
+    assert site.model is model
+    for key, F_f in fisher["shared"].items():
+        F_l = fisher["personal"][key]
+        W_f, W_l = (model.dump(slot(name))[f"{name}/{key}"] for name in ("shared", "personal"))
+        expected = ((F_f + eps) * W_f + (F_l + eps) * W_l) / (F_f + F_l + 2 * eps)
+        torch.testing.assert_close(merged[f"merged/{key}"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_fisher_merging_of_factors_equals_potara_by_coordinate_without_correlation() -> None:
+    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, samples=6))
+    _, theirs = _merged(potara(rank=2, alpha=4.0, samples=6, granularity="coordinate", correlation=False))
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("space", ["dense", "dense-truncated"])
+def test_fisher_merging_of_whole_updates(space: str) -> None:
+    clients, merged = _merged(fisher_merging(rank=2, alpha=4.0, samples=6, delta=0.01, space=space))  # type: ignore[arg-type]
+    fisher = {name: _fisher_by_loop(clients, name, "product") for name in ("shared", "personal")}
+    entries = torch.cat([F.flatten() for one in fisher.values() for F in one.values()])
+    eps = 0.01 * float(entries.double().mean())
+    for key, F_f in fisher["shared"].items():
+        module = key.partition("/")[0]
+        F_l = fisher["personal"][key]
+        D_f, D_l = (_delta(clients, name, module) for name in ("shared", "personal"))
+        expected = ((F_f + eps) * D_f + (F_l + eps) * D_l) / (F_f + F_l + 2 * eps)
+        if space == "dense":
+            found = merged[f"merged/{module}/weight"]
+        else:
+            found = 2.0 * merged[f"merged/{module}/B"] @ merged[f"merged/{module}/A"]
+            u, s, v = torch.linalg.svd(expected)
+            expected = u[:, :2] @ torch.diag(s[:2]) @ v[:2]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("space", ["lora", "dense", "dense-truncated"])
+def test_fisher_merging_of_one_adapter_with_itself_returns_it(space: str) -> None:
+    method = fisher_merging(rank=2, alpha=4.0, samples=6, space=space)  # type: ignore[arg-type]
+    clients = Clients(method)
+    _randomise(clients, ("shared",))
+    shared = clients.model.dump(slot("shared"))
+    clients.model.load({to_slot(key, "personal"): tensor for key, tensor in shared.items()})
+    merged, _ = _rule(method)(clients.sites["a"], AT)
+    clients.model.load(merged)
+    batch = clients.sites["a"].examples("train").batch(range(4))
+    with torch.no_grad(), clients.model.active("merged"):
+        found = clients.sites["a"].logits(batch)
+    with torch.no_grad(), clients.model.active("shared"):
+        torch.testing.assert_close(found, clients.sites["a"].logits(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("merge_space", ["factors", "product", "product-truncated"])
+@pytest.mark.parametrize("best", ["shared", "personal"])
+def test_the_guard_deploys_what_scores_best_on_validation_data(best: str, merge_space: str) -> None:
+    """One parent is made so strong, and the other so harmful, that the mean of both cannot win."""
+    method = potara(rank=2, alpha=4.0, samples=6, guard="validation", merge_space=merge_space)  # type: ignore[arg-type]
+    clients = Clients(method, count=1)
+    site = clients.sites["a"]
+    other = "personal" if best == "shared" else "shared"
+    _make_right_and_wrong(clients, best, other)
+    merged, _ = _rule(method)(site, AT)
+    report = site.report
+    name = {"shared": "federated", "personal": "local"}[best]
+    assert report["guard_kept"] == {"federated": 1.0, "local": 2.0}[name]
+    assert report[f"guard_{name}"] == max(report[key] for key in ("guard_merged", "guard_federated", "guard_local"))
+    clients.model.load(merged)
+    batch = site.examples("val").batch(range(len(site.examples("val"))))
+    with torch.no_grad(), clients.model.active("merged"):
+        found = site.logits(batch)
+    with torch.no_grad(), clients.model.active(best):
+        torch.testing.assert_close(found, site.logits(batch), rtol=1e-4, atol=1e-4)
+
+
+def test_sampled_fisher_draws_labels_from_each_model_and_repeats_by_seed() -> None:
+    clients = Clients(potara(rank=2, alpha=4.0))
+    _randomise(clients, ("shared", "personal"))
+    site = clients.sites["c"]
+
+    def sums(kind: str, at: Tick = AT) -> Tensor:
+        return estimate(site, at, "shared", "personal", samples=8, fisher=kind).sums  # type: ignore[arg-type]
+
+    assert torch.equal(sums("sampled"), sums("sampled"))
+    assert not torch.equal(sums("sampled"), sums("empirical"))
+    assert torch.equal(sums("empirical"), sums("empirical"))
+
+
+def test_drawn_labels_have_the_models_probabilities() -> None:
+    clients = Clients(potara(rank=2, alpha=4.0))
+    site = clients.sites["a"]
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(20_000, 1)
+    batch = {"labels": torch.zeros(20_000, dtype=torch.long)}
+    drawn = site.task.draw_labels(logits, batch, torch.Generator().manual_seed(0))["labels"]
+    shares = torch.bincount(drawn, minlength=3) / 20_000
+    torch.testing.assert_close(shares, logits[0].softmax(-1), atol=0.015, rtol=0)  # four standard errors
+    assert batch["labels"].sum() == 0
+
+
+def test_a_language_models_drawn_labels_stay_within_the_answer() -> None:
+    clients = Clients(potara(rank=2, alpha=4.0), kind="llama")
+    site = clients.sites["a"]
+    batch = site.examples("train").batch(range(4))
+    with torch.no_grad(), clients.model.active("shared"):
+        logits = site.logits(batch)
+    drawn = site.task.draw_labels(logits, batch, torch.Generator().manual_seed(0))
+    learnt = batch["labels"] != -100
+    learnt[:, 0] = False
+    assert torch.equal(drawn["labels"][~learnt], batch["labels"][~learnt])
+    assert (drawn["labels"][learnt] != batch["labels"][learnt]).any()
+    assert torch.equal(drawn["input_ids"], batch["input_ids"])
+
+
+def test_adapters_of_another_start_are_refused_with_the_field_that_differs() -> None:
+    text = "backbone=b; rank=8; alpha=16; targets=q_proj; modules=2; initial values=aa"
+    for field, other in (("rank", "4"), ("alpha", "32"), ("targets", "k_proj"), ("backbone", "c"),
+                         ("initial values", "bb")):  # fmt: skip
+        fields = dict(part.split("=") for part in text.split("; ")) | {field: other}
+        theirs = "; ".join(f"{name}={value}" for name, value in fields.items())
+        with pytest.raises(IncompatibleAdapters, match=rf"client a: {field} is .* and {other} at the federated one\."):
+            check_same_start(Payload({}, {"initial": text}), Payload({}, {"initial": theirs}), "a")
+    with pytest.raises(IncompatibleAdapters, match="does not say where it started"):
+        check_same_start(Payload(), Payload(), "a")
+    check_same_start(Payload({}, {"initial": text}), Payload({}, {"initial": text}), "a")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: feddpa(train_weight=1.5), "train_weight: must be from 0 to 1"),
+        (lambda: feddpa(instances=0), "instances: must be at least 1"),
+        (lambda: feddpa(rounds_local=3), "rounds_local: has no meaning for variant T"),
+        (lambda: fisher_merging(delta=0.0), "delta: must be positive"),
+        (lambda: fisher_merging(samples=0), "samples: must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, problem: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=problem):
+        make()
+
+
+def _deployed(clients: Clients, name: str, server: Payload) -> Deployment:
+    at = Tick(clients.method.plan()[-1].name, 1, 1, 0)
+    received = final_download(clients.method, server, clients.sites[name].info, at)
+    return clients.engine.deployment(name, received, at)
+
+
+def _rule(method: Recipe):  # type: ignore[no-untyped-def]
+    return method.then[0].rule  # type: ignore[union-attr]
+
+
+def _randomise(clients: Clients, slots: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(7)
+    state = clients.model.dump(slot(*slots))
+    clients.model.load({key: torch.randn(t.shape, generator=generator) * 0.3 for key, t in state.items()})
+
+
+def _merged(method: Recipe) -> tuple[Clients, State]:
+    clients = Clients(method)
+    _randomise(clients, ("shared", "personal"))
+    merged, _ = _rule(method)(clients.sites["a"], AT)
+    return clients, merged
+
+
+def _fisher_by_loop(clients: Clients, name: str, space: str) -> State:
+    """Mean squared gradient of single samples; six samples are all that client a has."""
+    site = clients.sites["a"]
+    total: State = {}
+    for row in range(6):
+        found = sample_gradients(site, site.examples("train").batch([row]), name, space)  # type: ignore[arg-type]
+        for key, value in found.items():
+            rest = key.partition("/")[2]
+            if rest.partition("/")[0] in clients.model.shapes.targets:
+                total[rest] = total.get(rest, torch.zeros(())) + value[0].square() / 6
+    return total
+
+
+def _delta(clients: Clients, name: str, module: str) -> Tensor:
+    state = clients.model.dump(slot(name))
+    return 2.0 * state[f"{name}/{module}/B"] @ state[f"{name}/{module}/A"]
+
+
+def _make_right_and_wrong(clients: Clients, right: str, wrong: str) -> None:
+    """Train one slot on the validation examples, and make the other point the opposite way, harder."""
+    site = clients.sites["a"]
+    model = clients.model
+    examples = site.examples("val")
+    batch = examples.batch(range(len(examples)))
+    parameters = model.parameters(slot(right))
+    optimiser = torch.optim.Adam(parameters, lr=0.05)
+    for _ in range(60):
+        with model.active(right), model.trainable(slot(right)):
+            model.zero_gradients()
+            site.loss(batch).backward()
+        optimiser.step()
+    state = model.dump(slot(right))
+    model.load({
+        to_slot(key, wrong): -20 * tensor if split(key)[2] in ("B", "weight", "bias") else tensor
+        for key, tensor in state.items()
+    })  # fmt: skip
