@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -127,9 +128,13 @@ class Network:
         assert answer["success"], answer
         return str(answer["run-id"])
 
-    def status(self, run: str) -> str:
+    def wait_for_end(self, run: str, seconds: float = 120) -> None:
+        """Wait for a run to complete; fails with its log if it failed."""
+        wait_for(
+            f"the end of run {run}", lambda: re.search(f"Finished task .* of run {run}", self.log("link")), seconds
+        )
         answer = json.loads(self.flwr("list", "befit", "--run-id", run, "--format", "json"))
-        return answer["runs"][0]["status"]
+        assert answer["runs"][0]["status"] == "finished:completed", self.flwr("log", run, "befit", "--show")
 
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"

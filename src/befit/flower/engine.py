@@ -21,11 +21,12 @@ Header = dict[str, Any]
 
 
 class Lost(Exception):
-    """A reply that did not come, or that the link refused: `kind` in a word, and the reason."""
+    """A reply that did not come or was refused, or a site's own refusal: `kind` in a word, the reason, and the client
+    that a site says it is."""
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: str, reason: str, client: str = "") -> None:
         super().__init__(reason)
-        self.kind, self.reason = kind, reason
+        self.kind, self.reason, self.client = kind, reason, client
 
 
 class Link(Protocol):
@@ -174,7 +175,7 @@ def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
         if header.get(key) != value:
             raise PayloadMismatch(f"a reply to another request: its {key} is {header.get(key)!r}, not {value!r}")
     if header.get("kind") == "failure":
-        raise Lost(str(header.get("error")), str(header.get("reason")))
+        raise Lost(str(header.get("error")), str(header.get("reason")), str(header.get("client")))
     return header, arrays
 
 

@@ -100,9 +100,12 @@ class GridLink:
                     said[header["client"]] = header
                 self._answered.add(node)
             except (Lost, PayloadMismatch) as refusal:
-                _LOG.warning("node %s: %s", name, refusal)
-                if not isinstance(refusal, Lost) or refusal.kind not in (*_WORDS, "late"):
-                    self._refused[node] = f"node {name}: {refusal}"
+                client = refusal.client if isinstance(refusal, Lost) else ""
+                _LOG.warning("node %s, client %s: %s", name, client or "unknown", refusal)
+                if client and client not in self._expected:
+                    self._answered.add(node)  # another run's site: what it thinks of this one does not matter
+                elif not isinstance(refusal, Lost) or refusal.kind not in (*_WORDS, "late"):
+                    self._refused[node] = f"client {client or 'unknown'} at node {name}: {refusal}"
         return said
 
     def _admit(self, client: str, node: int) -> bool:

@@ -34,7 +34,8 @@ def server_app(config: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO)
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("befit").setLevel(logging.INFO)
         settings = context.run_config
         done = run_over(
             grid,

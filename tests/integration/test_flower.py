@@ -1,0 +1,76 @@
+"""A federation over real processes: one SuperLink, three SuperNodes, TLS, node authentication, on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.config import Experiment, load_experiment
+from befit.flower.app_folder import write_app
+from befit.runner import run
+from tests.integration.flower_network import Network
+from tests.unit.flower.loopback import write_site
+from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
+
+METHODS: dict[str, tuple[int, Any]] = {
+    "fedit": (3, "fedit"),
+    "fedsa": (3, "fedsa"),
+    "ditto": (2, "ditto"),
+    "fedalt": (2, "fedalt"),
+    "potara": (2, "potara"),
+}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Three sites, each with a resident worker."""
+    with Network(tmp_path_factory.mktemp("federation")) as network:
+        for number in range(3):
+            site = write_site(network.folder / f"site-{number}", f"client-0{number}")
+            network.register(site)
+            network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
+            network.connect(f"node-{number}", site)
+        yield network
+
+
+def site_of(network: Network, client: str) -> Path:
+    return network.folder / f"site-{client[-1]}" / "site.yaml"
+
+
+def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: Any) -> Experiment:
+    return load_experiment({
+        "name": name, "benchmark": {"name": "digits", "clients": clients}, "train": {"max_steps": 2},
+        "federation": {"rounds": 2}, "baselines": [], "method": method, "engine": engine, **more,
+    })  # fmt: skip
+
+
+def test_runs_over_a_network_are_the_local_runs_bit_by_bit(network: Network) -> None:
+    """Five methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
+    numbers: dict[str, str] = {}
+    for name, (clients, method) in METHODS.items():
+        write_app(
+            small(name, clients, method, {"kind": "flower"}),
+            network.folder / f"app-{name}",
+            network.folder / f"run-{name}",
+        )
+        numbers[name] = network.run(network.folder / f"app-{name}")
+    for name, (clients, method) in METHODS.items():
+        remote, local = network.folder / f"run-{name}", network.folder / f"local-{name}"
+        run(small(name, clients, method, {"store": "disk"}), out=local)
+        network.wait_for_end(numbers[name], 300)
+        label = json.loads((remote / "results.json").read_text())["method"]
+        by_client = {f"client-0{number}": site_of(network, f"client-0{number}") for number in range(clients)}
+        folders = {client: site_folder(remote, site, label) for client, site in by_client.items()}
+        assert same(server_memory(remote), server_memory(local)), name
+        here, there = local_memories(local), site_memories(remote, by_client, label)
+        assert here.keys() == there.keys(), name
+        assert all(same(here[client], there[client]) for client in here), name
+        assert adapters(folders) == adapters({client: local / "clients" / client for client in by_client}), name
+        for client, folder in folders.items():
+            left = {json.dumps(row) for row in json.loads((folder / "outbound.json").read_text())[client]}
+            came = {json.dumps(row) for row in json.loads((remote / "outbound.json").read_text())[client]}
+            assert {row for row in came if '"hello"' not in row} <= left, name
