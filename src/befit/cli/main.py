@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import adapter, flower, inspect, merge, run, worker
+from befit.cli import adapter, cost, flower, inspect, merge, run, worker
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -91,6 +91,7 @@ def befit(
 app.command("demo", rich_help_panel="Train")(run.demo)
 app.command("run", rich_help_panel="Train")(run.run)
 app.command("check", rich_help_panel="Look before")(inspect.check)
+app.command("cost", rich_help_panel="Look before")(cost.cost)
 app.command("methods", rich_help_panel="Look before")(inspect.methods)
 app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Look before")(inspect.explain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import torch
@@ -11,6 +10,8 @@ from torch import nn
 
 from befit.adapters.model import model_shapes
 from befit.config import Experiment
+from befit.cost.parameters import count
+from befit.cost.traffic import communication
 from befit.errors import ConfigError
 from befit.federate import stage_rounds
 from befit.host import check_clients, check_needs, load_federation, resolve_model, trains_head
@@ -54,7 +55,7 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         "train_examples": sum(len(client.train) for client in federation.clients),
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
-        "trainable_parameters": sum(prod(spec.shape) for spec in trainable.values()),
+        "trainable_parameters": count(trainable),
         **travel,
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
@@ -67,26 +68,6 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         "warnings": [
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
         ],
-    }  # fmt: skip
-
-
-def communication(method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int) -> dict[str, int]:
-    """Bytes of arrays for one client, `width` bytes an entry: in a federated round, and over all stages."""
-    totals = {"up": 0, "down": 0}
-    per_round = {"up": 0, "down": 0}
-    for stage in method.plan():
-        sizes = {
-            "up": stage.exchange.uplink(stage, specs),
-            "down": stage.exchange.downlink(stage, specs),
-        }
-        for way, declared in sizes.items():
-            size = width * sum(prod(spec.shape) for spec in declared.values())
-            totals[way] += size * stage_rounds(stage, rounds)
-            if stage.uplink:
-                per_round[way] += size
-    return {
-        "bytes_up_per_round": per_round["up"], "bytes_down_per_round": per_round["down"],
-        "bytes_up_total": totals["up"], "bytes_down_total": totals["down"],
     }  # fmt: skip
 
 
@@ -111,7 +92,7 @@ def memory_mib(
     return {
         "backbone": sum(p.numel() for p in backbone.parameters()) * bits / 8 / 2**20,
         # values, gradients and the copy of the initial values of every slot, and AdamW's two averages
-        "adapters": 4 * (3 * _entries(specs) + 2 * _entries(trainable)) / 2**20,
+        "adapters": 4 * (3 * count(specs) + 2 * count(trainable)) / 2**20,
         "activations": activations / 2**20,
     }
 
@@ -120,10 +101,6 @@ def _tokens(config: Any, max_length: int) -> int:
     if getattr(config, "image_size", None) and getattr(config, "patch_size", None):
         return (config.image_size // config.patch_size) ** 2 + 1
     return min(max_length, getattr(config, "max_position_embeddings", max_length) or max_length)
-
-
-def _entries(specs: Mapping[str, TensorSpec]) -> int:
-    return sum(prod(spec.shape) for spec in specs.values())
 
 
 def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:

@@ -1,0 +1,68 @@
+"""Methods with the arguments that a command line gives them, every mistake at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from befit.config_overrides import apply_overrides
+from befit.errors import ConfigError, did_you_mean
+from befit.registry import check_method, get_method, method_names
+
+if TYPE_CHECKING:
+    from befit.method import Method
+
+__all__ = ["chosen_methods"]
+
+
+def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Method]]:
+    """By name: the block with all defaults filled in, and the method.
+
+    names        methods, each once
+    assignments  `METHOD.key=value` for one of them, or `key=value` for all that have this argument; values are YAML,
+                 later ones win, and one for a method wins over one for all
+
+    Raises ConfigError with every unknown method, argument and value.
+    """
+    problems = [f"method: {name} is named twice" for name in sorted({one for one in names if names.count(one) > 1})]
+    unknown = [name for name in dict.fromkeys(names) if name not in method_names()]
+    problems += [f"method: there is none called {one!r}.{did_you_mean(one, method_names())} "
+                 f"Known: {', '.join(method_names())}" for one in unknown]  # fmt: skip
+    known = [name for name in dict.fromkeys(names) if name not in unknown]
+    arguments: dict[str, dict[str, Any]] = {name: {} for name in known}
+    for text in sorted(assignments, key=lambda one: _owner(one, known) is not None):  # stable: those for one come last
+        problems += _assign(arguments, text)
+    checked = {name: check_method({**given, "name": name}, name) for name, given in arguments.items()}
+    problems += [problem for _, _, found in checked.values() for problem in found]
+    if problems:
+        raise ConfigError(problems, "the command")
+    return {name: (block, method) for name, (block, method, _) in checked.items() if method is not None}
+
+
+def _owner(assignment: str, names: Sequence[str]) -> str | None:
+    first, dot, _ = assignment.partition("=")[0].partition(".")
+    return first if dot and first in names else None
+
+
+def _assign(arguments: dict[str, dict[str, Any]], text: str) -> list[str]:
+    """Put one assignment into the blocks it is for; what is wrong with it."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.split(".")):
+        return [f'"{text}": must be key=value or METHOD.key=value, such as rounds_fedit=50']
+    owner = _owner(text, list(arguments))
+    path = path.removeprefix(f"{owner}.") if owner else path
+    first = path.split(".")[0]
+    parameters = {name: [one.name for one in get_method(name).parameters] for name in arguments}
+    if owner is None and "." in path and first in method_names():
+        return [f"{path}: {first} is not among the methods ({', '.join(arguments)}); add --method {first}"]
+    takers = [owner] if owner else [name for name, known in parameters.items() if first in known]
+    if not takers and arguments:
+        every = sorted({one for known in parameters.values() for one in known})
+        hint = did_you_mean(first, every) or f" Known: {', '.join(every)}"
+        return [f"{path}: unknown key for {', '.join(arguments)}.{hint}"]
+    if first == "name":
+        return [f"{text}: choose the method with --method"]
+    problems = []
+    for name in takers:
+        problems += apply_overrides(arguments[name], [f"{path}={value}"])
+    return list(dict.fromkeys(problems))

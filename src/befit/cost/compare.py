@@ -1,0 +1,129 @@
+"""What methods would cost on one architecture: parameters and bytes, side by side, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from befit.adapters.keys import split
+from befit.adapters.layout import ModelShapes
+from befit.adapters.model import find_modules, model_shapes
+from befit.cost.architecture import Architecture
+from befit.cost.parameters import count, slot_sizes
+from befit.cost.traffic import StageTraffic, stage_traffic, totals
+from befit.errors import ConfigError
+from befit.method import Method
+
+__all__ = ["compare", "method_cost"]
+
+
+def compare(
+    architecture: Architecture,
+    methods: Mapping[str, Method],
+    targets: Sequence[str] | str,
+    *,
+    rounds: int,
+    dtype: str = "float32",
+    labels: int | None = None,
+    head: bool = True,
+    clients: int | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each method, all on the same backbone; the keys are those of `method_cost`, and of the backbone:
+
+    backbone_parameters  frozen; with the task head where there are `labels`, as a run has it, else without one
+    adapted_modules      linear modules that get an adapter
+
+    With several methods each row has `upload_saving`, one minus its uploads over those of the first.
+
+    rounds   of stages that do not say their own
+    labels   classes of a classification task; None leaves the head out
+    head     whether the head is trained, and so travels
+    clients  totals over so many clients too
+
+    Raises ConfigError where there are fewer clients than a method needs, ModelError for targets that match nothing.
+    """
+    if problems := [
+        f"clients: {name} needs at least {method.needs.min_clients}, got {clients}"
+        for name, method in methods.items()
+        if clients is not None and clients < method.needs.min_clients
+    ]:
+        raise ConfigError(problems, "the command")
+    backbone = architecture.skeleton(labels or 1)
+    shapes = model_shapes(backbone, targets, head=head and labels is not None)
+    about = {
+        "model": architecture.name,
+        "task": architecture.task,
+        "backbone_parameters": _parameters(backbone, targets, with_head=labels is not None),
+        "adapted_modules": len(shapes.targets),
+        "labels": labels,
+    }
+    rows = [
+        {**about, "method": name, **method_cost(method, shapes, rounds, dtype, clients)}
+        for name, method in methods.items()
+    ]
+    first = rows[0]["upload_bytes_total"]
+    if len(rows) > 1:
+        for row in rows:
+            row["upload_saving"] = 1 - row["upload_bytes_total"] / first if first else None
+    return rows
+
+
+def method_cost(
+    method: Method, shapes: ModelShapes, rounds: int, dtype: str = "float32", clients: int | None = None
+) -> dict[str, Any]:
+    """Parameters and bytes of one method; bytes are one client's arrays, as encoded in `dtype`.
+
+    parameters          entries of one adapter, the first of the layout: A, B, head, total
+    slots               the same for every slot of the layout
+    trained_parameters  entries that a client trains in some stage, over all slots
+    upload_bytes_…      in a federated round and over all stages; download_bytes_… likewise, with what later stages need
+    head_bytes          what of those four is the task head
+    …_all_clients       `clients` times the totals
+    """
+    width = getattr(torch, dtype).itemsize
+    specs = method.layout.specs(shapes)
+    stages = stage_traffic(method, specs, rounds, width)
+    slots = slot_sizes(specs, shapes.heads)
+    sizes = _bytes(totals(stages))
+    several: dict[str, Any] = {}
+    if clients is not None:
+        several = {"clients": clients}
+        several |= {f"{way}_bytes_all_clients": clients * sizes[f"{way}_bytes_total"] for way in ("upload", "download")}
+    return {
+        "rounds": rounds,
+        "dtype": dtype,
+        "bytes_per_value": width,
+        "parameters": next(iter(slots.values()), {"A": 0, "B": 0, "head": 0, "total": 0}),
+        "slots": slots,
+        "trained_parameters": count(specs, method.trainable()),
+        **sizes,
+        "head_bytes": _bytes(totals(stages, lambda key: split(key)[1] in shapes.heads)),
+        **several,
+        "stages": [_stage(stage) for stage in stages],
+    }
+
+
+def _stage(stage: StageTraffic) -> dict[str, Any]:
+    up, down = sum(stage.up.values()), sum(stage.down.values())
+    return {
+        "name": stage.name, "rounds": stage.rounds, "federated": stage.federated,
+        "upload_bytes_per_round": up, "download_bytes_per_round": down,
+    }  # fmt: skip
+
+
+def _bytes(found: Mapping[str, int]) -> dict[str, int]:
+    """`bytes_up_total` as `upload_bytes_total`, and so on."""
+    words = {"up": "upload", "down": "download"}
+    return {f"{words[way]}_bytes_{period}": found[f"bytes_{way}_{period}"]
+            for way in words for period in ("per_round", "total")}  # fmt: skip
+
+
+def _parameters(backbone: nn.Module, targets: Sequence[str] | str, with_head: bool) -> int:
+    every = sum(parameter.numel() for parameter in backbone.parameters())
+    if with_head:
+        return every
+    _, heads = find_modules(backbone, targets)
+    return every - sum(p.numel() for path in heads.values() for p in backbone.get_submodule(path).parameters())
