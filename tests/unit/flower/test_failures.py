@@ -1,0 +1,222 @@
+"""Sites that are gone, slow or lie; messages that are lost, sent twice, replayed or altered; servers that go back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import local_memories, same, server_memory, site_memories
+
+from befit.config import Experiment
+from befit.errors import ConfigError, NotEnoughReplies
+from befit.flower.frame import pack, unpack
+from befit.flower.records import from_content, to_content
+from befit.flower.server_app import run_over
+from befit.runner import run
+
+Make = Callable[..., Experiment]
+FAST = {"kind": "flower", "deadline_s": 0.05, "wait_s": 0.05}
+
+
+class Stop(Exception):
+    """Ends the server as a crash would."""
+
+
+def go(grid: LoopbackGrid, experiment: Experiment, out: Path, resume: bool = False, pinned: bool = True) -> Path:
+    return run_over(grid, experiment, out, resume, pinned, poll_s=0.01).path
+
+
+def failures(run_dir: Path) -> list[dict[str, object]]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "failure"]
+
+
+def of_train(message: Message, round_: int) -> bool:
+    """Whether a reply is to the training of this round."""
+    header, _ = unpack(from_content(message.content), "a reply")
+    return header["kind"] == "update" and header["at"]["round"] == round_
+
+
+def test_a_lost_reply_costs_one_round_of_one_client(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    grid.tamper = lambda reply, node: None if node == 12 and of_train(reply, 1) else reply
+    done = go(grid, experiment(engine=FAST), tmp_path / "run")
+    assert [(one["client"], one["round"], one["error"]) for one in failures(done)] == [("client-01", 1, "late")]
+    results = json.loads((done / "results.json").read_text())
+    assert [results["clients"][client]["updates"] for client in ("client-00", "client-01")] == [2, 1]
+
+
+def test_too_few_replies_end_the_run_and_a_resumed_one_trains_nobody_twice(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """The lost reply of round 2 is given again, so the end is that of a run in which nothing was lost."""
+    federation = {"rounds": 3, "min_replies": 2}
+    grid.tamper = lambda reply, node: None if node == 12 and of_train(reply, 2) else reply
+    with pytest.raises(NotEnoughReplies, match="round 2: 1 of 2 clients"):
+        go(grid, experiment("ditto", FAST, federation=federation), tmp_path / "run")
+    before = site_memories(tmp_path / "run", {"client-01": sites[1]}, "ditto")
+    grid.tamper = lambda reply, node: reply
+    count = len(grid.sent)
+    done = go(grid, experiment("ditto", FAST, federation=federation), tmp_path / "run", resume=True)
+    local = run(experiment("ditto", {"store": "disk"}, federation=federation), out=tmp_path / "local").path
+    assert same(server_memory(done), server_memory(local))
+    by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
+    ends = site_memories(done, by_client, "ditto")
+    assert all(same(ends[client], memory) for client, memory in local_memories(local).items())
+    assert not same(ends["client-01"], before["client-01"])
+    assert [kind for _, kind in grid.sent[count:]].count("train") == 4  # rounds 2 and 3, two clients each
+
+
+def test_a_server_that_stops_after_its_sites_have_trained_asks_again_and_gets_the_same(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    def crash(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 2):
+            raise Stop
+        return reply
+
+    grid.tamper = crash
+    with pytest.raises(Stop):
+        go(grid, experiment("fedalt"), tmp_path / "run")
+    replies: list[bytes] = []
+
+    def keep(reply: Message, node: int) -> Message:
+        if (data := from_content(reply.content)) and unpack(data, "a reply")[0]["kind"] == "update":
+            replies.append(data)
+        return reply
+
+    grid.tamper = keep
+    folder = sites[0].parent / "state"
+    (kept,) = folder.rglob("reply.*")
+    before = kept.read_bytes()
+    done = go(grid, experiment("fedalt"), tmp_path / "run", resume=True)
+    assert before in replies
+    local = run(experiment("fedalt", {"store": "disk"}), out=tmp_path / "local").path
+    assert same(server_memory(done), server_memory(local))
+
+
+def test_a_reply_that_comes_twice_is_used_once(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    first = go(grid, experiment(), tmp_path / "first")
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: [message for one in pull(ids) for message in (one, one)]  # type: ignore[method-assign]
+    second = go(grid, experiment(), tmp_path / "second")
+    assert not failures(second)
+    assert same(server_memory(first), server_memory(second))
+
+
+def test_a_replayed_reply_is_refused(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    """The reply of round 1 once more in round 2: well formed, of the right site, with its right hash."""
+    held: list[Message] = []
+
+    def replay(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            held.append(reply)
+        if node == 12 and of_train(reply, 2):
+            reply.content = held[0].content
+        return reply
+
+    grid.tamper = replay
+    done = go(grid, experiment(), tmp_path / "run")
+    (failure,) = failures(done)
+    assert (failure["client"], failure["round"], failure["error"]) == ("client-01", 2, "refused")
+    assert "a reply to another request" in str(failure["reason"])
+
+
+def test_altered_bytes_are_refused(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    def flip(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            array = reply.content.array_records["frame"]["frame"]
+            array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
+        return reply
+
+    grid.tamper = flip
+    (failure,) = failures(go(grid, experiment(), tmp_path / "run"))
+    assert failure["error"] == "refused" and "altered" in str(failure["reason"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda header, arrays: header.update(client="client-00"), "a reply to another request"),
+        (lambda header, arrays: header.update(report={"loss": "low"}), "malformed"),
+        (lambda header, arrays: header.pop("scalars"), "malformed"),
+        (lambda header, arrays: arrays.update({key: value.double() for key, value in arrays.items()}), "wire.dtype"),
+        (lambda header, arrays: arrays.popitem(), "left out 1 declared"),
+        (lambda header, arrays: arrays.update({key: value * 1e9 for key, value in arrays.items()}), "max_norm_ratio"),
+    ],
+)
+def test_a_site_that_lies_is_refused(
+    change: Callable[..., object], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    """What a site with a valid key may still send: another's name, wrong types, wrong arrays, huge ones."""
+
+    def lie(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            header, arrays = unpack(from_content(reply.content), "a reply")
+            change(header, arrays)
+            reply.content = to_content(pack(header, arrays))
+        return reply
+
+    grid.tamper = lie
+    (failure,) = failures(go(grid, experiment(), tmp_path / "run"))
+    assert failure["error"] == "refused" and reason in str(failure["reason"])
+
+
+def test_a_site_that_goes_away_and_comes_back_keeps_its_memory(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """Away in round 2 of 3: its memory has rounds 1 and 3, and the run has one failure, told as offline."""
+
+    def leave(reply: Message, node: int) -> Message:
+        if of_train(reply, 1) and node == 12:
+            grid.online.discard(12)
+        if of_train(reply, 2):
+            grid.online.add(12)
+        return reply
+
+    grid.tamper = leave
+    done = go(grid, experiment("fedsa", federation={"rounds": 3}), tmp_path / "run")
+    assert [(one["client"], one["round"], one["error"]) for one in failures(done)] == [("client-01", 2, "offline")]
+    stamp = json.loads(next(iter((sites[1].parent / "state").rglob("stamp.json"))).read_text())
+    assert (stamp["number"], stamp["last"]["last"]) == (2, 3)
+
+
+def test_a_second_node_does_not_become_a_client_that_is_there(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    grid.sites = {11: sites[0], 12: write_site(tmp_path / "other", "client-00")}
+    grid.online = {11, 12}
+    with pytest.raises(ConfigError, match="says that it is client client-00, but node 11 is"):
+        go(grid, experiment(engine=FAST), tmp_path / "run")
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_client_may_move_to_another_node_only_without_authentication(
+    pinned: bool, grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    def move(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            grid.online = {11, 13}
+            grid.sites[13] = sites[1]
+        return reply
+
+    grid.tamper = move
+    done = go(grid, experiment(), tmp_path / "run", pinned=pinned)
+    assert [one["error"] for one in failures(done)][:1] == (["offline"] if pinned else [])
+
+
+def test_a_site_of_another_run_is_left_alone(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    grid.sites[13] = write_site(tmp_path / "other", "client-07")
+    grid.online.add(13)
+    done = go(grid, experiment(), tmp_path / "run")
+    assert not failures(done)
+    assert [kind for node, kind in grid.sent if node == 13] == ["query"]
+
+
+def test_a_run_says_which_sites_have_not_come(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    grid.online = {11}
+    with pytest.raises(NotEnoughReplies, match=r"1 of 2 sites have come; missing: client-01 \(engine.wait_s\)"):
+        go(grid, experiment(engine=FAST), tmp_path / "run")
