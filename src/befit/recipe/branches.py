@@ -92,7 +92,7 @@ class _Merging(Personal):
 
 def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
     """The candidate for slot `merged` with the best headline metric on a split of the client's own; the earlier wins a
-    tie. Reports `guard_<candidate>`, each one's metric, and `guard_kept`, the position of the one that was kept.
+    tie. Reports for each `guard_score_<candidate>`, its metric, and `guard_kept_<candidate>`, 1 for the one kept.
     """
     scores = {}
     for name, state in candidates.items():
@@ -101,8 +101,8 @@ def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
                                        site.model.device)  # fmt: skip
         scores[name] = found[site.task.metric]
     best = max(scores, key=lambda name: scores[name])
-    site.report.update({f"guard_{name}": score for name, score in scores.items()})
-    site.report["guard_kept"] = float(list(candidates).index(best))
+    for name, score in scores.items():
+        site.report |= {f"guard_score_{name}": score, f"guard_kept_{name}": float(name == best)}
     return candidates[best]
 
 

@@ -39,6 +39,7 @@ _MEAN_NOTE = (
     "none. Neither covers the seed of the training: only further seeds tell about that."
 )
 _UPDATES_NOTE = "Updates are the rounds in which the client's update was used."
+_KEPT = "guard_kept_"
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
     "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
@@ -59,8 +60,25 @@ def client_notes(results: Mapping[str, Any]) -> list[str]:
         (_MEAN_NOTE, compared),
         (_UPDATES_NOTE, updates_differ(results)),
         (weight_note(results), by_group(results)),
+        (guard_note(results), bool(guard_note(results))),
     )
     return [note for note, needed in notes if needed]
+
+
+def guard_note(results: Mapping[str, Any]) -> str:
+    """For whom a guard on validation data kept something else than what the method made, and what."""
+    kept: dict[str, list[str]] = {}
+    for client, row in results["clients"].items():
+        for name, value in row.get("diagnostics", {}).items():
+            if name.startswith(_KEPT):
+                kept.setdefault(name.removeprefix(_KEPT), []).extend([client] if value else [])
+    found = [f"the {name} one for {listing(clients)}" for name, clients in kept.items() if clients]
+    return (
+        f"A guard compared the {listing(list(kept))} adapter of each client on its own validation examples, and kept "
+        f"{listing(found)}."
+        if kept
+        else ""
+    )
 
 
 def failure_note(results: Mapping[str, Any]) -> str:

@@ -199,8 +199,9 @@ def test_the_guard_deploys_what_scores_best_on_validation_data(best: str, merge_
     merged, _ = _rule(method)(site, AT)
     report = site.report
     name = {"shared": "federated", "personal": "local"}[best]
-    assert report["guard_kept"] == {"federated": 1.0, "local": 2.0}[name]
-    assert report[f"guard_{name}"] == max(report[key] for key in ("guard_merged", "guard_federated", "guard_local"))
+    candidates = ("merged", "federated", "local")
+    assert {one: report[f"guard_kept_{one}"] for one in candidates} == {one: float(one == name) for one in candidates}
+    assert report[f"guard_score_{name}"] == max(report[f"guard_score_{one}"] for one in candidates)
     clients.model.load(merged)
     batch = site.examples("val").batch(range(len(site.examples("val"))))
     with torch.no_grad(), clients.model.active("merged"):

@@ -264,7 +264,8 @@ def test_adapters_of_different_initial_values_are_refused_by_the_name_of_the_cli
     exchange = clients.method.plan()[-1].exchange
     memory = clients.memory("b")
     if tampered == "client":
-        clients.store.save("b", Payload(memory.arrays, {**memory.scalars, "initial": "rank=8; initial values=0123456789abcdef"}))
+        start = {"initial": "rank=8; initial values=0123456789abcdef"}
+        clients.store.save("b", Payload(memory.arrays, {**memory.scalars, **start}))
     else:
         server = Payload(server.arrays, {**server.scalars, "initial": "rank=8; initial values=0123456789abcdef"})
     requests = {"b": exchange.dispatch(server, clients.infos[1], MERGE)}
