@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, print_warning, screen
+from befit.cli.output import make_table, messages, only_json, print_json, print_warning, screen, warnings_to
 from befit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from befit.merge.files import MergedModule, Report
 
 SHOWN_MODULES = 16  # more are summed up by what they are called within their block
@@ -67,7 +69,7 @@ def merge(
 
         how = Merge(rule=rule, space=space, density=density, trim_scope=trim_scope, scale=scale, rank=_rank(rank))
         torch_type = None if dtype is None else getattr(torch, dtype)
-        with _progress(quiet=as_json) as tell:
+        with _progress(quiet=as_json) as (console, tell), warnings_to(console):
             report = merge_checkpoints(
                 folders, out, how, weights=_weights(weights), full=rank == "full", dtype=torch_type, seed=seed,
                 base=base, force=force, tell=tell,
@@ -97,15 +99,15 @@ def _weights(text: str | None) -> list[float] | None:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while it is a terminal."""
+def _progress(quiet: bool) -> Iterator[tuple[Console, Callable[[int, int], None]]]:
+    """A bar on standard error while it is a terminal; its console, and what is to be told how far a merge is."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = messages()
     columns = (TextColumn("merging"), BarColumn(), MofNCompleteColumn(), TextColumn("modules"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("merging", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield bar.console, lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _as_json(report: Report) -> dict[str, Any]:

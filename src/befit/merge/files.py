@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from befit.adapters.lowrank import inner
 from befit.errors import ConfigError, PayloadMismatch
 from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
 from befit.merge.merge import Merge
-from befit.merge.rules import Elementwise
+from befit.merge.rules import Elementwise, Isotropic
 from befit.merge.spaces import Draw, ModuleUpdates, merge_factors, merge_updates
 from befit.merge.update import Finished, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
@@ -26,6 +27,8 @@ from befit.storage import write_json
 
 __all__ = ["MergedModule", "Report", "merge_checkpoints"]
 
+_LOG = logging.getLogger(__name__)
+_WIDE = 1024  # from this width on a dense decomposition takes seconds
 _ROWS = 1 << 24  # numbers of a dense array that are read at once
 Tell = Callable[[int, int], None]
 
@@ -105,6 +108,7 @@ def merge_checkpoints(
     if first.dense and min(given) < 0:
         raise ConfigError([f"weights: {len(first.dense)} arrays of modules_to_save are averaged, which cannot be done "
                            f"with the negative weights {given}"], "the merge")  # fmt: skip
+    _warn_of_dense(how, opened)
     source = _Source(opened, tell, how)
     draw = _draw(folders, seed)
     found: list[MergedModule] = []
@@ -210,6 +214,21 @@ def _cast(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if not bool(torch.isfinite(value).all()):
         raise PayloadMismatch(f"the merged {name} does not fit into {str(dtype).removeprefix('torch.')}; use float32")
     return value
+
+
+def _warn_of_dense(how: Merge, opened: Sequence[Checkpoint]) -> None:
+    """Say what a merge of dense updates will take where that is much."""
+    rule = how.rule_value
+    if how.space != "delta" or isinstance(rule, Isotropic) or rule.linear:
+        return
+    widest = max(opened[0].modules.values(), key=lambda one: one.d_out * one.d_in)
+    if min(widest.d_out, widest.d_in) >= _WIDE:
+        size = 4e-9 * (len(opened) + 4) * widest.d_out * widest.d_in
+        _LOG.warning(
+            "%s in the space delta forms updates of %d x %d, about %.1f GB at once, and decomposes one for each of %d "
+            "modules; the space knots forms none",
+            how.rule, widest.d_out, widest.d_in, size, len(opened[0].modules),
+        )  # fmt: skip
 
 
 def _draw(folders: Sequence[Path], seed: int) -> Draw:

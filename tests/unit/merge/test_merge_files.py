@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -458,3 +460,25 @@ def test_a_mistake_is_one_message_and_exit_code_2(tmp_path: Path, options: tuple
 def test_a_smaller_update_than_the_rank_is_told(tmp_path: Path) -> None:
     told = call(make_adapter(tmp_path / "0", 0), "--out", tmp_path / "out", "--rank", "8")
     assert told.exit_code == 0 and "6 modules have a smaller update than the rank" in " ".join(told.stderr.split())
+
+
+def test_dense_merges_of_wide_modules_say_what_they_take_and_low_rank_ones_need_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("befit.merge.files._WIDE", 16)
+    folder = make_adapter(tmp_path / "0", 0)
+    told = call(folder, "--out", tmp_path / "a", "--space", "delta", "--rule", "ties")
+    assert told.exit_code == 0 and "forms updates of 16 x 24" in " ".join(told.stderr.split())
+    for number, options in enumerate(
+        [("--space", "delta"), ("--rule", "ties"), ("--space", "delta", "--rule", "iso-c")]
+    ):
+        told = call(folder, "--out", tmp_path / f"b{number}", *options)
+        assert told.exit_code == 0 and "forms updates" not in told.stderr
+
+
+def test_the_help_of_the_command_does_not_load_torch() -> None:
+    code = (
+        "import sys\nfrom befit.cli.main import app\ntry: app(['merge', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'peft'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
