@@ -9,6 +9,7 @@ import typer
 
 from befit.cli.output import make_table, only_json, print_json, screen
 from befit.errors import ConfigError
+from befit.schema import show
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -53,47 +54,59 @@ def cost(
     if models:
         _list_models(as_json)
         return
-    if problems := _problems(model, rounds, clients, labels, head):
-        raise ConfigError(problems, "the command")
     with only_json(as_json):
         from befit.cost.architecture import find_architecture
-        from befit.cost.arguments import chosen_methods
-        from befit.cost.compare import compare
-        from befit.registry import method_names
+        from befit.cost.compare import compare, with_savings
 
+        problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
-        chosen = chosen_methods(method or method_names(), [*every, *(assignments or ())])
+        chosen, found = _chosen(method, [*every, *(assignments or ())])
+        if problems := [*problems, *found]:
+            raise ConfigError(problems, "the command")
         architecture = find_architecture(model, task)
-        if architecture.task == "causal-lm" and (labels is not None or head):
+        if architecture.task == "causal-lm" and labels is not None:
             raise ConfigError(["--labels: causal-lm has no task head; --task text-classification has one"],
                               "the command")  # fmt: skip
-        found = compare(
+        rows = compare(
             architecture, {name: made for name, (_, made) in chosen.items()}, _targets(targets),
             rounds=rounds, dtype=dtype, labels=labels, head=head is not False, clients=clients,
         )  # fmt: skip
-        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in found]
+        if not method:
+            rows.sort(key=lambda row: -row["upload_bytes_total"])
+        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows)]
     if as_json:
         print_json(rows[0] if method and len(method) == 1 else rows)
     else:
-        _show(rows, architecture.source)
+        _show(rows)
 
 
-def _problems(model: str, rounds: int, clients: int | None, labels: int | None, head: bool | None) -> list[str]:
+def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The methods by name, or what is wrong with them."""
+    from befit.cost.arguments import chosen_methods
+    from befit.registry import method_names
+
+    try:
+        return chosen_methods(names or method_names(), assignments), ()
+    except ConfigError as error:
+        return {}, error.problems
+
+
+def _problems(
+    model: str, rounds: int, clients: int | None, labels: int | None, head: bool | None, targets: str
+) -> list[str]:  # fmt: skip
     problems = [] if model else ["--model: is required; --models lists those that are built in"]
     counts = {"--rounds": rounds, "--clients": clients, "--labels": labels}
     problems += [f"{option}: must be 1 or more, got {value}" for option, value in counts.items()
                  if value is not None and value < 1]  # fmt: skip
     if head and labels is None:
         problems.append("--head: needs --labels, the number of classes")
+    if not all(name.strip() for name in targets.split(",")):
+        problems.append(f"--targets: must be names with commas between, such as q_proj,v_proj, got {show(targets)}")
     return problems
 
 
 def _targets(text: str) -> list[str] | str:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ConfigError([f"--targets: must be names with commas between, such as q_proj,v_proj, got {text!r}"],
-                          "the command")  # fmt: skip
-    return text if text in ("auto", "all") else names
+    return text if text in ("auto", "all") else [name.strip() for name in text.split(",")]
 
 
 def _arguments(block: dict[str, Any]) -> dict[str, Any]:
@@ -111,39 +124,61 @@ def _list_models(as_json: bool) -> None:
     screen().print(make_table(("name", "task", "checkpoints of these shapes"), rows, wrap=2))
 
 
-def _show(rows: Sequence[dict[str, Any]], source: str) -> None:
+def _show(rows: Sequence[dict[str, Any]]) -> None:
     first, console = rows[0], screen()
     console.print(f"{first['model']}: {first['backbone_parameters']:,} parameters, frozen; adapters at "
-                  f"{first['adapted_modules']} modules ({source})", markup=False, soft_wrap=True)  # fmt: skip
+                  f"{first['adapted_modules']} modules", markup=False, soft_wrap=True)  # fmt: skip
+    sizes = [row["parameters"] for row in rows]
+    same = all(one == sizes[0] for one in sizes)
+    parts = [part for part in ("A", "B", "head") if any(one[part] for one in sizes)]
+    if same:
+        text = ", ".join(f"{part} {sizes[0][part]:,}" for part in parts)
+        console.print(f"one adapter: {text}", markup=False, soft_wrap=True)
     console.print()
-    headers, columns = _columns(rows)
-    console.print(make_table(headers, list(zip(*columns, strict=True))))
-    console.print()
-    width = first["bytes_per_value"]
-    text = f"Bytes of one client, {first['dtype']} ({width} a value); {first['rounds']} rounds, or the method's own."
+    _print_columns(_columns(rows))
+    if not same:
+        names = [row["method"] for row in rows]
+        _print_columns(
+            {"method": names, **{part: [f"{one[part]:,}" for one in sizes] for part in parts}}, "One adapter"
+        )
+    if "clients" in first:
+        together = {"method": [row["method"] for row in rows]}
+        for way in ("up", "down"):
+            _add_bytes(together, f"{way} in all", [row[f"{way}load_bytes_all_clients"] for row in rows])
+        _print_columns(together, f"{first['clients']:,} clients together")
+    if len(rows) == 1:
+        stages = {"stage": [one["name"] for one in first["stages"]],
+                  "rounds": [f"{one['rounds']:,}" for one in first["stages"]]}  # fmt: skip
+        for way in ("up", "down"):
+            _add_bytes(stages, f"{way} a round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
+        _print_columns(stages, "Stages")
+    text = (
+        f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
+    )
     console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headers and columns; those that say the same for every method, or nothing, are left out."""
+def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
+    screen().print(make_table(list(table), list(zip(*table.values(), strict=True)), title=title))
+    screen().print()
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """By header; columns that would say nothing are left out."""
     table: dict[str, list[str]] = {"method": [row["method"] for row in rows]}
-    for part in ("A", "B", "head"):
-        if part != "head" or any(row["parameters"]["head"] for row in rows):
-            table[part] = [f"{row['parameters'][part]:,}" for row in rows]
     table["trained"] = [f"{row['trained_parameters']:,}" for row in rows]
-    for header, key in (("up a round", "upload_bytes_per_round"), ("down a round", "download_bytes_per_round"),
-                        ("up in all", "upload_bytes_total"), ("down in all", "download_bytes_total")):  # fmt: skip
-        _add_bytes(table, header, [row[key] for row in rows])
+    up, down = ([row[f"{way}load_bytes_per_round"] for row in rows] for way in ("up", "down"))
+    _add_bytes(table, "up and down a round" if up == down else "up a round", up)
+    if up != down:
+        _add_bytes(table, "down a round", down)
+    for way in ("up", "down"):
+        _add_bytes(table, f"{way} in all", [row[f"{way}load_bytes_total"] for row in rows])
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
-        _add_bytes(table, "of it head, up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
+        _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
         table[f"saved against {rows[0]['method']}"] = ["-" if one is None else f"{one:.1%}" for one in shares]
-    if "clients" in rows[0]:
-        for way in ("up", "down"):
-            values = [row[f"{way}load_bytes_all_clients"] for row in rows]
-            _add_bytes(table, f"{way}, {rows[0]['clients']} clients", values)
-    return list(table), list(table.values())
+    return table
 
 
 def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) -> None:

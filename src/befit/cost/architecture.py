@@ -93,7 +93,7 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
         raise
     except Exception as error:  # transformers checks the types of some values, and trusts the rest
         raise ModelError(f"{source}: config.json describes no model that transformers knows: {error}") from error
-    return Architecture(path.name if path.exists() else name, config, task or _task_of(config, source), source)
+    return Architecture(name, config, task or _task_of(config, source), source)
 
 
 def _builtin(name: str, task: str | None) -> Architecture:

@@ -17,7 +17,7 @@ from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.errors import ConfigError
 from befit.method import Method
 
-__all__ = ["compare", "method_cost"]
+__all__ = ["compare", "method_cost", "with_savings"]
 
 
 def compare(
@@ -34,9 +34,7 @@ def compare(
     """A row for each method, all on the same backbone; the keys are those of `method_cost`, and of the backbone:
 
     backbone_parameters  frozen; with the task head where there are `labels`, as a run has it, else without one
-    adapted_modules      linear modules that get an adapter
-
-    With several methods each row has `upload_saving`, one minus its uploads over those of the first.
+    adapted_modules      linear modules that get an adapter, those that `targets` names
 
     rounds   of stages that do not say their own
     labels   classes of a classification task; None leaves the head out
@@ -58,17 +56,27 @@ def compare(
         "task": architecture.task,
         "backbone_parameters": _parameters(backbone, targets, with_head=labels is not None),
         "adapted_modules": len(shapes.targets),
+        "targets": targets if isinstance(targets, str) else list(targets),
         "labels": labels,
     }
-    rows = [
+    return [
         {**about, "method": name, **method_cost(method, shapes, rounds, dtype, clients)}
         for name, method in methods.items()
     ]
+
+
+def with_savings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with `upload_saving`: one minus a method's uploads over those of the first; a single row as it is.
+
+    None where the first uploads nothing.
+
+    >>> [row["upload_saving"] for row in with_savings([{"upload_bytes_total": 8}, {"upload_bytes_total": 2}])]
+    [0.0, 0.75]
+    """
+    if len(rows) < 2:
+        return [dict(row) for row in rows]
     first = rows[0]["upload_bytes_total"]
-    if len(rows) > 1:
-        for row in rows:
-            row["upload_saving"] = 1 - row["upload_bytes_total"] / first if first else None
-    return rows
+    return [{**row, "upload_saving": 1 - row["upload_bytes_total"] / first if first else None} for row in rows]
 
 
 def method_cost(
