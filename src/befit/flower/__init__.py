@@ -1,9 +1,12 @@
 """The same run on many machines, with Flower as the engine.
 
-records.py       a frame of bytes as a Flower record        server_app.py  the ServerApp
-link.py          frames to sites and back, over the Grid    client_app.py  the ClientApp
+records.py     a frame of bytes as Flower's record   server_app.py  Flower's ServerApp
+link.py        frames over Flower's Grid             client_app.py  Flower's ClientApp
 -- only these four import Flower --
-frame.py         requests and replies as bytes              engine.py      the engine, over any link
-desk.py          what a site answers                        consent.py     what a site agrees to
-site_file.py     a site's own file                          memory.py      what a site keeps
+at_sites.py    a run whose clients are sites         desk.py        what a site answers
+engine.py      the engine, over any link             consent.py     what a site agrees to
+census.py      a federation seen from afar           memory.py      what a site keeps
+frame.py       requests and replies as bytes         site_file.py   a site's own file
+app_folder.py  what `flwr run` starts                worker.py      a resident desk; call.py asks it
+keys.py        certificates and keys
 """

@@ -19,9 +19,9 @@ __all__ = ["GridLink"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8  # replies that are fetched together, so that not all of a round are in memory
-_WORLD = {3: "lost", 4: "lost", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
+_WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
 _WORDS = {
-    "lost": "the message was lost in Flower",
+    "late": "no reply in time (engine.deadline_s), or the message was lost in Flower",
     "offline": "the site is not connected",
     "crashed": "the site's process was killed, perhaps for want of memory; its log says more",
 }
@@ -104,7 +104,7 @@ class GridLink:
                 _LOG.warning("node %s, client %s: %s", name, client or "unknown", refusal)
                 if client and client not in self._expected:
                     self._answered.add(node)  # another run's site: what it thinks of this one does not matter
-                elif not isinstance(refusal, Lost) or refusal.kind not in (*_WORDS, "late"):
+                elif not isinstance(refusal, Lost) or refusal.kind not in _WORDS:
                     self._refused[node] = f"client {client or 'unknown'} at node {name}: {refusal}"
         return said
 

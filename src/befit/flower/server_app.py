@@ -8,19 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from befit.config import Experiment, load_experiment
 from befit.errors import RunError
-from befit.flower.census import client_ids, remote_host
-from befit.flower.consent import settings_of
-from befit.flower.engine import RemoteEngine, RemoteMemories, ask
+from befit.flower.at_sites import hello, run_at_sites
+from befit.flower.census import client_ids
 from befit.flower.link import GridLink
-from befit.host import resolve_model
 from befit.journal import Observer
-from befit.runner import Run, run
+from befit.runner import Run
 from befit.storage import read_json, write_json
 
 __all__ = ["run_over", "server_app"]
@@ -57,21 +54,14 @@ def run_over(
 
     Which node is which client, and the run's name at the sites, are in `.sites.json` there; a resumed run needs it.
     """
-    experiment = resolve_model(experiment)
     record = out / ".sites.json"
     before: Mapping[str, Any] = read_json(record) if resume and record.exists() else {}
     if resume and not before and (out / "config.yaml").exists():
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
     name = before.get("run") or uuid.uuid4().hex
     link = GridLink(grid, experiment.engine.deadline_s, pinned, before.get("nodes"), poll_s)
-    settings = settings_of(experiment)
-    hello = ask("hello", {"run": name, "label": "hello", "settings": settings, "method": experiment.method}, {})
-    said = link.gather(client_ids(experiment), hello, experiment.engine.wait_s, before.get("said", {}))
+    said = link.gather(
+        client_ids(experiment), hello(experiment, name), experiment.engine.wait_s, before.get("said", {})
+    )
     write_json(record, {"run": name, "nodes": link.nodes, "said": said})
-    host = remote_host(experiment, said)
-
-    def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
-        wire = getattr(torch, experiment.wire.dtype)
-        return RemoteEngine(link, host.infos, name, label, settings, method, wire), RemoteMemories()
-
-    return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
+    return run_at_sites(experiment, link, name, said, out, resume, observer)

@@ -40,6 +40,7 @@ def grid(sites: list[Path]) -> LoopbackGrid:
 @pytest.fixture
 def experiment() -> Callable[..., Experiment]:
     def make(method: str | dict[str, Any] = "fedit", engine: dict[str, Any] | None = None, **more: Any) -> Experiment:
-        return load_experiment({**SMALL, "method": method, "engine": engine or {"kind": "flower"}, **more})
+        values = {**SMALL, "method": method, "engine": engine or {"kind": "flower"}, **more}
+        return load_experiment({key: value for key, value in values.items() if value is not None})
 
     return make

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.unit.flower.loopback import LoopbackGrid
+from PIL import Image
+from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
 from befit.config import Experiment
 from befit.flower.server_app import run_over
-from befit.registry import method_names
+from befit.merge.merge import Merge
+from befit.recipe.recipe import Recipe
+from befit.registry import build_method, method_names, register
 from befit.runner import run
 
 
@@ -46,3 +51,52 @@ def test_numbers_are_the_same_in_bfloat16(
     up = [sum(line["bytes_up"] for line in map(json.loads, (path / "ledger.jsonl").read_text().splitlines()))
           for path in (remote, local)]  # fmt: skip
     assert up[0] == up[1]
+
+
+def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Two files with other column names; at the sites the server knows their ids and nothing else."""
+    rng, paths = np.random.default_rng(0), {}
+    for client in ("north", "south"):
+        (tmp_path / client / "images").mkdir(parents=True)
+        lines = []
+        for number in range(30):
+            picture = rng.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(picture).save(tmp_path / client / "images" / f"{number}.png")
+            lines.append(json.dumps({"image": f"images/{number}.png", "label": str(number % 10)}))
+        paths[client] = tmp_path / client / "data.jsonl"
+        paths[client].write_text("\n".join(lines))
+    data = {"task": "image-classification", "label_names": [str(digit) for digit in range(10)]}
+    common: dict[str, Any] = {"benchmark": None, "model": {"id": "digits-vit"}}
+    sites = {client: write_site(tmp_path / client, client, f"data: {path}\n") for client, path in paths.items()}
+    remote_config = experiment("fedsa", data={**data, "clients": dict.fromkeys(paths, "its-site")}, **common)
+    remote = run_over(LoopbackGrid(sites.values()), remote_config, tmp_path / "remote", poll_s=0.01).path
+    here = {client: str(path) for client, path in paths.items()}
+    local = run(
+        experiment("fedsa", {"store": "disk"}, data={**data, "clients": here}, **common), out=tmp_path / "local"
+    )
+    assert same(server_memory(remote), server_memory(local.path))
+    there = site_memories(remote, sites, "fedsa")
+    assert all(same(there[client], memory) for client, memory in local_memories(local.path).items())
+    text = "".join(path.read_text() for path in remote.rglob("*.json*"))
+    assert str(paths["north"]) not in text and "data.jsonl" not in text
+
+
+@register("knots_at_sites", title="FedIT, merged in KnOTS's basis")
+def knots_at_sites(rank: int = 4) -> Recipe:
+    """FedIT whose server merges with TIES in KnOTS's shared basis (up = down = r(d_in + d_out) per module).
+
+    rank  rank of the adapter
+    """
+    return replace(build_method({"name": "fedit", "rank": rank}), merge=Merge(space="knots", rule="ties", density=0.3))
+
+
+def test_a_merge_in_knots_basis_is_the_local_one_bit_by_bit(
+    grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    remote = run_over(grid, experiment("knots_at_sites"), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("knots_at_sites", {"store": "disk"}), out=tmp_path / "local").path
+    plain = run(experiment({"name": "fedit", "rank": 4}, {"store": "disk"}), out=tmp_path / "plain").path
+    assert same(server_memory(remote), server_memory(local))
+    assert not same(server_memory(remote), server_memory(plain))

@@ -1,0 +1,54 @@
+"""A run whose clients are sites, over any link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.config import CheckpointSettings, Experiment
+from befit.flower.census import remote_host
+from befit.flower.consent import settings_of
+from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
+from befit.host import resolve_model
+from befit.journal import Observer
+from befit.runner import Run, run
+
+__all__ = ["hello", "run_at_sites"]
+
+
+def hello(experiment: Experiment, name: str) -> bytes:
+    """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
+    experiment = resolve_model(experiment)
+    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "method": experiment.method}
+    return ask("hello", header, {})
+
+
+def run_at_sites(
+    experiment: Experiment,
+    link: Link,
+    name: str,
+    said: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    resume: bool = False,
+    observer: Observer | None = None,
+) -> Run:
+    """Run an experiment into the directory `out`; see `befit.runner.run`.
+
+    name  the run's name at the sites, the same when it is resumed
+    said  what each client answered to `hello`, in the order that decides cohorts
+
+    Raises ConfigError where a site has another backbone or another benchmark than the server.
+    """
+    # A site can go back by one round, so the server must not have to go back by more.
+    experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
+    settings, host = settings_of(experiment), remote_host(experiment, said)
+
+    def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
+        wire = getattr(torch, experiment.wire.dtype)
+        return RemoteEngine(link, host.infos, name, label, settings, method, wire), RemoteMemories()
+
+    return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

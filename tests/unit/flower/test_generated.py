@@ -1,0 +1,132 @@
+"""What befit writes for a federation: the app, certificates, keys, and the commands of docs/flower.md."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.config import Experiment, load_experiment
+from befit.errors import ConfigError, RunError
+from befit.flower.app_folder import write_app
+from befit.flower.keys import write_certificates, write_site_keys
+
+ROOT = Path(__file__).parents[3]
+Make = Callable[..., Experiment]
+
+
+def invoke(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def test_the_app_is_what_flower_accepts_and_holds_the_same_experiment(experiment: Make, tmp_path: Path) -> None:
+    from flwr.cli.build import build_fab_from_disk  # what `flwr run` does first
+
+    clients = write_app(experiment(), tmp_path / "app", tmp_path / "run")
+    assert clients == ["client-00", "client-01"]
+    assert build_fab_from_disk(tmp_path / "app")
+    held = load_experiment(tmp_path / "app" / "befit_app" / "experiment.yaml")
+    assert held.method == experiment().method and held.engine.kind == "flower"
+    settings = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert settings == {"out": str(tmp_path / "run"), "resume": False, "insecure": False}
+
+
+def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
+    values = {
+        "name": "own", "model": {"id": "some/encoder"}, "method": "fedit", "engine": {"kind": "flower"},
+        "data": {"task": "text-classification", "label_names": ["a", "b"], "clients": {"x": "secret/place"}},
+    }  # fmt: skip
+    assert write_app(load_experiment(values), tmp_path / "app", tmp_path / "run") == ["x"]
+    assert all("secret" not in path.read_text() for path in (tmp_path / "app").rglob("*.*"))
+
+
+def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
+    values = {
+        "name": "own", "model": {"id": "some/encoder"}, "method": "fedit", "engine": {"kind": "flower"},
+        "data": {"task": "text-classification", "clients": "data"},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as refused:
+        write_app(load_experiment(values), tmp_path / "app", tmp_path / "run")
+    assert [problem.split(":")[0] for problem in refused.value.problems] == ["data.clients", "data.label_names"]
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_local_run_of_a_configuration_for_flower_says_what_to_do(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("benchmark: digits\nmethod: fedit\nengine: {kind: flower}\n")
+    done = CliRunner().invoke(app, ["run", str(config), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 2 and "befit flower app CONFIG --out DIR" in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_certificates_name_the_hosts_and_the_authority_signs_nothing_more(tmp_path: Path) -> None:
+    write_certificates(tmp_path, ["server.example", "10.0.0.7"])
+    ca, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server.example"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.7")]
+    server.verify_directly_issued_by(ca)
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert server.not_valid_before_utc < datetime.datetime.now(datetime.UTC) < server.not_valid_after_utc
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "server.crt", "server.key"]
+
+
+def test_keys_belong_together_and_are_never_overwritten(tmp_path: Path) -> None:
+    write_site_keys(tmp_path)
+    private = load_ssh_private_key((tmp_path / "site.key").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "site.pub").read_bytes())
+    assert private.public_key() == public
+    assert stat.S_IMODE((tmp_path / "site.key").stat().st_mode) == 0o600
+    before = (tmp_path / "site.key").read_bytes()
+    with pytest.raises(RunError, match="not overwritten"):
+        write_site_keys(tmp_path)
+    assert (tmp_path / "site.key").read_bytes() == before
+
+
+def test_node_config_explains_every_key_and_checks_the_file(sites: list[Path], tmp_path: Path) -> None:
+    found = json.loads(invoke("flower", "node-config", str(sites[0]), "--server", "host:1", "--json"))
+    assert found["site"]["client"] == "client-00" and all(key["means"] for key in found["keys"].values())
+    words = shlex.split(found["command"])
+    assert "--insecure" not in words and {"--root-certificates", "--auth-supernode-private-key"} <= set(words)
+    sites[0].write_text("client: a\n")
+    invoke("flower", "node-config", str(sites[0]), code=2)
+    assert "client: hospital-a" in invoke("flower", "node-config", str(tmp_path / "none.yaml"))
+
+
+def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """befit's run; of Flower's, every option is one that its own help lists."""
+    text = (ROOT / "docs" / "flower.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line) for language, block in blocks if not language for line in block.splitlines()]
+    (site,) = [block for language, block in blocks if language == "yaml"]
+    (tmp_path / "site.yaml").write_text(site)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+    for words in commands:
+        seen.add(" ".join(words[:2]))
+        if words[0] == "befit" and words[1] != "worker":
+            invoke(*words[1:])
+        elif words[0] in ("flower-superlink", "flower-supernode"):
+            binary = Path(sys.executable).parent / words[0]
+            known = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True).stdout
+            assert all(word in known for word in words if word.startswith("--")), words
+    assert {"befit flower", "befit worker", "flwr run"} <= seen
+    assert (tmp_path / "app" / "pyproject.toml").exists() and (tmp_path / "keys" / "site.pub").exists()

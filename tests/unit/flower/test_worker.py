@@ -1,0 +1,109 @@
+"""The resident worker: the same bytes as a cold start, for those who know the token, and never in the way when gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+from befit.config import Experiment
+from befit.errors import RunError
+from befit.flower.at_sites import hello
+from befit.flower.call import call, worker_file
+from befit.flower.desk import Desk
+from befit.flower.frame import unpack
+from befit.flower.site_file import load_site
+from befit.flower.worker import serve_site
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def worker(sites: list[Path]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "befit", "worker", str(sites[0]), "-q"])
+    end = time.monotonic() + 60
+    while not worker_file(load_site(sites[0])).exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def without_desk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Desk, request: bytes) -> bytes:
+        raise AssertionError("a cold start")
+
+    monkeypatch.setattr(Desk, "answer", refuse)
+
+
+def test_a_worker_answers_what_a_cold_start_answers(
+    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, request = load_site(sites[0]), hello(experiment(), "trial")
+    cold = Desk(site).answer(request)
+    without_desk(monkeypatch)
+    assert call(site, request) == call(site, request) == cold
+
+
+def test_a_killed_worker_is_replaced_by_a_cold_start(
+    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+) -> None:
+    site, request = load_site(sites[0]), hello(experiment(), "trial")
+    warm = call(site, request)
+    worker.kill()
+    worker.wait()
+    assert worker_file(site).exists()
+    assert call(site, request) == warm
+
+
+def test_only_its_user_can_read_the_token_and_nobody_gets_in_without(
+    worker: subprocess.Popen[bytes], sites: list[Path]
+) -> None:
+    path = worker_file(load_site(sites[0]))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    address = json.loads(path.read_text())["address"]
+    assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
+    for _ in range(2):  # turned away, and still there for the next one
+        with pytest.raises(AuthenticationError):
+            Client(address, "AF_UNIX", authkey=b"guess")
+    assert worker.poll() is None
+
+
+def test_a_change_of_the_site_file_counts_at_once(
+    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+) -> None:
+    site, request = load_site(sites[0]), hello(experiment(), "trial")
+    assert unpack(call(site, request), "a reply")[0]["kind"] == "hello"
+    sites[0].write_text(sites[0].read_text() + "methods: [potara]\n")
+    refused = unpack(call(site, request), "a reply")[0]
+    assert refused["kind"] == "failure" and "not among the site's methods: potara" in refused["reason"]
+
+
+def test_a_stopped_worker_leaves_nothing_and_a_second_one_is_refused(
+    worker: subprocess.Popen[bytes], sites: list[Path]
+) -> None:
+    path = worker_file(load_site(sites[0]))
+    with pytest.raises(RunError, match="is running already"):
+        serve_site(sites[0])
+    address = json.loads(path.read_text())["address"]
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(timeout=20) == 0
+    assert not path.exists() and not os.path.exists(address)
+
+
+def test_passing_a_message_on_loads_no_torch() -> None:
+    """Flower starts this in a new process for every message."""
+    code = "import sys, befit.flower.client_app; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
