@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from befit.errors import ConfigError
+from befit.errors import ConfigError, PayloadMismatch
 from befit.flower.call import call
 from befit.flower.records import from_content, to_content
 from befit.flower.site_file import load_site
 
 __all__ = ["app"]
+
+_LOG = logging.getLogger(__name__)
 
 app = ClientApp()
 
@@ -19,10 +23,16 @@ app = ClientApp()
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
-    """The reply to any request of befit's server; see `befit.flower.desk.Desk` for what there is."""
-    path = context.node_config.get("site")
-    if not isinstance(path, str):
-        raise ConfigError(
-            ["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node's settings"
-        )
-    return Message(to_content(call(load_site(path), from_content(message.content))), reply_to=message)
+    """The reply to any request of befit's server; see `befit.flower.desk.Desk` for what there is.
+
+    Flower tells the server the text of an exception, so what is raised here names no place of the site.
+    """
+    try:
+        path = context.node_config.get("site")
+        if not isinstance(path, str):
+            raise ConfigError(["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node")
+        return Message(to_content(call(load_site(path), from_content(message.content))), reply_to=message)
+    except Exception as error:
+        _LOG.exception("this site cannot answer")
+        text = str(error) if isinstance(error, PayloadMismatch) else "the site's log says more"
+        raise RuntimeError(f"{type(error).__name__}: {text}") from None

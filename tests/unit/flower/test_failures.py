@@ -220,3 +220,12 @@ def test_a_run_says_which_sites_have_not_come(grid: LoopbackGrid, experiment: Ma
     grid.online = {11}
     with pytest.raises(NotEnoughReplies, match=r"1 of 2 sites have come; missing: client-01 \(engine.wait_s\)"):
         go(grid, experiment(engine=FAST), tmp_path / "run")
+
+
+def test_a_broken_site_file_is_told_without_its_place(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    sites[1].write_text("client: [")
+    with pytest.raises(ConfigError, match="ConfigError: the site's log says more") as refused:
+        go(grid, experiment(engine=FAST), tmp_path / "run")
+    assert str(sites[1]) not in str(refused.value)
