@@ -1,0 +1,82 @@
+"""What a real run's ledger counts is what `befit cost` says, for every method, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.config import load_experiment, run_names
+from befit.cost.architecture import find_architecture
+from befit.cost.compare import compare
+from befit.registry import build_method, method_names
+from befit.runner import run
+
+ROUNDS, CLIENTS = 2, ("client-00", "client-01")
+Ledger = dict[tuple[str, str, int], tuple[int, int]]  # (client, stage, round) -> bytes up, bytes down
+EVERY_METHOD = pytest.mark.parametrize("name", method_names())
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ledger]]:
+    """By dtype of the wire and method: the ledger of one run of all methods on digits."""
+    found: dict[str, dict[str, Ledger]] = {}
+    first, *others = method_names()
+    for dtype in ("float32", "bfloat16"):
+        experiment = load_experiment({
+            "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
+            "method": first, "baselines": others, "wire": {"dtype": dtype},
+            "train": {"max_steps": 1}, "federation": {"rounds": ROUNDS},
+        })  # fmt: skip
+        path = run(experiment, out=tmp_path_factory.mktemp("run") / dtype).path
+        folders = [path, *(path / "baselines" / label for label in run_names(experiment)[1:])]
+        found[dtype] = {name: dict(_lines(folder)) for name, folder in zip(method_names(), folders, strict=True)}
+    return found
+
+
+def _lines(folder: Path) -> Iterator[tuple[tuple[str, str, int], tuple[int, int]]]:
+    for line in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
+        if line["purpose"] == "train":
+            yield (line["client"], line["stage"], line["round"]), (line["bytes_up"], line["bytes_down"])
+
+
+def row_of(name: str, dtype: str = "float32") -> dict[str, Any]:
+    model, methods = find_architecture("digits-vit"), {name: build_method(name)}
+    return compare(model, methods, "auto", rounds=ROUNDS, dtype=dtype, labels=10)[0]
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_client_uploads_the_bytes_of_the_formula(
+    name: str, dtype: str, ledgers: dict[str, dict[str, Ledger]]
+) -> None:
+    row, ledger = row_of(name, dtype), ledgers[dtype][name]
+    sent = {stage["name"]: stage["upload_bytes_per_round"] for stage in row["stages"]}
+    assert {key: up for key, (up, _) in ledger.items()} == {
+        (client, stage["name"], round_ + 1): sent[stage["name"]]
+        for client in CLIENTS
+        for stage in row["stages"]
+        for round_ in range(stage["rounds"])
+    }
+    for client in CLIENTS:
+        assert sum(up for (who, _, _), (up, _) in ledger.items() if who == client) == row["upload_bytes_total"]
+
+
+@EVERY_METHOD
+def test_each_client_downloads_the_bytes_of_the_formula(name: str, ledgers: dict[str, dict[str, Ledger]]) -> None:
+    """Plain numbers beside the arrays are in the ledger, and are the same on both wires; arrays are half on one. So
+    twice the difference is the arrays. In a first round there may be nothing to send yet."""
+    wide, narrow = ledgers["float32"][name], ledgers["bfloat16"][name]
+    assert wide.keys() == narrow.keys()
+    stages = {stage["name"]: stage for stage in row_of(name)["stages"]}
+    for key, (_, down) in wide.items():
+        _, stage, round_ = key
+        arrays, expected = 2 * (down - narrow[key][1]), stages[stage]["download_bytes_per_round"]
+        assert 0 <= down - arrays < 1000
+        if stages[stage]["federated"] and round_ == 1:
+            assert arrays in (0, expected)
+        else:
+            assert arrays == expected

@@ -1,0 +1,128 @@
+"""`befit cost` as a person or a script calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+
+runner = CliRunner()
+LLAMA = ("--model", "llama-3.2-3b", "--targets", "q_proj,k_proj,v_proj", "--rank", "8", "--rounds", "600")
+
+
+def call(*arguments, **options):
+    return runner.invoke(app, ["cost", *map(str, arguments)], **options)
+
+
+def read(*arguments):
+    done = call(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_one_method_is_one_object():
+    """Potara on Commonsense, potara.md 5.8: 50 rounds up, and one download more for the merge."""
+    found = read(*LLAMA, "--method", "potara", "--set", "rounds_fedit=50")
+    assert found["parameters"] == {"A": 2_064_384, "B": 1_146_880, "head": 0, "total": 3_211_264}
+    assert found["upload_bytes_per_round"] == found["download_bytes_per_round"] == 12_845_056
+    assert found["upload_bytes_total"] == 642_252_800
+    assert found["download_bytes_total"] == 655_097_856
+    assert found["backbone_parameters"] == 3_212_749_824
+    assert found["adapted_modules"] == 84
+    assert (found["dtype"], found["bytes_per_value"]) == ("float32", 4)
+    assert found["arguments"]["rounds_fedit"] == 50
+
+
+def test_several_methods_are_a_list_in_the_order_given():
+    found = read(*LLAMA, "--method", "potara", "--method", "fedsa", "--set", "potara.rounds_fedit=50")
+    assert [row["method"] for row in found] == ["potara", "fedsa"]
+    assert found[1]["upload_saving"] == 1 - 4_954_521_600 / 642_252_800
+
+
+def test_without_a_method_all_are_listed_the_dearest_first():
+    found = read("--model", "digits-vit")
+    sent = [row["upload_bytes_total"] for row in found]
+    assert sent == sorted(sent, reverse=True)
+    assert {"local", "fedit", "potara", "fedsa"} <= {row["method"] for row in found}
+
+
+def test_the_table_has_a_row_for_each_method_and_one_unit_a_column():
+    done = call(*LLAMA, "--method", "fedit", "--method", "fedsa", "--method", "potara", "--set", "rounds_fedit=50",
+                env={"COLUMNS": "100"})  # fmt: skip
+    assert done.exit_code == 0
+    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
+    assert lines["fedit"][1:] == ["3,211,264", "12.8", "7,707.0", "7,707.0", "0.0%"]
+    assert lines["fedsa"][1:] == ["3,211,264", "8.3", "4,954.5", "4,954.5", "35.7%"]
+    assert lines["potara"][1:] == ["6,422,528", "12.8", "642.3", "655.1", "91.7%"]
+    assert "A 2,064,384, B 1,146,880" in done.stdout
+
+
+def test_a_single_method_shows_its_stages_and_all_clients():
+    done = call("--model", "digits-vit", "--method", "potara", "--labels", "10", "--clients", "3",
+                "--set", "rounds_local=7")  # fmt: skip
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["local", "7", "0.0", "0.0"] in lines
+    assert ["merge", "1", "0.0", "35.4"] in lines  # 2 * 4,096 + 650 entries of 4 bytes
+    assert "3 clients together" in done.stdout
+
+
+def test_differing_adapters_get_a_table_of_their_own():
+    done = call("--model", "digits-vit", "--method", "fedit", "--method", "fedsa", "--set", "fedsa.rank=2")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["fedit", "4,096", "4,096"] in lines and ["fedsa", "1,024", "1,024"] in lines
+
+
+def test_mistakes_are_one_message_and_code_2():
+    done = call("--rounds", 0, "--clients", 0, "--labels", 0, "--targets", "q_proj,,", "--method", "potra")
+    assert done.exit_code == 2 and done.stdout == ""
+    assert done.stderr.startswith("ConfigError: 6 problems in the command\n")
+    for words in ("--model: is required", "--rounds: must be 1 or more, got 0", "--clients:", "--labels:",
+                  '--targets: must be names with commas between, such as q_proj,v_proj, got "q_proj,,"',
+                  "Did you mean: potara?"):  # fmt: skip
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "llama-3.2-3b", "--labels", "3"), "causal-lm has no task head"),
+        (("--model", "vit-b-16", "--head"), "--head: needs --labels"),
+        (("--model", "llama-3.2-3b", "--targets", "q_prj"), "Did you mean: q_proj?"),
+        (("--model", "no/such"), "nothing is fetched"),
+        (("--model", "mbert", "--method", "fedalt", "--clients", "1"), "at least 2, got 1"),
+    ],
+)
+def test_a_mistake_says_what_to_do(arguments, words):
+    done = call("--method", "fedit", *arguments)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert words in " ".join(done.stderr.split())
+
+
+def test_a_language_model_can_be_a_classifier():
+    found = read("--model", "qwen2.5-0.5b", "--task", "text-classification", "--labels", "5", "--method", "fedit")
+    assert found["parameters"]["head"] == 5 * 896
+    # The head takes the place of the output embedding, which is the input embedding anyway.
+    assert found["backbone_parameters"] == 494_032_768 + 5 * 896
+
+
+def test_the_built_in_models_are_listed():
+    assert "Qwen/Qwen3-4B-Instruct-2507" in call("--models", env={"COLUMNS": "120"}).stdout
+    found = json.loads(call("--models", "--json").stdout)
+    assert len(found) == 10
+    assert next(one for one in found if one["name"] == "mbert")["config"]["vocab_size"] == 119_547
+
+
+@pytest.mark.parametrize("words", ["--help", "--models"])
+def test_help_and_the_list_load_nothing_heavy(words):
+    code = (
+        "import sys\nfrom befit.cli.main import app\n"
+        f"try: app(['cost', {words!r}])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,106 @@
+"""Bytes of stages, from a plan written by hand."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from befit.adapters.layout import Layout, ModelShapes, ModuleShape, Slot
+from befit.cost.parameters import count, slot_sizes
+from befit.cost.traffic import communication, stage_traffic, totals
+from befit.method import Method, Personal
+from befit.types import Stage, TensorSpec
+
+
+@dataclass(frozen=True)
+class Download(Personal):
+    """A personal stage that receives one array."""
+
+    def client_update(self, client, received, site, at):
+        raise NotImplementedError
+
+    def downlink(self, stage, specs):
+        return {"shared/block.00.q_proj/A": specs["shared/block.00.q_proj/A"]}
+
+
+@dataclass(frozen=True)
+class ByHand(Method):
+    """Trains alone for 7 rounds, federates for as many as the configuration says, then receives A once."""
+
+    layout = Layout((Slot("shared", 2, 4.0), Slot("own", 3, 6.0)), gated=("shared", "own"))
+
+    def plan(self):
+        return [
+            Stage("alone", Download(), 7, uplink=False),
+            Stage("federate", self),
+            Stage("last", Download(), 1, False),
+        ]
+
+    def uplink(self, stage, specs):
+        return {**{key: spec for key, spec in specs.items() if key.startswith("shared/")}, **COUNTS}
+
+    def downlink(self, stage, specs):
+        return {key: spec for key, spec in specs.items() if key.startswith("shared/block")}
+
+    def _unused(self, *_):
+        raise NotImplementedError
+
+    server_init = client_init = client_update = dispatch = aggregate = deploy = _unused
+
+
+COUNTS = {"statistics/block.00.q_proj/count": TensorSpec((5,), "int64")}
+SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(10, 20)}, {"classifier": ModuleShape(20, 4, bias=True)})
+SPECS = ByHand.layout.specs(SHAPES)
+
+
+def test_the_totals_are_those_of_a_sum_on_paper():
+    """Shared: A 2*10, B 20*2, head 4*20 + 4 = 144 entries, and 5 integers of 8 bytes go up; A and B = 60 come down.
+
+    Up: 144*4 + 40 = 616 in each of 3 rounds. Down: 60*4 = 240 in each of 3, A = 80 in each of 7 + 1.
+    """
+    assert communication(ByHand(), SPECS, rounds=3, width=4) == {
+        "bytes_up_per_round": 616, "bytes_up_total": 1848,
+        "bytes_down_per_round": 240, "bytes_down_total": 720 + 640,
+    }  # fmt: skip
+
+
+def test_a_narrower_wire_leaves_integers_as_they_are():
+    """144*2 + 40."""
+    assert communication(ByHand(), SPECS, rounds=1, width=2)["bytes_up_per_round"] == 328
+
+
+def test_stages_keep_their_own_rounds_and_say_who_may_send():
+    stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
+    assert [(one.name, one.rounds, one.federated, sum(one.up.values()), sum(one.down.values())) for one in stages] == [
+        ("alone", 7, False, 0, 80), ("federate", 3, True, 616, 240), ("last", 1, False, 0, 80),
+    ]  # fmt: skip
+
+
+def test_a_part_is_counted_by_its_keys():
+    """The head's 84 entries go up and never down."""
+    stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
+    head = totals(stages, lambda key: "/classifier/" in key)
+    assert head == {
+        "bytes_up_per_round": 336, "bytes_up_total": 1008, "bytes_down_per_round": 0, "bytes_down_total": 0,
+    }  # fmt: skip
+
+
+def test_slots_are_counted_by_factor_with_the_head_apart():
+    """The gate weighs two slots at every module: 2*10 at q_proj and 2*20 at the classifier."""
+    assert slot_sizes(SPECS, SHAPES.heads) == {
+        "shared": {"A": 20, "B": 40, "head": 84, "total": 144},
+        "own": {"A": 30, "B": 60, "head": 84, "total": 174},
+        "gate": {"A": 0, "B": 0, "head": 0, "G": 60, "total": 60},
+    }
+    assert count(SPECS) == 144 + 174 + 60
+
+
+def test_a_dense_update_of_a_target_is_no_head():
+    dense = Layout((Slot("merged", 2, 4.0, dense=True),))
+    assert slot_sizes(dense.specs(SHAPES), SHAPES.heads)["merged"] == {
+        "A": 0, "B": 0, "head": 84, "weight": 200, "total": 284,
+    }  # fmt: skip
+
+
+def test_a_dtype_that_does_not_exist_is_an_error_and_not_four_bytes():
+    with pytest.raises(AttributeError):
+        communication(ByHand(), {**SPECS, "shared/x/A": TensorSpec((1,), "float31")}, rounds=1, width=4)
