@@ -65,7 +65,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         shorter = SHORT if words[1] == "run" else ()
         done = befit(*words[1:3], *shorter, *words[3:], cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"
-    assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain"}
+    assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain", "cost"}
     assert (tmp_path / "for-the-hospital" / "adapter_model.safetensors").exists()
 
 
