@@ -124,6 +124,27 @@ def node_config(
     console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)
 
 
+@app.command("doctor")
+def doctor(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's file.")] = Path("site.yaml"),
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = None,
+    ca: Annotated[Path, typer.Option("--ca", metavar="FILE", help="The server's authority.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The site's private key.")] = Path("keys/site.key"),
+    as_json: Json = False,
+) -> None:
+    """Look for what keeps a site from taking part, and say how to mend it. Exit code 2 if something is wrong."""
+    from befit.flower.doctor import examine
+
+    findings = examine(site, server, ca, key)
+    if as_json:
+        print_json([vars(one) for one in findings])
+    else:
+        rows = [[one.what, one.found, one.mend or "in order"] for one in findings]
+        screen().print(make_table(["what", "found", "how to mend it"], rows, wrap=1))
+    if any(one.mend for one in findings):
+        raise typer.Exit(2)
+
+
 EXAMPLE = """  client: hospital-a
   data: data/train.jsonl
   models: {HuggingFaceTB/SmolLM2-135M: /models/smollm2-135m}

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import re
 import shlex
+import socket
 import stat
 import subprocess
 import sys
@@ -130,3 +131,40 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
             assert all(word in known for word in words if word.startswith("--")), words
     assert {"befit flower", "befit worker", "flwr run"} <= seen
     assert (tmp_path / "app" / "pyproject.toml").exists() and (tmp_path / "keys" / "site.pub").exists()
+
+
+def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) -> None:
+    """A healthy site but for its server; then one mistake at a time, each found where it is and nowhere else."""
+    write_certificates(tmp_path, ["127.0.0.1"])
+    write_site_keys(tmp_path)
+    site, data, state = tmp_path / "site.yaml", tmp_path / "data.jsonl", tmp_path / "state"
+    data.write_text("")
+    state.mkdir(mode=0o700)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    site.write_text("client: a\ndata: data.jsonl\nmodels: {one: ./model}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def wrong(*more: str) -> list[str]:
+        words = ["flower", "doctor", str(site), "--ca", str(tmp_path / "ca.crt"), "--key", str(tmp_path / "site.key")]
+        done = CliRunner().invoke(app, [*words, *more, "--json"])
+        found = [one["what"] for one in json.loads(done.stdout) if one["mend"]]
+        assert done.exit_code == (2 if found else 0)
+        return found
+
+    assert wrong() == []
+    assert wrong("--server", server) == ["server"]
+    (tmp_path / "site.key").chmod(0o644)
+    assert wrong() == ["key"]
+    (tmp_path / "site.key").chmod(0o600)
+    state.chmod(0o755)
+    assert wrong() == ["state"]
+    state.chmod(0o700)
+    data.unlink()
+    assert wrong() == ["data"]
+    site.write_text("client: a\nmodels: {one: ./none}\nbenchmarks: [digits]\n")
+    assert wrong() == ["model one"]
+    site.write_text("client: a/b\n")
+    assert wrong() == ["site's file"]
