@@ -32,6 +32,9 @@ class ModelSettings:
     device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
     gradient_checkpointing  recompute activations in the backward pass: less memory, more time
     max_length              longest text, in tokens; the rest is cut off
+    prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), plain,
+                            alpaca, auto (chat where there is a template, else plain), or a text of your own with
+                            {instruction} and {input}
     quantise                hold the backbone in 8 or 4 bits
     """
 
@@ -41,6 +44,7 @@ class ModelSettings:
     device: str = "cpu"
     gradient_checkpointing: bool = False
     max_length: int = 256
+    prompt: str = "auto"
     quantise: Literal["none", "int8", "nf4"] = "none"
 
 
@@ -143,16 +147,21 @@ class FederationSettings:
 class EvaluateSettings:
     """When and on what the clients' models are measured.
 
-    every             rounds between two measurements; 0: only at the end
-    split             test or val
-    batch_size        examples per forward pass
-    generate          measure generated text too (causal-lm)
+    every           rounds between two measurements; 0: only at the end
+    split           test or val
+    batch_size      examples per forward pass
+    generate        measure generated text too (causal-lm)
+    max_new_tokens  longest generated answer
+    metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
+                    or [choice_per_token] of records with choices; null: exact_match and rougeL with generate
     """
 
     every: int = 0
     split: Literal["test", "val"] = "test"
     batch_size: int = 256
     generate: bool = False
+    max_new_tokens: int = 128
+    metrics: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from befit.config import Experiment
-from befit.errors import ConfigError
+from befit.errors import ConfigError, did_you_mean
 from befit.registry import check_method
 from befit.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
+from befit.tasks.prompts import prompt_problem
+from befit.tasks.text_metrics import GENERATED, METRICS
 
 __all__ = ["parse_experiment"]
 
@@ -35,6 +37,7 @@ RULES: Mapping[str, Rule] = {
         lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
     ),
     "model.max_length": POSITIVE,
+    "model.prompt": Rule(lambda value: not prompt_problem(value), prompt_problem("")),
     "data.val_fraction": _between(0, 1),
     "data.test_fraction": _between(0, 1),
     "adapter.targets": Rule(lambda value: len(value) > 0, "must name at least one module"),
@@ -56,6 +59,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "evaluate.every": _at_least(0),
     "evaluate.batch_size": POSITIVE,
+    "evaluate.max_new_tokens": POSITIVE,
+    "evaluate.metrics": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
     "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,
     "engine.spool_mib": _at_least(0),
@@ -184,9 +189,24 @@ def _training(train: Any) -> list[str]:
 
 
 def _generation(evaluate: Any, task: str) -> list[str]:
-    if evaluate and evaluate.generate and task != "causal-lm":
-        return [f"evaluate.generate: is for causal-lm, and the task is {task}; set it to false"]
-    return []
+    """What is measured of text, of which only language models have any."""
+    if not evaluate:
+        return []
+    metrics = evaluate.metrics or []
+    if task != "causal-lm":
+        return [f"evaluate.{key}: is for causal-lm, and the task is {task}; set it to {off}"
+                for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics))
+                if used]  # fmt: skip
+    problems = [
+        f"evaluate.metrics: {name!r} is not one of {', '.join(METRICS)}.{did_you_mean(name, METRICS)}"
+        for name in metrics
+        if name not in METRICS
+    ]
+    problems += [f"evaluate.metrics: {name} is there twice" for name in sorted(set(metrics)) if metrics.count(name) > 1]
+    if not problems and evaluate.generate and metrics and not set(metrics) & set(GENERATED):
+        problems.append("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
+                        "false, or add exact_match")  # fmt: skip
+    return problems
 
 
 def _replies(federation: Any) -> list[str]:

@@ -65,8 +65,16 @@ def load_model(experiment: Experiment, task: str, label_names: Sequence[str]) ->
     experiment = resolve_model(experiment)
     settings, adapter = experiment.model, experiment.adapter
     backbone = load_backbone(settings, task, label_names, experiment.federation.seed)
+    evaluate = experiment.evaluate
     made = make_task(
-        task, backbone.processor, label_names, max_length=settings.max_length, generate=experiment.evaluate.generate
+        task,
+        backbone.processor,
+        label_names,
+        max_length=settings.max_length,
+        prompt=settings.prompt,
+        generate=evaluate.generate,
+        max_new_tokens=evaluate.max_new_tokens,
+        metrics=evaluate.metrics or (),
     )
     model = AdaptedModel(
         backbone.model,

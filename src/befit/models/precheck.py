@@ -35,8 +35,8 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     else:
         processor, _ = load_tokenizer(directory, model, found)
     made = make_task(
-        task, processor, federation.label_names,
-        max_length=settings.max_length, generate=experiment.evaluate.generate,
+        task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
+        generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
     )  # fmt: skip
     warnings = _without_effect(experiment, task)
     if task == "image-classification":

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from befit.tasks.text_metrics import LIKELIHOOD, METRICS
+
 __all__ = [
     "MINUS", "NOTHING", "bytes_text", "count_text", "counts_examples", "decimal_text", "gain_text", "is_share",
     "listing", "plain", "score_of", "score_text", "seconds_text",
@@ -16,10 +18,10 @@ NOTHING = "\N{EN DASH}"  # a cell without a value
 MINUS = "\N{MINUS SIGN}"
 
 # Metrics between 0 and 1 that people read as percentages; their differences are points.
-_SHARES = ("accuracy", "token_accuracy", "balanced_accuracy", "exact_match", "f1", "rouge1", "rouge2", "rougeL", "em")
+_SHARES = ("accuracy", "balanced_accuracy", "f1", "rouge2", "em", *METRICS)
 
 # Those of them that count examples, each right or wrong: only these have a binomial standard error.
-_COUNTS = ("accuracy", "exact_match", "em")
+_COUNTS = ("accuracy", "exact_match", "em", "choice_parse", *LIKELIHOOD)
 
 
 def is_share(metric: str) -> bool:

@@ -23,6 +23,8 @@ def make_task(
     max_length: int = 256,
     generate: bool = False,
     max_new_tokens: int = 128,
+    metrics: Sequence[str] = (),
+    prompt: str = "auto",
 ) -> Task:
     """The task `name`, one of `TASKS`.
 
@@ -31,6 +33,8 @@ def make_task(
     max_length      tokens per example, at most what the model has positions for; no meaning for images
     generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
     max_new_tokens  causal-lm: the longest generated answer
+    metrics         causal-lm: what is measured, the headline first; empty: exact_match and rougeL with `generate`
+    prompt          causal-lm: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
 
     Raises ConfigError for an unknown name, a missing processor, or label names that do not fit the task.
     """
@@ -48,7 +52,9 @@ def make_task(
         return TextClassification(processor, label_names, max_length)
     from befit.tasks.causal_lm import CausalLM
 
-    return CausalLM(processor, max_length, generate=generate, max_new_tokens=max_new_tokens)
+    return CausalLM(
+        processor, max_length, generate=generate, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt
+    )
 
 
 def _problems(name: str, processor: Any, label_names: Sequence[str], max_length: int) -> list[str]:

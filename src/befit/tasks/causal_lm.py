@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
-from befit.errors import DataError
+from befit.errors import DataError, ModelError
 from befit.tasks.base import (
     Batch,
     Examples,
@@ -24,9 +24,11 @@ from befit.tasks.base import (
     model_device,
     record_name,
 )
+from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.text_metrics import compare
+from befit.tasks.prompts import TEMPLATES, plain_prompt, render
+from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 
 logger = logging.getLogger(__name__)
 
@@ -36,27 +38,45 @@ IGNORED = -100
 
 
 class CausalLM(Task):
-    """Records hold `instruction`, perhaps `input`, and `output`.
+    """Records hold `instruction`, perhaps `input`, and `output`; perhaps `references`, all the answers that count as
+    right (the output alone otherwise), and `choices`, the answers to choose from, one of which is the output.
 
-    The prompt is one user turn of the tokenizer's chat template (instruction, blank line, input), or `plain_prompt`
-    where it has none. The answer and the end-of-sequence token follow; only they are learnt. Prompt and answer are
-    tokenised apart, so that training and generation see the same prompt tokens. Longer sequences lose their end: the
-    first `prepare` that cuts any says so in the log, `truncated` counts them.
+    The answer and the end-of-sequence token follow the prompt; only they are learnt. Prompt and answer are tokenised
+    apart, so that training and generation see the same prompt tokens. Longer sequences lose their end: the first
+    `prepare` that cuts any says so in the log, `truncated` counts them.
 
     generate        also answer each prompt greedily in `evaluate` (many forward passes per example)
     max_new_tokens  the longest answer that is generated
+    metrics         what `evaluate` measures beside token accuracy, the headline first, by the names of
+                    `befit.tasks.text_metrics.METRICS`; empty: exact_match and rougeL with `generate`
+    prompt          "chat": one user turn of the tokenizer's chat template (instruction, blank line, input); "plain" or
+                    "alpaca"; "auto": chat where the tokenizer has a template, else plain; or a template of one's own
+                    with {instruction} and {input}
     """
 
     name: ClassVar[str] = "causal-lm"
 
     def __init__(
-        self, tokenizer: Any, max_length: int = 256, *, generate: bool = False, max_new_tokens: int = 128
+        self,
+        tokenizer: Any,
+        max_length: int = 256,
+        *,
+        generate: bool = False,
+        max_new_tokens: int = 128,
+        metrics: Sequence[str] = (),
+        prompt: str = "auto",
     ) -> None:
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
-        self.generate = generate
+        metrics = tuple(metrics) or (("exact_match", "rougeL") if generate else ("token_accuracy",))
+        self.metric = metrics[0]
+        self.generated = tuple(name for name in metrics if name in GENERATED)
+        self.likelihoods = tuple(name for name in metrics if name in LIKELIHOOD)
         self.max_new_tokens = max_new_tokens
-        self.metric = "exact_match" if generate else "token_accuracy"
+        if prompt == "chat" and not tokenizer.chat_template:
+            raise ModelError("model.prompt is chat, and the tokenizer of this model has no chat template; use auto, "
+                             "plain, alpaca or a template of your own")  # fmt: skip
+        self.prompt = ("chat" if tokenizer.chat_template else "plain") if prompt == "auto" else prompt
         self.truncated = 0
 
     def prepare(self, records: Sequence[Record]) -> PaddedExamples:
@@ -86,7 +106,8 @@ class CausalLM(Task):
             },
             lengths=torch.tensor([len(tokens) for tokens in sequences], dtype=torch.long),
             prompts=prompts,
-            references=[record["output"] for record in records],
+            references=[_references(record, record_name(record, row)) for row, record in enumerate(records)],
+            options=self._options(records, prompts),
         )
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -99,6 +120,10 @@ class CausalLM(Task):
         if reduction == "sum":
             return sums
         return sums / torch.bincount(rows, minlength=len(logits))
+
+    def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        learnt = batch["labels"][:, 1:] != IGNORED
+        return logits[:, :-1][learnt], learnt.nonzero()[:, 0]
 
     def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
         """Every answer token drawn on its own, after the true tokens before it."""
@@ -115,8 +140,8 @@ class CausalLM(Task):
     ) -> dict[str, float]:
         """Over all answer tokens (end of sequence included): `token_accuracy` and `loss`, the mean per token.
 
-        With `generate`, also per example: `exact_match` (equal after NFKC, case folding and stripping) and `rougeL`
-        (F-measure, no stemmer; the scorer sees only a-z and 0-9, so it is of no use for other scripts).
+        With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
+        likelihood of the answers to choose from (`befit.tasks.choices.choice_metrics`).
         """
         tokens, correct, loss = 0, 0, 0.0
         with inference(model):
@@ -128,12 +153,18 @@ class CausalLM(Task):
                 loss += float(losses.double().sum())
                 tokens += len(losses)
         metrics = {"token_accuracy": correct / tokens, "loss": loss / tokens}
-        if not self.generate:
+        if not self.generated and not self.likelihoods:
             return metrics
-        if not isinstance(examples, PaddedExamples):
+        if not isinstance(examples, PaddedExamples) or not examples.prompts:
             raise DataError("generation needs examples that this task prepared, with their prompts")
-        answers = self._answers(model, examples.prompts, batch_size, device)
-        return metrics | compare(answers, examples.references)
+        options = examples.options
+        if options is not None and self.likelihoods:
+            metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device)
+        if self.generated:
+            answers = self._answers(model, examples.prompts, batch_size, device)
+            named = options.texts if options is not None else ()
+            metrics |= compare(answers, examples.references, self.generated, named)
+        return metrics
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
@@ -151,22 +182,50 @@ class CausalLM(Task):
             raise DataError(f"{where}: instruction must be a non-empty string, got {instruction!r}")
         if not isinstance(extra, str):
             raise DataError(f"{where}: input must be a string, got {extra!r}")
-        if self.tokenizer.chat_template:
+        if self.prompt == "chat":
             turn = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
             text = self.tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-            return self._tokens(text)
+            return self._tokens(text, where)
+        if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
+            raise DataError(f"{where} has an input, for which model.prompt has no place: write {{input}} into it")
         # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
         start = self.tokenizer("")["input_ids"][:1]
         start = start if start == [self.tokenizer.bos_token_id] else []
-        return start + self._tokens(plain_prompt(instruction, extra))
+        tokens = start + self._tokens(render(self.prompt, instruction, extra), where)
+        if not tokens:
+            raise DataError(f"{where}: its prompt has no token")
+        return tokens
 
     def _answer_tokens(self, record: Record, where: str) -> list[int]:
         if not isinstance(record.get("output"), str):
             raise DataError(f"{where}: output must be a string, got {record.get('output')!r}")
-        return [*self._tokens(record["output"]), self.tokenizer.eos_token_id]
+        return [*self._tokens(record["output"], where), self.tokenizer.eos_token_id]
 
-    def _tokens(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    def _options(self, records: Sequence[Record], prompts: Sequence[Sequence[int]]) -> Options | None:
+        """The answers to choose from, where a metric needs them. None of them is cut."""
+        if not self.likelihoods and "choice_parse" not in self.generated:
+            return None
+        texts, sequences, labels, right = [], [], [], []
+        for position, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
+            where = record_name(record, position)
+            texts.append(_choices(record, where))
+            right.append(texts[-1].index(record["output"]))
+            for text in texts[-1]:
+                answer = self._tokens(text, where)
+                if not answer or len(prompt) + len(answer) > self.max_length:
+                    raise DataError(f"{where}: prompt and choice {text!r} have {len(prompt)} and {len(answer)} tokens; "
+                                    f"a choice needs one, and both have to fit {self.max_length}")  # fmt: skip
+                sequences.append([*prompt, *answer])
+                labels.append([*[IGNORED] * len(prompt), *answer])
+        tokens = {"input_ids": pad_right(sequences, self.tokenizer.pad_token_id), "labels": pad_right(labels, IGNORED)}
+        lengths = torch.tensor([len(row) for row in sequences], dtype=torch.long)
+        return Options(PaddedExamples(tokens, lengths), texts, right)
+
+    def _tokens(self, text: str, where: str = "the text") -> list[int]:
+        try:
+            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        except Exception as error:  # what the tokenizers library raises for a character that a vocabulary lacks
+            raise DataError(f"{where}: {text!r} cannot be written in the tokens of this model: {error}") from error
 
     def _answers(
         self, model: nn.Module, prompts: Sequence[Sequence[int]], batch_size: int, device: torch.device | str
@@ -184,14 +243,24 @@ class CausalLM(Task):
         return answers
 
 
-def plain_prompt(instruction: str, extra: str = "") -> str:
-    """The prompt of a model without a chat template.
+def _references(record: Record, where: str) -> tuple[str, ...]:
+    """The answers that count as right."""
+    given = record.get("references") or (record["output"],)
+    if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+        raise DataError(f"{where}: references must be a list of strings, got {given!r}")
+    return tuple(given)
 
-    >>> plain_prompt("Translate to French.", "good day")
-    '### Instruction:\\nTranslate to French.\\n\\n### Input:\\ngood day\\n\\n### Response:\\n'
-    """
-    middle = f"### Input:\n{extra}\n\n" if extra else ""
-    return f"### Instruction:\n{instruction}\n\n{middle}### Response:\n"
+
+def _choices(record: Record, where: str) -> tuple[str, ...]:
+    """The answers to choose from, checked (benchmark specification, section 1.1)."""
+    given = record.get("choices")
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
+        raise DataError(f"{where}: evaluate.metrics asks for choices, which must be a list of strings, got {given!r}")
+    if len({one.strip() for one in given}) < max(2, len(given)):
+        raise DataError(f"{where}: choices must be at least two different texts, got {list(given)!r}")
+    if record["output"] not in given:
+        raise DataError(f"{where}: its output {record['output']!r} is not among its choices {list(given)!r}")
+    return tuple(given)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

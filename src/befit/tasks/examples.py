@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from befit.tasks.base import Batch
+
+if TYPE_CHECKING:
+    from befit.tasks.choices import Options
 
 __all__ = ["PaddedExamples", "StackedExamples", "pad_right"]
 
@@ -35,14 +39,16 @@ class PaddedExamples:
     lengths    (examples,) int64, the number of real tokens; the attention mask follows from it
     columns    what does not grow with the sequence, such as class labels
     prompts    causal LM only: the token ids of each prompt, for generation
-    references causal LM only: the expected answers, as text
+    references causal LM only: the answers that count as right, as text
+    options    causal LM only: the answers to choose from, where a metric needs them
     """
 
     sequences: Mapping[str, Tensor]
     lengths: Tensor
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     prompts: Sequence[Sequence[int]] = ()
-    references: Sequence[str] = ()
+    references: Sequence[Sequence[str]] = ()
+    options: Options | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)

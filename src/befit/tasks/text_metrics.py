@@ -1,24 +1,61 @@
-"""How close generated answers are to what was expected."""
+"""How close generated answers are to what was expected. Every metric has a name; higher is better in all of them."""
 
 from __future__ import annotations
 
+import statistics
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-__all__ = ["compare", "normal"]
+from befit.errors import DataError
+
+__all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_choice"]
+
+# Of a generated answer; those of the likelihood of given answers are `befit.tasks.choices`.
+GENERATED = (
+    "exact_match", "token_f1", "rouge1", "rougeL", "rouge1_stem", "rougeL_stem", "rouge1_unicode", "rougeL_unicode",
+    "rougeL_char", "choice_parse",
+)  # fmt: skip
+LIKELIHOOD = ("choice_sum", "choice_per_token", "choice_per_char")
+METRICS = ("token_accuracy", *GENERATED, *LIKELIHOOD)
 
 
-def compare(answers: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Mean exact match and ROUGE-L F-measure of answers against one reference each."""
-    from rouge_score.rouge_scorer import RougeScorer
+def compare(
+    answers: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[str] = ("exact_match", "rougeL"),
+    choices: Sequence[Sequence[str]] = (),
+) -> dict[str, float]:
+    """The mean of each metric over all answers, each against the best of its references.
 
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    matches = [normal(answer) == normal(reference) for answer, reference in zip(answers, references, strict=True)]
-    rouge = [
-        scorer.score(reference, answer)["rougeL"].fmeasure
-        for answer, reference in zip(answers, references, strict=True)
-    ]
-    return {"exact_match": sum(matches) / len(matches), "rougeL": sum(rouge) / len(rouge)}
+    exact_match     equal after NFKC, case folding and stripping
+    token_f1        F-measure of the bags of words, in the same normal form
+    rouge1, rougeL  F-measures of rouge-score, which sees only a-z and 0-9: no use for other scripts
+    …_stem          with Porter's stemmer, for English
+    …_unicode       words of any script, with their marks; one character each where a script has no spaces
+    rougeL_char     on characters other than white space, capitals and signs among them; for answers of a word or two
+    choice_parse    the first of the record's choices that the answer names is the expected one (see `parsed_choice`);
+                    `unparsable` is the share of answers that name none
+
+    Sources: Lin 2004 (ROUGE); benchmark specification, section 4. Raises DataError without answers.
+    """
+    if not answers:
+        raise DataError("there are no answers to compare; give the split records, or evaluate another split")
+    values: dict[str, float] = {}
+    for name in metrics:
+        if name == "choice_parse":
+            found = [parsed_choice(answer, options) for answer, options in zip(answers, choices, strict=True)]
+            right = [one in given for one, given in zip(found, references, strict=True)]
+            values |= {name: statistics.fmean(right), "unparsable": found.count(None) / len(found)}
+        else:
+            score = _score(name)
+            scores = [
+                max(score(one, answer) for one in given) for answer, given in zip(answers, references, strict=True)
+            ]
+            values[name] = statistics.fmean(scores)
+    return values
 
 
 def normal(text: str) -> str:
@@ -28,3 +65,86 @@ def normal(text: str) -> str:
     True
     """
     return unicodedata.normalize("NFKC", text).casefold().strip()
+
+
+def parsed_choice(answer: str, choices: Sequence[str]) -> str | None:
+    """The choice that stands first in the answer, whatever its case; of those at one place the longest. None: none.
+
+    >>> parsed_choice("The correct answer is Answer10.", ["answer1", "answer10"])
+    'answer10'
+    """
+    text = normal(answer)
+    places = [(text.find(normal(choice)), -len(normal(choice)), choice) for choice in choices]
+    return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
+
+
+def _score(name: str) -> Callable[[str, str], float]:
+    """`score(reference, answer)` of one metric."""
+    if name in _PLAIN:
+        return _PLAIN[name]
+    kind, _, variant = name.partition("_")
+    return lambda reference, answer: _rouge(kind, variant).score(reference, answer)[kind].fmeasure
+
+
+@cache
+def _rouge(kind: str, variant: str) -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([kind], use_stemmer=variant == "stem", tokenizer=_TOKENIZERS.get(variant))
+
+
+def _token_f1(reference: str, answer: str) -> float:
+    """
+    >>> _token_f1("the red house", "The house")
+    0.8
+    """
+    wanted, given = normal(reference).split(), normal(answer).split()
+    if not wanted or not given:
+        return float(wanted == given)
+    return 2 * sum((Counter(wanted) & Counter(given)).values()) / (len(wanted) + len(given))
+
+
+_PLAIN: Mapping[str, Callable[[str, str], float]] = {
+    "exact_match": lambda reference, answer: float(normal(answer) == normal(reference)),
+    "token_f1": _token_f1,
+}
+
+
+class _Characters:
+    def tokenize(self, text: str) -> list[str]:
+        return [character for character in text if not character.isspace()]
+
+
+class _Words:
+    """Runs of letters, marks and digits of any script; scripts without spaces character by character.
+
+    >>> _Words().tokenize("Caf\u00e9 au lait") == ["caf\u00e9", "au", "lait"], len(_Words().tokenize("\u4e2d\u6587"))
+    (True, 2)
+    """
+
+    def tokenize(self, text: str) -> list[str]:
+        words: list[str] = []
+        before = ""  # "word", "single" (a character of a script without spaces), or nothing
+        for character in normal(text):
+            category = unicodedata.category(character)[0]
+            if category == "M" and before:
+                words[-1] += character
+            elif category in "LN" and _unspaced(character):
+                words.append(character)
+                before = "single"
+            elif category in "LN" and before == "word":
+                words[-1] += character
+            elif category in "LMN":
+                words.append(character)
+                before = "word"
+            else:
+                before = ""
+        return words
+
+
+def _unspaced(character: str) -> bool:
+    name = unicodedata.name(character, "").partition(" ")[0].partition("-")[0]
+    return name in ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
+
+
+_TOKENIZERS: Mapping[str, Any] = {"char": _Characters(), "unicode": _Words()}

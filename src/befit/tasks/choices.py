@@ -1,0 +1,75 @@
+"""Which of some given answers a language model finds most likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from befit.errors import DataError
+from befit.tasks.base import batches, inference
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
+    from befit.tasks.examples import PaddedExamples
+
+__all__ = ["Options", "choice_metrics", "log_likelihoods"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The answers to choose from, of all records of a split, one after another.
+
+    examples  a prompt and one answer each; only the answer's tokens are judged, without an end token
+    texts     the answers of each record
+    right     which of them is the expected one, counted from 0
+    """
+
+    examples: PaddedExamples
+    texts: Sequence[Sequence[str]]
+    right: Sequence[int]
+
+
+def choice_metrics(
+    task: Task, model: nn.Module, options: Options, metrics: Sequence[str], batch_size: int, device: torch.device | str
+) -> dict[str, float]:
+    """The share of records whose expected answer scores highest (benchmark specification, section 4.6).
+
+    choice_sum        score is log p(answer | prompt), the sum over its tokens
+    choice_per_token  divided by the number of its tokens
+    choice_per_char   divided by the number of its characters, which evaluation harnesses call normalised accuracy
+
+    Ties go to the answer that comes first; `<metric>_ties` is the share of records with one, where there are any.
+    """
+    sums, tokens = log_likelihoods(task, model, options.examples, batch_size, device)
+    characters = torch.tensor([len(text) for texts in options.texts for text in texts])
+    divisors = {"choice_sum": torch.ones_like(tokens), "choice_per_token": tokens, "choice_per_char": characters}
+    counts = [len(texts) for texts in options.texts]
+    values: dict[str, float] = {}
+    for name in metrics:
+        correct = ties = 0
+        for scores, right in zip((sums / divisors[name]).split(counts), options.right, strict=True):
+            best = (scores == scores.max()).nonzero()[:, 0]
+            correct += int(best[0]) == right
+            ties += len(best) > 1
+        values[name] = correct / len(counts)
+        if ties:
+            values[f"{name}_ties"] = ties / len(counts)
+    return values
+
+
+def log_likelihoods(
+    task: Task, model: nn.Module, examples: PaddedExamples, batch_size: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """(examples,) float64 and int64: the log-probability of every answer given its prompt, and its tokens."""
+    sums, tokens = [], []
+    with inference(model):
+        for batch in batches(examples, batch_size, device):
+            sums.append(-task.sample_losses(task.logits(model, batch), batch, "sum").double().cpu())
+            tokens.append((batch["labels"][:, 1:] != -100).sum(1).cpu())
+    if any(not values.isfinite().all() for values in sums):
+        raise DataError("the model gives an answer a probability that is not a number")
+    return torch.cat(sums), torch.cat(tokens)
