@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from befit.cli.output import make_table, print_json, screen
+from befit.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -62,6 +64,7 @@ def certificates(
     as_json: Json = False,
 ) -> None:
     """Make a certificate authority and the server's certificate, on the server's machine."""
+    _need_extra()
     from befit.flower.keys import write_certificates
 
     _written(write_certificates(out, hosts), as_json, {
@@ -77,12 +80,19 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """Make a site's key pair, at the site. The server's operator registers the public half."""
+    _need_extra()
     from befit.flower.keys import write_site_keys
 
     _written(write_site_keys(out), as_json, {
         "site.key": "stays at this site; secret",
         "site.pub": "send it to the server's operator: flwr supernode register site.pub befit",
     })  # fmt: skip
+
+
+def _need_extra() -> None:
+    """Raise ConfigError unless the extra is installed, which brings Flower and what makes keys."""
+    if not find_spec("flwr"):
+        raise ConfigError(["the extra flower is not installed: pip install 'befit[flower]'"], "this environment")
 
 
 def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:

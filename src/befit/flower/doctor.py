@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from befit.errors import BefitError
@@ -37,7 +38,10 @@ def examine(site: Path, server: str | None, ca: Path, key: Path) -> list[Finding
 
     server  HOST:PORT of the SuperLink, or None to leave it out
     """
-    return [*_versions(), *_site(site), *_key(key), *_certificate(ca), *(_server(server, ca) if server else ())]
+    findings = [*_versions(), *_site(site)]
+    if find_spec("flwr"):  # which brings what reads keys
+        findings += [*_key(key), *_certificate(ca), *(_server(server, ca) if server else ())]
+    return findings
 
 
 def _versions() -> Iterator[Finding]:
