@@ -48,7 +48,7 @@ def _assign(arguments: dict[str, dict[str, Any]], text: str) -> list[str]:
     """Put one assignment into the blocks it is for; what is wrong with it."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
-        return [f'"{text}": must be key=value or METHOD.key=value, such as rounds_fedit=50']
+        return [f'"{text}": must be key=value or METHOD.key=value, such as rank=4']
     owner = _owner(text, list(arguments))
     path = path.removeprefix(f"{owner}.") if owner else path
     first = path.split(".")[0]

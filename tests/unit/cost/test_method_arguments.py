@@ -60,7 +60,7 @@ def test_every_mistake_is_named_at_once():
     assert "rounds_fdit: unknown key for potara, fedit. Did you mean: rounds_fedit?" in found
     assert "potara.sampels: unknown key for potara. Did you mean: samples?" in found
     assert "fedsa.rank: fedsa is not among the methods (potara, fedit); add --method fedsa" in found
-    assert '"rank": must be key=value or METHOD.key=value, such as rounds_fedit=50' in found
+    assert '"rank": must be key=value or METHOD.key=value, such as rank=4' in found
     assert 'potara.rank: must be a whole number, got "zero"' in found
     assert "potara.name=x: choose the method with --method" in found
     assert any(one.startswith("name: unknown key for potara, fedit.") for one in found)
