@@ -40,7 +40,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout
@@ -108,7 +108,7 @@ class Personal(Exchange):
 class Method(Exchange):
     """An exchange with a plan, initial memories and a layout. See the module's docstring for a worked example."""
 
-    needs: ClassVar[Needs] | Needs = Needs()
+    needs: Needs = Needs()
     layout: Layout
 
     @abstractmethod

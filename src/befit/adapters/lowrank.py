@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Frame", "Pair", "Spectrum", "concatenate", "frame", "inner", "numerical_rank", "spectrum", "stack",
+__all__ = ["Frame", "Pair", "Spectrum", "align", "concatenate", "frame", "inner", "numerical_rank", "spectrum", "stack",
            "truncate"]  # fmt: skip
 
 Pair = tuple[Tensor, Tensor]
@@ -124,3 +124,15 @@ def inner(first: Pair, second: Pair) -> float:
     """`<B1 A1, B2 A2> = tr((B1^T B2)(A2 A1^T))`: never larger than r1 x r2."""
     (B1, A1), (B2, A2) = first, second
     return float(((B1.double().T @ B2.double()) * (A1.double() @ A2.double().T)).sum())
+
+
+def align(pair: Pair, to: Pair) -> Pair:
+    """`(B O^T, O A)` with the rotation O of the ranks that brings it nearest to `to`, factor by factor (Procrustes).
+
+    `O = U V^T` of the SVD `U S V^T` of `A_to A^T + B_to^T B`; the product does not change. Both need the same rank.
+    """
+    B, A = pair
+    B_to, A_to = to
+    u, _, vh = torch.linalg.svd((A_to @ A.T + B_to.T @ B).double())
+    rotation = (u @ vh).to(A.dtype)
+    return B @ rotation.T, rotation @ A

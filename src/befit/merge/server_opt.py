@@ -25,9 +25,9 @@ _FIRST, _SECOND = f"{PRIVATE}momentum", f"{PRIVATE}second"
 class ServerOptimiser:
     """`theta + lr * m / (sqrt(u) + tau)`, or `theta + lr * v` with momentum alone.
 
-    kind     "avgm" (Hsu et al. 2019): `v = beta1 v + D`; "adagrad": `u += D^2`; "adam": `u = beta2 u + (1 - beta2) D^2`;
-             "yogi": `u -= (1 - beta2) D^2 sign(u - D^2)`; the last two with `m = beta1 m + (1 - beta1) D` (Reddi et al.
-             2021, algorithm 2)
+    kind     "avgm" (Hsu et al. 2019): `v = beta1 v + D`; "adagrad": `u += D^2`; "adam":
+             `u = beta2 u + (1 - beta2) D^2`; "yogi": `u -= (1 - beta2) D^2 sign(u - D^2)`; the last two with
+             `m = beta1 m + (1 - beta1) D` (Reddi et al. 2021, algorithm 2)
     variant  "reference" as in a common code base: avgm with `v = beta1 v + (1 - beta1) D` and `v = D` in the first
              round; adam and yogi with `m` in the place of `D` in u, and `m = D` in the first round
 
@@ -42,10 +42,9 @@ class ServerOptimiser:
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        problems = [f"{name}: must be at least 0 and below 1, got {value}"
-                    for name, value in (("beta1", self.beta1), ("beta2", self.beta2)) if not 0 <= value < 1]  # fmt: skip
-        problems += [f"{name}: must be positive, got {value}"
-                     for name, value in (("server_lr", self.lr), ("tau", self.tau)) if not value > 0]  # fmt: skip
+        shares, sizes = {"beta1": self.beta1, "beta2": self.beta2}, {"server_lr": self.lr, "tau": self.tau}
+        problems = [f"{k}: must be at least 0 and below 1, got {v}" for k, v in shares.items() if not 0 <= v < 1]
+        problems += [f"{name}: must be positive, got {value}" for name, value in sizes.items() if not value > 0]
         if problems:
             raise ConfigError(problems, f"the server optimiser {self.kind}")
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from befit.adapters.keys import NOTHING, Selector, select, slot_of, union
+from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of, union
 from befit.adapters.layout import Layout
+from befit.adapters.state import rename
 from befit.errors import NotTrained
-from befit.merge.merge import Merge
+from befit.merge.merge import Merge, MergeContext
+from befit.merge.server_opt import ServerOptimiser
 from befit.method import Deployment, Method
 from befit.recipe.personal import PersonalStage, Use, start_of
 from befit.recipe.route import Broadcast, Route
@@ -28,6 +30,8 @@ class Recipe(Method):
     layout  which slots exist, with what factors and rank
     passes  what is optimised in a federated round, in which order, with which guidance
     in_sequence  each pass goes over all batches of a round before the next one starts
+    start   (from, into): a round starts with the values of one slot copied into another
+    after   what the server does with what the merge made
     share   which arrays go up; nothing at all makes the method purely personal
     merge   how updates become one
     route   who gets what, and under which slot it arrives
@@ -47,6 +51,8 @@ class Recipe(Method):
     then: tuple[PersonalStage, ...] = ()
     rounds: int | None = None
     in_sequence: bool = False
+    start: tuple[str, str] | None = None
+    after: ServerOptimiser | None = None
     needs: Needs = field(default_factory=Needs)
 
     def plan(self) -> Sequence[Stage]:
@@ -91,13 +97,20 @@ class Recipe(Method):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         self.restore(client, received, site)
+        if self.start is not None and received.arrays:
+            site.model.load(rename(site.model.dump(slot(self.start[0])), self.start[1]))
         report = train(site, self.passes, at, moments=client.arrays, in_sequence=self.in_sequence)
         site.report.update(report.numbers())
         kept = {**client.arrays, **site.model.dump(self.kept), **report.moments}
         return Payload(kept, client.scalars), Payload(site.model.dump(self.share))
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return self.route.absorb(server, updates, self.merge)
+        sent = updates[0].payload.arrays
+        scale = self.layout.slot(slot_of(next(iter(sent)))).scale
+        start = self.route.start(server, sent)
+        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
+        merged = self.route.absorb(server, updates, lambda updates: self.merge(updates, context))
+        return merged if self.after is None else Payload(self.after.step(server.arrays, merged.arrays), merged.scalars)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         arrives = self.route.arrives(self.share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,10 +10,12 @@ import torch
 
 from befit.adapters.keys import Selector, slot, slot_of, to_slot
 from befit.adapters.state import rename
-from befit.merge.merge import Merge
+from befit.merge.server_opt import PRIVATE
 from befit.types import ClientInfo, Payload, State, Update
 
-__all__ = ["Broadcast", "LeaveOneOut", "Route"]
+__all__ = ["Broadcast", "LeaveOneOut", "MergeRule", "Route"]
+
+MergeRule = Callable[[Sequence[Update]], State]
 
 
 class Route(Protocol):
@@ -23,7 +25,11 @@ class Route(Protocol):
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload: ...
 
-    def absorb(self, server: Payload, updates: Sequence[Update], merge: Merge) -> Payload: ...
+    def start(self, server: Payload, sent: State) -> State:
+        """Where the round started, under the keys of what clients send; empty where they started apart."""
+        ...
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload: ...
 
     def arrives(self, share: Selector) -> Selector:
         """Which keys of a client's model a download overwrites."""
@@ -32,19 +38,31 @@ class Route(Protocol):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Everybody gets the merged arrays, under the names they went up with."""
+    """Everybody gets the merged arrays, under the names they went up with, or in slot `to`."""
+
+    to: str | None = None
 
     def initial(self, shared: Payload) -> Payload:
-        return shared
+        return Payload(self._arriving(shared.arrays), shared.scalars)
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
-        return server
+        public = {key: value for key, value in server.arrays.items() if not key.startswith(PRIVATE)}
+        return Payload(public, server.scalars)
 
-    def absorb(self, server: Payload, updates: Sequence[Update], merge: Merge) -> Payload:
-        return Payload(merge(updates), server.scalars)
+    def start(self, server: Payload, sent: State) -> State:
+        return {key: server.arrays[self._name(key)] for key in sent if self._name(key) in server.arrays}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
+        return Payload(self._arriving(merge(updates)), server.scalars)
 
     def arrives(self, share: Selector) -> Selector:
-        return share
+        return share if self.to is None else slot(self.to)
+
+    def _name(self, key: str) -> str:
+        return key if self.to is None else to_slot(key, self.to)
+
+    def _arriving(self, state: State) -> State:
+        return {self._name(key): value for key, value in state.items()}
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,10 @@ class LeaveOneOut:
             }
         )
 
-    def absorb(self, server: Payload, updates: Sequence[Update], merge: Merge) -> Payload:
+    def start(self, server: Payload, sent: State) -> State:
+        return {}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
         bank = {key: tensor for key, tensor in server.arrays.items() if slot_of(key) != "total"}
         for update in updates:
             bank |= rename(update.payload.arrays, f"bank:{update.client.id}")

@@ -61,6 +61,10 @@ class Task(ABC):
         """The scalar to train on, float32: mean over samples, or over all answer tokens of the batch."""
 
     @abstractmethod
+    def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The logits that the loss is of, (rows, classes), and the sample that each row belongs to, (rows,) int64."""
+
+    @abstractmethod
     def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
         """The batch with the labels that the model itself gives, drawn from its probabilities.
 

@@ -78,6 +78,9 @@ class Classification(Task):
         """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
         return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
 
+    def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return logits, torch.arange(len(logits), device=logits.device)
+
     def draw_labels(self, logits: Tensor, batch: Batch, generator: torch.Generator) -> Batch:
         return {**batch, "labels": draw(logits.detach(), generator)}
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import Selector
+from befit.train.blend import Blend
 from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
-from befit.train.terms import Term
+from befit.train.terms import Guide, Term
 from befit.types import State, Tick
 
 if TYPE_CHECKING:
     from befit.site import Site
+    from befit.tasks.base import Batch
 
 __all__ = ["Pass", "TrainingDiverged", "TrainingReport", "train"]
 
@@ -32,6 +34,7 @@ class Pass:
     keep_optimiser  whether the optimiser's running averages stay with the client from round to round; right for a
                     slot that no download overwrites
     first_round     the round from which on the pass takes part
+    blend           how strongly the terms count against the task; None adds them to it
     """
 
     trainable: Selector
@@ -41,6 +44,7 @@ class Pass:
     name: str = "train"
     keep_optimiser: bool = False
     first_round: int = 1
+    blend: Blend | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ def train(
     passes = [one for one in passes if one.first_round <= at.round]
     optimisers = [make_optimiser(model.parameters(one.trainable), budget) for one in passes]
     guides = [[term.bind(site) for term in one.terms] for one in passes]
+    strengths = [one.blend.strength(site, at) if one.blend else None for one in passes]
     for one, optimiser in zip(passes, optimisers, strict=True):
         if one.keep_optimiser and moments:
             load_moments(optimiser, one.name, moments)
@@ -91,10 +96,9 @@ def train(
                 for index in together:
                     one = passes[index]
                     with model.active(*one.active, mixer=one.mixer), model.trainable(one.trainable):
-                        task_loss = site.loss(batch)
-                        objective = task_loss
-                        for guide in guides[index]:
-                            objective = objective + guide()
+                        logits = site.logits(batch)
+                        task_loss = site.task.loss(logits, batch)
+                        objective = _objective(task_loss, guides[index], strengths[index], batch, logits)
                         model.zero_gradients()
                         objective.backward()
                     if budget.grad_clip:
@@ -113,3 +117,14 @@ def train(
         if one.keep_optimiser:
             kept |= dump_moments(optimiser, one.name)
     return TrainingReport(steps, losses, kept)
+
+
+def _objective(task: Tensor, guides: Sequence[Guide], beta: float | None, batch: Batch, logits: Tensor) -> Tensor:
+    """`task + sum of terms`, or `(1 - beta) task + beta * sum of terms`; with beta 0 the task's loss itself."""
+    if beta == 0:
+        return task
+    objective = task if beta is None else (1 - beta) * task
+    for guide in guides:
+        term = guide(batch, logits)
+        objective = objective + (term if beta is None else beta * term)
+    return objective

@@ -2,45 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import slot, to_slot
+from befit.adapters.keys import join, slot, to_slot
+from befit.adapters.lowrank import align
 
 if TYPE_CHECKING:
     from befit.site import Site
+    from befit.tasks.base import Batch
 
-__all__ = ["L2", "Term"]
+__all__ = ["L2", "Distil", "Guide", "ProductDistance", "Term", "Tilt"]
+
+Guide = Callable[["Batch", Tensor], Tensor]
 
 
 class Term(Protocol):
-    """`bind` is called before the first batch, when the model holds what the client received."""
+    """`bind` is called before the first batch, when the model holds what the client received. What it returns is
+    called with each batch and the model's logits for it."""
 
-    def bind(self, site: Site) -> Callable[[], Tensor]: ...
+    def bind(self, site: Site) -> Guide: ...
 
 
 @dataclass(frozen=True)
 class L2:
     """`weight * sum ||theta_slot - theta_to||^2` over all entries, with `to` as it was at the start of the update.
 
-    No factor 1/2 and no average over entries, as in the FedMosaic specification, section 5 (Ditto).
+    align  "procrustes" turns the target of every module, once, by the rotation of its ranks that brings it nearest:
+           `(A, B) -> (O A, B O^T)` is the same adapter (aggregation-guidance.md, section 5.1)
+
+    `to` may be the slot itself: then it is pulled back to where the update started (FedProx). No factor 1/2 and no
+    average over entries, as in the FedMosaic specification, section 5 (Ditto).
+    """
+
+    slot: str
+    to: str
+    weight: float
+    align: Literal["none", "procrustes"] = "none"
+
+    def bind(self, site: Site) -> Guide:
+        leaves = site.model.leaves(slot(self.slot))
+        there = site.model.leaves(slot(self.to))
+        targets = {key: there[to_slot(key, self.to)].detach().clone() for key in leaves}
+        if self.align == "procrustes":
+            for name in site.model.shapes.targets:
+                A, B = join(self.slot, name, "A"), join(self.slot, name, "B")
+                own = leaves[B].detach(), leaves[A].detach()
+                targets[B], targets[A] = align((targets[B], targets[A]), own)
+        pairs = [(leaf, targets[key]) for key, leaf in leaves.items()]
+
+        def penalty(batch: Batch, logits: Tensor) -> Tensor:
+            return self.weight * torch.stack([(value - target).square().sum() for value, target in pairs]).sum()
+
+        return penalty
+
+
+@dataclass(frozen=True)
+class ProductDistance:
+    """`weight * sum_modules ||s B A - s B_to A_to||_F^2` (aggregation-guidance.md, section 5.1), from r x r products.
+
+    It does not depend on which of the many factors of an update the two adapters have. Other arrays of the slots, as
+    those of a task head, count entry by entry.
     """
 
     slot: str
     to: str
     weight: float
 
-    def bind(self, site: Site) -> Callable[[], Tensor]:
-        leaves = site.model.leaves(slot(self.slot))
-        targets = [site.model.leaves(slot(self.to))[to_slot(key, self.to)].detach().clone() for key in leaves]
-        values = list(leaves.values())
+    def bind(self, site: Site) -> Guide:
+        model = site.model
+        leaves, there = model.leaves(slot(self.slot)), model.leaves(slot(self.to))
+        scale, other = model.layout.slot(self.slot).scale, model.layout.slot(self.to).scale
+        pairs = []
+        for name in model.shapes.targets:
+            A, B = (leaves[join(self.slot, name, part)] for part in ("A", "B"))
+            A_to, B_to = (there[join(self.to, name, part)].detach().clone() for part in ("A", "B"))
+            norm = ((B_to.T @ B_to) * (A_to @ A_to.T)).sum()
+            pairs.append((A, B, A_to, B_to, norm))
+        rest = [(leaf, there[to_slot(key, self.to)].detach().clone()) for key, leaf in leaves.items()
+                if key.rpartition("/")[2] not in ("A", "B")]  # fmt: skip
 
-        def penalty() -> Tensor:
-            squares = [(value - target).square().sum() for value, target in zip(values, targets, strict=True)]
-            return self.weight * torch.stack(squares).sum()
+        def distance(batch: Batch, logits: Tensor) -> Tensor:
+            total = torch.stack([
+                scale**2 * ((B.T @ B) * (A @ A.T)).sum() + other**2 * norm
+                - 2 * scale * other * ((B_to.T @ B) * (A_to @ A.T)).sum()
+                for A, B, A_to, B_to, norm in pairs
+            ]).sum()  # fmt: skip
+            for value, target in rest:
+                total = total + (value - target).square().sum()
+            return self.weight * total
 
-        return penalty
+        return distance
+
+
+@dataclass(frozen=True)
+class Distil:
+    """`weight * T^2 * mean over samples of the mean over tokens of KL`, between the pass's model and a slot's.
+
+    teacher          the slot that is active in the other model; it gets no gradient and no dropout
+    temperature      T of `p = softmax(logits / T)`
+    direction        "local_global" is KL(p_own || p_teacher), "global_local" the usual KL(p_teacher || p_own), "js" the
+                     Jensen-Shannon divergence of the two
+    divide_by_vocab  divide by the number of classes, as a mean over all logits does (the paper's formula)
+
+    At the positions of the task's own loss (aggregation-guidance.md, section 5.2; its formula is off by one there).
+    """
+
+    teacher: str
+    temperature: float = 2.0
+    direction: Literal["local_global", "global_local", "js"] = "local_global"
+    divide_by_vocab: bool = False
+    weight: float = 1.0
+
+    def bind(self, site: Site) -> Guide:
+        def divergence(batch: Batch, logits: Tensor) -> Tensor:
+            model = site.model
+            with torch.no_grad(), model.training(False), model.active(self.teacher):
+                other = site.logits(batch)
+            own, samples = site.task.judged(logits, batch)
+            theirs, _ = site.task.judged(other, batch)
+            per_token = _divergence(own.float() / self.temperature, theirs.float() / self.temperature, self.direction)
+            counts = torch.bincount(samples, minlength=len(logits)).clamp_min(1)
+            mean = (per_token / counts[samples]).sum() / len(logits)
+            classes = own.shape[-1] if self.divide_by_vocab else 1
+            return self.weight * self.temperature**2 / classes * mean
+
+        return divergence
+
+
+def _divergence(own: Tensor, theirs: Tensor, direction: str) -> Tensor:
+    """(rows,) from logits (rows, classes)."""
+    p, q = own.log_softmax(-1), theirs.log_softmax(-1)
+    if direction == "local_global":
+        return (p.exp() * (p - q)).sum(-1)
+    if direction == "global_local":
+        return (q.exp() * (q - p)).sum(-1)
+    middle = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, device=p.device))
+    return ((p.exp() * (p - middle)).sum(-1) + (q.exp() * (q - middle)).sum(-1)) / 2
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """`<direction, theta>`: adds `direction` to the gradient, whatever the optimiser makes of it (SCAFFOLD).
+
+    direction  arrays by the keys of what is trained
+    """
+
+    direction: Mapping[str, Tensor]
+
+    def bind(self, site: Site) -> Guide:
+        leaves = site.model.leaves(lambda key: key in self.direction)  # type: ignore[arg-type]
+        pairs = [(leaf, self.direction[key].to(leaf.device)) for key, leaf in leaves.items()]
+
+        def tilt(batch: Batch, logits: Tensor) -> Tensor:
+            return torch.stack([(leaf * direction).sum() for leaf, direction in pairs]).sum()
+
+        return tilt

@@ -1,0 +1,37 @@
+"""FedProx (Li et al. 2020): federated averaging with a pull back to where the round started."""
+
+from typing import Literal
+
+from befit.adapters.keys import slot
+from befit.adapters.layout import lora
+from befit.errors import ConfigError
+from befit.merge.merge import Merge
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.train.loop import Pass
+from befit.train.terms import L2
+
+
+@register("fedprox", title="FedProx", paper="arXiv:1812.06127", year=2020)
+def fedprox(
+    rank: int = 8, alpha: float = 16.0, mu: float = 0.01, weights: Literal["examples", "uniform"] = "examples"
+) -> Recipe:
+    """Average A and B; clients add mu / 2 ||theta - theta_start||^2 to their loss (up = down = r(d_in + d_out)).
+
+    rank     rank of the adapter
+    alpha    its scaling: delta = alpha / rank * B A
+    mu       strength of the pull; 0 is FedIT
+    weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+
+    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    """
+    if mu < 0:
+        raise ConfigError([f"mu: must not be negative, got {mu}"], "fedprox")
+    return Recipe(
+        layout=lora(rank, alpha),
+        passes=(Pass(slot("shared"), ("shared",), (L2("shared", to="shared", weight=mu / 2),) if mu else ()),),
+        share=slot("shared"),
+        merge=Merge(weights),
+        use=Use(("shared",)),
+    )

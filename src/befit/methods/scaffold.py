@@ -1,0 +1,124 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates against the drift of clients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from befit.adapters.keys import Selector, select, slot
+from befit.adapters.layout import Layout, lora
+from befit.adapters.state import add, rename, scale, weighted_mean
+from befit.errors import ConfigError
+from befit.method import Deployment, Method
+from befit.registry import register
+from befit.site import ServerSite, Site
+from befit.train.loop import Pass, train
+from befit.train.terms import Tilt
+from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
+
+_LOG = logging.getLogger(__name__)
+CONTROL = "control"
+
+
+@register("scaffold", title="SCAFFOLD", paper="arXiv:1910.06378", year=2020)
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Correct every client's gradient by the difference of the mean drift c and its own c_k.
+
+    rank       rank of the adapter
+    alpha      its scaling: delta = alpha / rank * B A
+    server_lr  step of the server
+    weights    how the server averages: "uniform" (the paper) or "examples"
+
+    Gradient `g - c_k + c`; after n steps at rate eta `c_k' = c_k - c - (theta_k - theta) / (n eta)` (option II); at the
+    server `theta += server_lr * mean D_k`, `c += sum_k (c_k' - c_k) / K`.
+    up = down = 2 r(d_in + d_out) per module: the control variates travel too. They assume SGD; with AdamW the
+    correction enters before the optimiser, and c_k is computed as if it had been SGD, with a warning.
+    Source: specification aggregation-guidance.md, section 8.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    server_lr: float = 1.0
+    weights: Literal["uniform", "examples"] = "uniform"
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ConfigError([f"server_lr: must be positive, got {self.server_lr}"], "scaffold")
+        object.__setattr__(self, "layout", lora(self.rank, self.alpha))
+
+    def plan(self) -> Sequence[Stage]:
+        return [Stage("federate", self)]
+
+    def describe(self) -> dict[str, object]:
+        shared = str(slot("shared"))
+        both = f"{shared} and its control variate"
+        return {**super().describe(), "up": both, "down": both, "trained": shared, "deployed": "shared"}
+
+    def trainable(self) -> Selector:
+        return slot("shared")
+
+    def server_init(self, site: ServerSite) -> Payload:
+        shared = select(site.initial, slot("shared"))
+        return Payload({**shared, **_zeros(shared)}, {"clients": len(site.clients)})
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload(_zeros(site.model.dump(slot("shared"))))
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(server.arrays)
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _with_controls(specs)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _with_controls(specs)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        start, c = _split(received.arrays)
+        _, own = _split(client.arrays)
+        if site.budget.optimiser != "sgd" and at.round == 1:
+            _LOG.warning(
+                "client %s: SCAFFOLD's control variates assume plain SGD, and train.optimiser is %s; the correction is "
+                "applied to the gradients before it", site.info.id, site.budget.optimiser,
+            )  # fmt: skip
+        site.model.load(start)
+        tilt = Tilt(add(c, scale(own, -1)))
+        report = train(site, [Pass(slot("shared"), ("shared",), (tilt,))], at)
+        site.report.update(report.numbers())
+        trained = site.model.dump(slot("shared"))
+        drift = scale(add(trained, scale(start, -1)), -1 / (report.steps * site.budget.lr))
+        renewed = add(add(own, scale(c, -1)), drift)
+        change = add(renewed, scale(own, -1))
+        return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(change, CONTROL)})
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
+        theta, c = _split(server.arrays)
+        mean = weighted_mean((_split(update.payload.arrays)[0] for update in updates), weights)
+        moved = add(theta, scale(add(mean, scale(theta, -1)), self.server_lr))
+        changes = weighted_mean((_split(update.payload.arrays)[1] for update in updates), [1] * len(updates))
+        c = add(c, scale(changes, len(updates) / len(site.clients)))
+        return Payload({**moved, **rename(c, CONTROL)}, server.scalars)
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return Deployment(_split(received.arrays)[0], ("shared",))
+
+
+def _zeros(shared: State) -> State:
+    return rename({key: torch.zeros_like(value) for key, value in shared.items()}, CONTROL)
+
+
+def _with_controls(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {name: spec for key, spec in specs.items() for name in (key, f"{CONTROL}/{key.partition('/')[2]}")}
+
+
+def _split(arrays: State) -> tuple[State, State]:
+    """The adapter and the control variate, both under the adapter's keys."""
+    control = select(arrays, slot(CONTROL))
+    return select(arrays, slot("shared")), rename(control, "shared")
