@@ -17,6 +17,8 @@ from befit.types import State, TensorSpec
 
 __all__ = ["AdaptedModel", "find_modules", "model_shapes"]
 
+_OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+
 
 class AdaptedModel:
     """A frozen backbone whose target modules carry slots.
@@ -226,6 +228,8 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
 def _matches(target: str, name: str, path: str) -> bool:
     if target == "all":
         return name.startswith("block.")
+    # Models have renamed these between releases; papers and configurations keep the old words.
+    target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
     return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
 
 

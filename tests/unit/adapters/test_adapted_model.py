@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from befit.adapters.flat import FlatState
 from befit.adapters.keys import EVERYTHING, factor, slot
 from befit.adapters.layout import Layout, Slot, lora
-from befit.adapters.model import AdaptedModel
+from befit.adapters.model import AdaptedModel, find_modules
 from befit.errors import ModelError, PayloadMismatch
 from befit.train.loop import Pass, train
 from befit.types import TensorSpec, Tick
@@ -294,3 +294,10 @@ def test_leaves_and_parameters_share_storage() -> None:
         assert leaf.grad is not None
         assert bool((leaf == (2.0 if key.startswith("b/") else 0.0)).all())
         assert bool((leaf.grad == (3.0 if key.startswith("b/") else 0.0)).all())
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "llama"])
+def test_query_and_value_are_found_whatever_this_release_of_the_model_calls_them(kind: str) -> None:
+    by_old_name, _ = find_modules(tiny_model(kind), ("query", "value"))
+    canonical, _ = find_modules(tiny_model(kind), ("q_proj", "v_proj"))
+    assert by_old_name == canonical and len(canonical) == 4
