@@ -22,7 +22,7 @@ from befit.report.words import (
     outbound_note,
 )
 
-__all__ = ["escape", "render_markdown"]
+__all__ = ["escape", "flat", "markdown_table", "render_markdown"]
 
 
 def render_markdown(record: RunRecord) -> str:
@@ -41,7 +41,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += _section("Diagnostics", tables.diagnostics_table(results))
     parts += _outbound(record)
     parts += _environment(record)
-    parts += ["## Files", _table((["what", "where"], [list(row) for row in written_files(record)]))]
+    parts += ["## Files", markdown_table((["what", "where"], [list(row) for row in written_files(record)]))]
     parts += [escape(export_note(record))]
     if record.missing:
         parts += [f"Not in this directory, and so not in this report: {', '.join(record.missing)}."]
@@ -59,10 +59,11 @@ def escape(text: str) -> str:
 
 
 def _section(title: str, table: tables.Table, note: str = "") -> list[str]:
-    return [f"## {escape(title)}", _table(table), escape(note)] if table[1] else []
+    return [f"## {escape(title)}", markdown_table(table), escape(note)] if table[1] else []
 
 
-def _table(table: tables.Table) -> str:
+def markdown_table(table: tables.Table) -> str:
+    """A table in GitHub-flavoured Markdown, cells escaped, numbers to the right."""
     headers, rows = table
     sides = ("---:" if index and tables.is_numeric(rows, index) else "---" for index in range(len(headers)))
     line = "| " + " | ".join(sides) + " |"
@@ -77,9 +78,17 @@ def _outbound(record: RunRecord) -> list[str]:
     if not record.outbound:
         return []
     groups = outbound_groups(record.outbound)
-    parts = ["## What left each client", escape(outbound_note(record)), _table(outbound_totals(record.outbound))]
+    parts = [
+        "## What left each client",
+        escape(outbound_note(record)),
+        markdown_table(outbound_totals(record.outbound)),
+    ]
     for group in groups[:GROUPS_SHOWN]:
-        parts += [f"<details><summary>{_html(group_title(group.clients))}</summary>", _table(group.table), "</details>"]
+        parts += [
+            f"<details><summary>{_html(group_title(group.clients))}</summary>",
+            markdown_table(group.table),
+            "</details>",
+        ]
     if hidden := groups[GROUPS_SHOWN:]:
         parts += [f"{count_text(len(hidden), 'further list')} of {sum(len(g.clients) for g in hidden)} clients: "
                   "see outbound.json."]  # fmt: skip
@@ -89,7 +98,7 @@ def _outbound(record: RunRecord) -> list[str]:
 def _environment(record: RunRecord) -> list[str]:
     parts: list[str] = []
     if record.environment:
-        parts += ["## Environment", _table((["what", "value"], flat(record.environment)))]
+        parts += ["## Environment", markdown_table((["what", "value"], flat(record.environment)))]
     if record.config:
         text = "\n".join("    " + plain(line) for line in record.config.splitlines())
         parts += ["## Configuration", text]

@@ -27,7 +27,7 @@ from befit.report.words import (
     outbound_note,
 )
 
-__all__ = ["render_page"]
+__all__ = ["environment", "render_page"]
 
 
 def render_page(record: RunRecord) -> str:
@@ -35,7 +35,7 @@ def render_page(record: RunRecord) -> str:
     results = record.results
     groups = outbound_groups(record.outbound)
     hidden = groups[GROUPS_SHOWN:]
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         name=plain(str(results.get("name") or results["method"])),
         method=run_title(results["method"]),
         sentences=headline_sentences(results),
@@ -69,8 +69,9 @@ def render_page(record: RunRecord) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The template engine of all pages: escapes everything, and knows how tables are aligned."""
+    made = Environment(
         loader=PackageLoader("befit.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -78,8 +79,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["is_numeric"] = tables.is_numeric
-    return environment
+    made.globals["is_numeric"] = tables.is_numeric
+    return made
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""`befit ablate`: train once, merge many times, and say what changed. Knows no ablation by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.progress import Progress
+from befit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from befit.ablations.ablate import Finished
+    from befit.ablations.registry import Entry
+
+OPTION = "ablation."  # what begins so is an option of the ablation, all else a change to the configuration
+
+
+def ablate(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one. All are listed without.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without one, NAME is explained.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="For all ablations of one configuration. Default: runs/…-ablations."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Ablations: train a method's branches once, merge them many times, and compare.
+
+    Trained branches stay in DIR/branches, so that further ablations with the same configuration only measure.
+    """
+    if name is None:
+        _list(as_json)
+        return
+    from befit.ablations import registry
+    from befit.config import load_experiment
+    from befit.config_overrides import apply_overrides
+
+    if config is None:
+        _describe(registry.get(name), as_json)
+        return
+    registry.get(name)
+    given = [one for one in overrides or () if one.startswith(OPTION)]
+    options: dict[str, Any] = {}
+    if problems := apply_overrides(options, [one.removeprefix(OPTION) for one in given]):
+        raise ConfigError([OPTION + problem for problem in problems], "the command")
+    wanted = _seeds(seeds)
+    experiment = load_experiment(config, [one for one in overrides or () if one not in given])
+    labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
+    console = messages()
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+        if not quiet:
+            console.print("befit is loading …", style="dim")
+        from befit.ablations.ablate import ablate as measure
+
+        progress = Progress(console, labels, title=f"{experiment.name}: {name}", quiet=quiet)
+        try:
+            with progress:
+                done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)
+        except KeyboardInterrupt:
+            console.print("interrupted; the same command goes on where the training stopped", style="yellow")
+            raise typer.Exit(130) from None
+    if as_json:
+        print_json({"path": str(done.path), "results": done.results})
+    else:
+        _show(done)
+
+
+def _list(as_json: bool) -> None:
+    """All ablations, one line each."""
+    from befit.ablations import registry
+
+    entries = [registry.get(name) for name in registry.names()]
+    if as_json:
+        print_json([_plain(one) for one in entries])
+        return
+    screen().print(make_table(["ablation", "what it shows"], [[one.name, one.summary] for one in entries], wrap=1))
+    screen().print("\nbefit ablate NAME explains one; befit ablate NAME CONFIG [KEY=VALUE ...] measures.", markup=False)
+
+
+def _describe(entry: Entry, as_json: bool) -> None:
+    if as_json:
+        print_json(_plain(entry))
+        return
+    console = screen()
+    options = {p.name: p for p in entry.parameters}
+    console.print(f"{entry.name}, of the method {entry.method}", style="bold", markup=False)
+    for paragraph in entry.docstring.split("\n\n"):
+        if paragraph.split()[0] not in options:  # those are in the table
+            console.print()
+            console.print(" ".join(paragraph.split()), markup=False)
+    if options:
+        from befit.schema import plain, show
+
+        rows = [[OPTION + name, p.description, show(plain(p.default))] for name, p in options.items()]
+        console.print()
+        console.print(make_table(["option", "what it is", "default"], rows, wrap=1))
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    from befit.schema import plain, type_words
+
+    options = {p.name: {"default": plain(p.default), "type": type_words(p.type), "description": p.description}
+               for p in entry.parameters}  # fmt: skip
+    return {"name": entry.name, "title": entry.title, "method": entry.method, "summary": entry.summary,
+            "options": options}  # fmt: skip
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        problem = f"--seeds: must be whole numbers with commas between, such as 0,1,2, got {text!r}"
+        raise ConfigError([problem], "the command") from None
+
+
+def _show(done: Finished) -> None:
+    console = screen()
+    for one in done.findings.tables:
+        if not one.detail:
+            console.print()
+            console.print(make_table(*one.table, title=one.title))
+            if one.note:
+                console.print(one.note, style="dim", markup=False)
+    console.print()
+    for sentence in done.findings.sentences:
+        console.print(sentence, markup=False)
+    console.print()
+    console.print("Written", style="bold italic")
+    files = {"page with plots": "html", "as text": "md", "every measurement": "csv", "all of it": "json"}
+    for what, name in files.items():
+        console.print(f"{what:22} {done.path / f'ablation.{name}'}", markup=False, soft_wrap=True)
