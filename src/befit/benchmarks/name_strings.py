@@ -9,6 +9,7 @@ import os
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from befit.errors import DataError, RunError
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = [
     "BABEL", "CLIENT_LANGUAGES", "KINDS", "PUBLIC_LANGUAGES", "STRINGS_SHA256", "Name", "fold", "name_hash",
-    "name_strings",
+    "name_strings", "pinned_babel",
 ]  # fmt: skip
 
 BABEL = "2.18.0"  # releases change the strings
@@ -90,14 +91,7 @@ def cache_directory() -> Path:
 
 def build_strings() -> list[Name]:
     """The recipe: names of every language, territory, currency and script in Babel, cleaned per language."""
-    try:
-        import babel
-    except ImportError:
-        raise DataError('names is built from the Babel package, which is not installed: pip install '
-                        '"befit[benchmarks]"') from None  # fmt: skip
-    if babel.__version__ != BABEL:
-        raise DataError(f"names is built from Babel {BABEL}, whose strings its hash stands for; Babel "
-                        f'{babel.__version__} is installed. Use pip install "befit[benchmarks]"')  # fmt: skip
+    babel = pinned_babel("names")
     built: list[Name] = []
     for language in (*CLIENT_LANGUAGES, *PUBLIC_LANGUAGES):
         locale = babel.Locale.parse(language)
@@ -109,6 +103,19 @@ def build_strings() -> list[Name]:
         ]
         built += clean(found)
     return built
+
+
+def pinned_babel(benchmark: str) -> ModuleType:
+    """Babel in the release that `benchmark` is built from. Raises DataError where it is not there."""
+    try:
+        import babel
+    except ImportError:
+        raise DataError(f'{benchmark} is built from the Babel package, which is not installed: pip install '
+                        '"befit[benchmarks]"') from None  # fmt: skip
+    if babel.__version__ != BABEL:
+        raise DataError(f"{benchmark} is built from Babel {BABEL}, whose strings its hash stands for; Babel "
+                        f'{babel.__version__} is installed. Use pip install "befit[benchmarks]"')  # fmt: skip
+    return babel
 
 
 def clean(names: Iterable[Name]) -> list[Name]:

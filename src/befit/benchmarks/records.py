@@ -23,6 +23,9 @@ REQUIRED = {
     "causal-lm": ("instruction", "output"),
 }
 OPTIONAL = {"text-classification": ("text_pair",), "image-classification": (), "causal-lm": ("input",)}
+# Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
+# names that hold something else.
+LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "references")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def check_columns(task: str, columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a task or a field that does not exist."""
     if task not in REQUIRED:
         raise ConfigError([f"data.task: {task!r} is not one of {', '.join(REQUIRED)}.{did_you_mean(task, REQUIRED)}"])
-    known = ("id", *REQUIRED[task], *OPTIONAL[task])
+    known = ("id", *REQUIRED[task], *OPTIONAL[task], *LISTS.get(task, ()))
     problems = [
         f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
         for field in columns
@@ -49,7 +52,7 @@ def check_columns(task: str, columns: Mapping[str, str]) -> None:
 
 
 def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """Field to the column that holds it. An id is read only where `columns` says from which column."""
+    """Field to the column that holds it. An id, and lists, are read only where `columns` says from which column."""
     return {field: field for field in (*REQUIRED[task], *OPTIONAL[task])} | dict(columns)
 
 
@@ -69,6 +72,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list
     def item(row: Row) -> Item:
         record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
         record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
+        record |= {field: _texts(row, field, names[field]) for field in LISTS.get(task, ()) if field in columns}
         digest = _digest(record, row)
         if "id" in columns:
             name = _id(row, names["id"])
@@ -131,6 +135,13 @@ def _optional(row: Row, field: str, column: str, mapped: bool) -> str:
         return ""
     if not isinstance(value, str):
         raise DataError(f"{row.where}: {column} must be text, as in the other records, got {show(value)}")
+    return value
+
+
+def _texts(row: Row, field: str, column: str) -> list[str]:
+    value = _raw(row, field, column)
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        raise DataError(f"{row.where}: {column} must be a list of texts, got {show(value)}")
     return value
 
 
