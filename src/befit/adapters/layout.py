@@ -18,7 +18,7 @@ from befit.adapters.keys import join
 from befit.seeds import derive_seed
 from befit.types import State, TensorSpec
 
-__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "ModuleShape", "Slot", "lora"]
+__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "ModuleShape", "Slot", "initial_values", "lora"]
 
 GATE = "gate"
 REFERENCES = "instance/references/H"
@@ -108,14 +108,19 @@ class Layout:
 
         `A` depends on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """
-        state: State = {}
-        for key, spec in self.specs(shapes).items():
-            _, name, factor = key.split("/")
-            if factor in ("A", "G"):
-                state[key] = _kaiming_uniform(spec.shape, derive_seed(seed, "initial", name, factor))
-            else:
-                state[key] = torch.zeros(spec.shape)
-        return state
+        return initial_values(self.specs(shapes), seed)
+
+
+def initial_values(specs: Mapping[str, TensorSpec], seed: int) -> State:
+    """As `Layout.initial`, for arrays whose names and shapes are known."""
+    state: State = {}
+    for key, spec in specs.items():
+        _, name, factor = key.split("/")
+        if factor in ("A", "G"):
+            state[key] = _kaiming_uniform(spec.shape, derive_seed(seed, "initial", name, factor))
+        else:
+            state[key] = torch.zeros(spec.shape)
+    return state
 
 
 def _kaiming_uniform(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -1,0 +1,160 @@
+"""ReLoRA in a federation: every round's merged update moves into the backbone, and the adapters start afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from befit.adapters.keys import Selector, join, select, slot, slot_of, split
+from befit.adapters.layout import Layout, Slot, initial_values
+from befit.adapters.state import specs_of, weighted_mean
+from befit.errors import ConfigError, NotTrained
+from befit.merge.merge import Merge, MergeContext
+from befit.method import Deployment, Method
+from befit.registry import register
+from befit.seeds import derive_seed
+from befit.site import ServerSite, Site
+from befit.train.loop import Pass, train
+from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
+
+
+@register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2025)
+@dataclass(frozen=True)
+class Relora(Method):
+    """Fold the whole merged update into every client's backbone after each round, and draw fresh adapters.
+
+    rank         rank of the adapters
+    alpha        their scaling: delta = alpha / rank * B A
+    merge        space, rule and finish of the merge, see befit.merge.merge.Merge
+    relora_rank  largest rank of what one round folds in; null keeps all of it, up to rank times the clients
+
+    `W <- W + dW_G`, never cut to the rank of an adapter in the spaces knots and delta; A of round t comes from a seed
+    of that round, B = 0, the optimiser is new.
+    up = down = r(d_in + d_out) per module in the space factors; in the others down has the rank of the round's update
+    in the place of r, and a client that missed rounds gets all that it missed. The backbone itself is not written to:
+    a frozen dense slot holds the sum, in float32 and in the order of the rounds. Deployed is the backbone that the
+    client trained on last, with its adapter.
+    Source: specification aggregation-guidance.md, section 4. Deviation: no pruning of the optimiser and no second
+    warm-up, as the adapters' optimiser is new in every round; a task head's mean change is folded in like the rest.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    merge: Merge = Merge()  # noqa: RUF009 frozen
+    relora_rank: int | None = None
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        problems = [f"relora_rank: must be at least 1, got {self.relora_rank}"] * (
+            self.relora_rank is not None and self.relora_rank < 1
+        )
+        if self.merge.space == "factors" and self.relora_rank is not None:
+            problems.append("relora_rank: the space factors gives an update of the adapter's rank; nothing to cut")
+        if self.merge.rank is not None:
+            problems.append("merge.rank: nothing is cut to an adapter; relora_rank limits what is folded in")
+        if self.merge.rule == "fisher":
+            problems.append("merge.rule: fisher needs the clients' Fisher information, which relora does not send")
+        if problems:
+            raise ConfigError(problems, "relora")
+        slots = (Slot("base", self.rank, self.alpha, dense=True), Slot("personal", self.rank, self.alpha))
+        object.__setattr__(self, "layout", Layout(slots))
+
+    def plan(self) -> Sequence[Stage]:
+        return [Stage("federate", self)]
+
+    def describe(self) -> dict[str, object]:
+        personal = str(slot("personal"))
+        return {**super().describe(), "up": personal, "down": "the merged updates of the rounds since the last",
+                "trained": personal, "deployed": "base + personal"}  # fmt: skip
+
+    def trainable(self) -> Selector:
+        return slot("personal")
+
+    def server_init(self, site: ServerSite) -> Payload:
+        return Payload({}, {"pieces": 0})
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload()
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        known = int(server.scalars.get(f"has {client.id}", 0))  # type: ignore[arg-type]
+        return Payload({key: value for key, value in server.arrays.items() if _number(key) > known})
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if slot_of(key) == "personal"}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""
+        rank = self.relora_rank or self.rank
+        sizes = {key: spec.shape for key, spec in self.uplink(stage, specs).items()}
+        return {
+            key: TensorSpec({"A": (rank, shape[-1]), "B": (shape[0], rank)}.get(split(key)[2], shape))
+            for key, shape in sizes.items()
+        }
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        pieces = {key: value for key, value in {**client.arrays, **received.arrays}.items() if _number(key)}
+        site.model.load(_folded(pieces, site))
+        site.model.load(_fresh(self.uplink(self.plan()[0], site.model.specs), at))
+        report = train(site, [Pass(slot("personal"), ("base", "personal"))], at)
+        site.report.update(report.numbers())
+        trained = site.model.dump(slot("personal"))
+        return Payload({**pieces, **trained}), Payload(trained)
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        number = int(server.scalars["pieces"]) + 1  # type: ignore[arg-type]
+        piece = {f"piece {number}/{rest}": value for rest, value in self._merged(updates, site, at)}
+        has = {f"has {update.client.id}": number - 1 for update in updates}
+        return Payload({**server.arrays, **piece}, {**server.scalars, **has, "pieces": number})
+
+    def _merged(self, updates: Sequence[Update], site: ServerSite, at: Tick) -> Iterator[tuple[str, Tensor]]:
+        """`module/B` and `module/A` whose product is the merged update, and the mean change of a head."""
+        scale = self.layout.slot("personal").scale
+        start = _fresh(specs_of(select(site.initial, slot("personal"))), at)
+        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
+        if self.merge.space == "factors":
+            for key, value in self.merge(updates, context).items():
+                yield key.partition("/")[2], scale * value if split(key)[2] == "B" else value
+            return
+        for name, update in self.merge.updates_of(updates, context):
+            P, Q = update.pair() if self.relora_rank is None else update.spectrum(self.relora_rank).balanced()
+            yield f"{name.partition('/')[2]}/B", P.float()
+            yield f"{name.partition('/')[2]}/A", Q.float()
+        heads = ({k: v for k, v in u.payload.arrays.items() if split(k)[2] not in ("A", "B")} for u in updates)
+        for key, value in weighted_mean(heads, self.merge.shares(updates)).items():
+            yield key.partition("/")[2], value
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        if not client.arrays:
+            raise NotTrained(
+                f"client {site.info.id} has no adapter of its own: it never completed a round, so there is nothing to "
+                "deploy"
+            )
+        pieces = {key: value for key, value in client.arrays.items() if _number(key)}
+        own = select(client.arrays, slot("personal"))
+        return Deployment({**_folded(pieces, site), **own}, ("base", "personal"))
+
+
+def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
+    """The adapter that everybody starts this round from."""
+    return initial_values(specs, derive_seed(at.seed, "relora", str(at.round)))
+
+
+def _number(key: str) -> int:
+    """The round's number of an array of a merged update; 0 for other arrays."""
+    name, _, number = slot_of(key).partition(" ")
+    return int(number) if name == "piece" else 0
+
+
+def _folded(pieces: State, site: Site) -> State:
+    """The dense slot: `sum_t B_t A_t`, in the order of the rounds."""
+    base = {key: value.zero_() for key, value in site.model.dump(slot("base")).items()}
+    for key in sorted(pieces, key=lambda key: (_number(key), key)):
+        piece, name, part = split(key)
+        if part == "B":
+            base[join("base", name, "weight")] += pieces[key] @ pieces[join(piece, name, "A")]
+        elif part != "A":
+            base[join("base", name, part)] += pieces[key]
+    return base

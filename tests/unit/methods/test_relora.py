@@ -1,0 +1,112 @@
+"""ReLoRA merging: property 12 of aggregation-guidance.md, section 9."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.methods.federation import Clients
+
+from befit.adapters.keys import slot, split
+from befit.errors import ConfigError
+from befit.federate import final_download
+from befit.merge.merge import Merge
+from befit.methods.relora import Relora
+from befit.types import Tick
+
+
+def weighted_updates(clients: Clients, rounds: int) -> dict[str, torch.Tensor]:
+    """Dense `sum_t sum_k p_k s B_k A_k` per module, from what the clients sent."""
+    total: dict[str, torch.Tensor] = {}
+    for number in range(1, rounds + 1):
+        sent = clients.uploads(number)
+        counts = {info.id: info.num_examples for info in clients.infos}
+        for name, arrays in sent.items():
+            share = counts[name] / sum(counts[other] for other in sent)
+            for key in arrays:
+                if split(key)[2] == "B":
+                    module = split(key)[1]
+                    delta = 2.0 * arrays[key].double() @ arrays[f"personal/{module}/A"].double()
+                    total[module] = total.get(module, torch.zeros(())) + share * delta
+    return total
+
+
+@pytest.mark.parametrize("space", ["knots", "delta"])
+def test_the_moved_backbone_is_the_backbone_and_all_merged_updates_in_full(space: str) -> None:
+    clients = Clients(Relora(rank=2, alpha=4.0, merge=Merge(space=space)))  # type: ignore[arg-type]
+    server = clients.run(3)
+    site = clients.fresh("a")
+    expected = weighted_updates(clients, 3)
+    received = clients.method.dispatch(server, site.info, Tick("federate", 4, 4, 0))
+    clients.method.client_update(clients.memory("a"), received, site, Tick("federate", 4, 4, 0))
+    base = clients.model.dump(slot("base"))
+    assert expected
+    for module, delta in expected.items():
+        torch.testing.assert_close(base[f"base/{module}/weight"].double(), delta, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round() -> None:
+    clients = Clients(Relora(rank=2, alpha=4.0))
+    clients.run(3)
+    starts = []
+    for number in (1, 2, 2):
+        site = clients.fresh("b")
+        stopped = Tick("federate", number, 3, 0)
+        site.budget = type(site.budget)(max_steps=1, lr=1e-30, batch_size=4)
+        memory, _ = clients.method.client_update(clients.memory("b"), clients.method.dispatch(
+            clients.run(1), site.info, stopped), site, stopped)  # fmt: skip
+        starts.append({key: value for key, value in memory.arrays.items() if key.endswith("/A") and "personal" in key})
+        assert all(float(v.abs().max()) < 1e-20 for k, v in memory.arrays.items() if k.startswith("personal/")
+                   and k.endswith("/B"))  # fmt: skip
+    key = next(iter(starts[0]))
+    assert not torch.equal(starts[0][key], starts[1][key]) and torch.equal(starts[1][key], starts[2][key])
+
+
+def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new() -> None:
+    clients = Clients(Relora(rank=2, alpha=4.0))
+    server = clients.run(3, cohort=1)
+    took_part = {info.id: max((at.round for at, u in clients.notes.updates if u.client.id == info.id), default=0)
+                 for info in clients.infos}  # fmt: skip
+    assert len(set(took_part.values())) > 1
+    for info in clients.infos:
+        received = clients.method.dispatch(server, info, Tick("federate", 4, 4, 0))
+        numbers = {int(key.split("/")[0].split()[1]) for key in received.arrays}
+        missing_from = max(took_part[info.id], 1)  # who trained in round t has what was merged before it
+        assert numbers == set(range(missing_from, 4))
+
+
+def test_the_largest_rank_of_a_round_is_kept() -> None:
+    whole, cut = (Clients(Relora(rank=2, alpha=4.0, merge=Merge(space="knots"), relora_rank=limit)).run(1)
+                  for limit in (None, 3))  # fmt: skip
+    assert {value.shape[0] for key, value in whole.arrays.items() if key.endswith("/A")} == {6}
+    assert {value.shape[0] for key, value in cut.arrays.items() if key.endswith("/A")} == {3}
+    for key, A in whole.arrays.items():
+        if key.endswith("/A"):
+            delta = whole.arrays[key[:-1] + "B"] @ A
+            u, s, v = torch.linalg.svd(delta)
+            best = u[:, :3] @ torch.diag(s[:3]) @ v[:3]
+            torch.testing.assert_close(cut.arrays[key[:-1] + "B"] @ cut.arrays[key], best, rtol=1e-3, atol=1e-6)
+
+
+def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_trained() -> None:
+    clients = Clients(Relora(rank=2, alpha=4.0))
+    server = clients.run(2)
+    at = Tick("federate", 2, 2, 0)
+    received = final_download(clients.method, server, clients.infos[0], at)
+    first, second = (clients.engine.deployment("a", received, at).arrays for _ in range(2))
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    sent = clients.uploads(2)["a"]
+    assert all(torch.equal(first[key], value) for key, value in sent.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"relora_rank": 0, "merge": Merge(space="knots")}, "relora_rank: must be at least 1"),
+        ({"relora_rank": 4}, "relora_rank: the space factors gives"),
+        ({"merge": Merge(space="knots", rank=4)}, "merge.rank: nothing is cut"),
+        ({"merge": Merge(rule="fisher")}, "merge.rule: fisher needs"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Relora(**arguments)  # type: ignore[arg-type]
