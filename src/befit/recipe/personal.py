@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -60,8 +61,9 @@ def start_of(layout: Layout, initial: State, backbone: str) -> str:
     held = layout.slot(slot_of(min(initial)))
     modules = {split(key)[1] for key in initial}
     targets = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
-    return (f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; modules={len(modules)}; "
-            f"initial values={fingerprint(initial)[:16]}")  # fmt: skip
+    names = hashlib.sha256("\n".join(sorted(modules)).encode()).hexdigest()[:8]
+    return (f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; "
+            f"modules={len(modules)} ({names}); initial values={fingerprint(initial)[:16]}")  # fmt: skip
 
 
 @dataclass(frozen=True)
