@@ -147,7 +147,7 @@ def test_the_backbone_that_ships_is_small_and_has_the_shape_that_is_documented()
     weights = load_file(folder / "model.safetensors")
     assert sum(tensor.numel() for tensor in weights.values()) == 136_138
     assert (folder / "model.safetensors").stat().st_size < 3_000_000
-    assert zoo_names() == ["digits-vit"] and zoo_path("digits-vat") is None
+    assert "digits-vit" in zoo_names() and zoo_path("digits-vat") is None
 
 
 @pytest.fixture(scope="module")

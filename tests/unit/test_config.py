@@ -141,6 +141,23 @@ def test_generation_is_refused_for_a_task_without_texts_to_generate():
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"generate": True}})
     assert problem == "evaluate.generate: is for causal-lm, and the task is image-classification; set it to false"
     assert len(problems_of({"method": "fedit", "benchmark": "digts", "evaluate": {"generate": True}})) == 1
+    (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"metrics": ["rougeL"]}})
+    assert problem == "evaluate.metrics: is for causal-lm, and the task is image-classification; set it to null"
+
+
+def test_metrics_and_prompts_that_mean_nothing_are_named_together():
+    problems = problems_of(
+        {"method": "fedit", "benchmark": "skills"},
+        ["evaluate.metrics=[rogueL, exact_match, exact_match]", "model.prompt=chatt"],
+    )
+    keys = sorted(problem.split(":")[0] for problem in problems)
+    assert keys == ["evaluate.metrics", "evaluate.metrics", "model.prompt"]
+    assert any("'rogueL' is not one of" in problem and "rougeL" in problem for problem in problems)
+    assert any("or a text with {instruction}" in problem for problem in problems)
+    (problem,) = problems_of(
+        {"method": "fedit", "benchmark": "skills"}, ["evaluate.generate=true", "evaluate.metrics=[choice_sum]"]
+    )
+    assert problem.startswith("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text")
 
 
 def test_whole_numbers_and_shares_of_replies_stay_apart():

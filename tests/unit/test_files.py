@@ -4,7 +4,7 @@ import gzip
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,19 @@ def test_instructions_need_no_labels_and_a_missing_input_is_empty(tmp_path: Path
     found = load_files({"a": parquet(tmp_path / "a.parquet", rows)}, task="causal-lm", **NONE)
     assert found.label_names == ()
     assert [record["input"] for record in only(found).train] == ["1 2", ""]
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_choices_are_read_where_columns_name_them_and_nowhere_else(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """Many data sets have a column `choices` that is no list of texts."""
+    rows = [{"instruction": "pick", "output": "b", "options": ["a", "b"], "choices": {"text": 1}}] * 2
+    path = write(tmp_path / ("a.jsonl" if write is jsonl else "a.parquet"), rows)
+    plain = load_files({"a": path}, task="causal-lm", **NONE)
+    assert set(only(plain).train[0]) == {"id", "instruction", "output"}
+    found = load_files({"a": path}, task="causal-lm", columns={"choices": "options"}, **NONE)
+    assert [record["choices"] for record in only(found).train] == [["a", "b"]] * 2
+    with pytest.raises(DataError, match=r"choices must be a list of texts, got \{"):
+        load_files({"a": path}, task="causal-lm", columns={"choices": "choices"}, **NONE)
 
 
 def test_pairs_of_texts_are_kept(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from tiny_models import Settings, save_gpt2, save_llama
 from transformers import GenerationConfig
 
-from befit.errors import DataError
+from befit.errors import DataError, ModelError
 from befit.models import load_backbone
 from befit.tasks import make_task
 from befit.tasks.generation import greedy
+from befit.tasks.prompts import prompt_problem
+from befit.tasks.text_metrics import compare, parsed_choice
 
 # <pad> <unk> <bos> <eos> good bad film very book a b c d e Instruction Response Input ### : user assistant # ...
 RECORDS = [
@@ -205,3 +207,149 @@ def test_generation_stops_at_the_end_token_of_the_checkpoint_too(tmp_path):
     first = task.tokenizer(free["text"], add_special_tokens=False)["input_ids"][0]
     model.generation_config.eos_token_id = [3, first]
     assert task.predict(model, [prompt]) == [{"text": ""}]
+
+
+def test_prompts_follow_the_setting(tmp_path):
+    """Own templates put both fields in place and leave other braces alone; chat needs a template."""
+    save_llama(tmp_path)
+    backbone = load_backbone(Settings(str(tmp_path)), "causal-lm", (), 0)
+
+    def prompt(setting, **record):
+        task = make_task("causal-lm", backbone.processor, prompt=setting)
+        return task.tokenizer.convert_ids_to_tokens(task.prompt_tokens(record))
+
+    assert prompt("very {instruction} : {input} {film}", instruction="copy", input="a b") == [
+        "<bos>", "very", "copy", ":", "a", "b", "<unk>", "film", "<unk>",
+    ]  # fmt: skip
+    assert prompt("plain", instruction="copy") == prompt("auto", instruction="copy")
+    assert prompt("alpaca", instruction="copy")[-7:] == prompt("plain", instruction="copy")[-7:]
+    assert len(prompt("alpaca", instruction="copy")) > len(prompt("plain", instruction="copy"))
+    with pytest.raises(DataError, match=r"has an input, for which model\.prompt has no place"):
+        prompt("# {instruction}", instruction="copy", input="a")
+    with pytest.raises(
+        ModelError, match=r"model\.prompt is chat, and the tokenizer of this model has no chat template"
+    ):
+        prompt("chat", instruction="copy")
+    assert prompt_problem("chat") == "" and "or a text with {instruction}" in prompt_problem("chatt")
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "reference", "value"),
+    [
+        ("exact_match", " \N{FULLWIDTH LATIN CAPITAL LETTER A}B ", "ab", 1),
+        ("token_f1", "the red house", "a red house", 2 / 3),
+        ("rouge1", "running dogs", "runs dog", 0),
+        ("rouge1_stem", "running dogs", "runs dog", 1),
+        ("rougeL", "b a c", "a b c", 2 / 3),
+        ("rougeL", "中文", "中文", 0),
+        ("rougeL_unicode", "中文", "中国", 1 / 2),
+        ("rouge1_unicode", "हिन्दी Café!", "हिन्दी CAFÉ", 1),
+        ("rougeL_char", "abcd", "abd", 6 / 7),
+        ("rougeL_char", "AB", "ab", 0),
+    ],
+)
+def test_metrics_of_one_answer(metric, answer, reference, value):
+    """F = 2PR / (P + R): "b a c" shares "a c", 2 of 3; 中文 and 中国 one of two; abd lies in abcd, P 3/4 and R 1."""
+    assert compare([answer], [(reference,)], [metric]) == {metric: pytest.approx(value)}
+
+
+def test_the_best_reference_counts_and_answers_are_averaged():
+    """(max(0, 1) + 0) / 2."""
+    found = compare(["yes", "perhaps"], [("no", "yes"), ("no",)], ["exact_match", "rouge1"])
+    assert found == {"exact_match": 0.5, "rouge1": 0.5}
+    with pytest.raises(DataError, match="no answers to compare"):
+        compare([], [])
+
+
+def test_the_first_choice_in_an_answer_counts_the_longest_of_those_at_one_place():
+    choices = ("answer1", "answer10", "answer2")
+    assert parsed_choice("It is Answer10, not answer2", choices) == "answer10"
+    assert parsed_choice("answer2 or answer1", choices) == "answer2"
+    assert parsed_choice("no idea", choices) is None
+    found = compare(["answer1 .", "?"], [("answer1",), ("answer2",)], ["choice_parse"], [choices, choices])
+    assert found == {"choice_parse": 0.5, "unparsable": 0.5}
+
+
+def choice(output, *choices, instruction="copy"):
+    return {"instruction": instruction, "output": output, "choices": list(choices)}
+
+
+QUESTIONS = [
+    choice("a b", "a b", "good film", "c"),
+    choice("very bad book a", "very bad book a", "d"),
+    choice("e", "a", "e", "b c d e", instruction="reverse"),
+    choice("b", "good", "b"),
+]
+CHOICES = ["choice_sum", "choice_per_token", "choice_per_char"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_choices_score_by_their_own_tokens_alone(tmp_path, batch_size):
+    """Against one forward pass per choice, without padding: the sum of log p of its tokens, end token left out."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, metrics=CHOICES)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    correct = dict.fromkeys(CHOICES, 0)
+    best = set()
+    for record in QUESTIONS:
+        scores = {name: [] for name in CHOICES}
+        prompt = task.prompt_tokens(record)
+        for text in record["choices"]:
+            tokens = task.tokenizer(text, add_special_tokens=False)["input_ids"]
+            log_p = model(input_ids=torch.tensor([prompt + tokens])).logits[0].double().log_softmax(-1)
+            total = sum(float(log_p[len(prompt) + place - 1, token]) for place, token in enumerate(tokens))
+            for name, divisor in zip(CHOICES, (1, len(tokens), len(text)), strict=True):
+                scores[name].append(total / divisor)
+        for name in CHOICES:
+            correct[name] += record["choices"][scores[name].index(max(scores[name]))] == record["output"]
+            best.add((name, scores[name].index(max(scores[name]))))
+    metrics = task.evaluate(model, task.prepare(QUESTIONS), batch_size, "cpu")
+    assert {name: metrics[name] for name in CHOICES} == {name: correct[name] / 4 for name in CHOICES}
+    assert task.metric == "choice_sum" and "exact_match" not in metrics
+    assert len({place for _, place in best}) > 1  # the right answers are not all of one place
+
+
+def test_ties_go_to_the_first_choice_and_are_counted(tmp_path):
+    """A model of zeros finds all tokens equally likely: per token every choice ties, and the sum prefers short ones."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, metrics=["choice_per_token", "choice_sum"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    metrics = task.evaluate(model, task.prepare(QUESTIONS), 8, "cpu")
+    assert metrics["choice_per_token"] == 0.5 and metrics["choice_per_token_ties"] == 1
+    assert metrics["choice_sum"] == 0 and metrics["choice_sum_ties"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"instruction": "copy", "output": "a"}, "evaluate.metrics asks for choices, .* got None"),
+        (choice("a", "a"), "choices must be at least two different texts"),
+        (choice("a", "a", " a "), "choices must be at least two different texts"),
+        (choice("a", "b", "c"), r"its output 'a' is not among its choices \['b', 'c'\]"),
+        (choice("a", "a", ""), "prompt and choice '' have 8 and 0 tokens"),
+        (
+            choice("a", "a", "b " * 60),
+            "prompt and choice .* have 8 and 60 tokens; a choice needs one, and both have to fit 64",
+        ),
+        ({**choice("a", "a", "b"), "references": "a"}, "references must be a list of strings, got 'a'"),
+    ],
+)
+def test_choices_that_cannot_be_scored_are_named(tmp_path, record, message):
+    save_llama(tmp_path)
+    _, task = load(tmp_path, metrics=["choice_sum"])
+    with pytest.raises(DataError, match=f"position 1.*{message}"):
+        task.prepare([QUESTIONS[0], record])
+
+
+def test_metrics_of_text_and_of_likelihood_can_be_asked_for_together(tmp_path):
+    """The headline is the first; only what is asked for is measured."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, metrics=["rouge1", "choice_sum", "choice_parse"], max_new_tokens=3)
+    metrics = task.evaluate(model, task.prepare(QUESTIONS), 2, "cpu")
+    assert task.metric == "rouge1"
+    assert {"token_accuracy", "loss", "rouge1", "choice_sum", "choice_parse", "unparsable"} == set(metrics)
