@@ -41,7 +41,11 @@ OTHERS: dict[str, tuple[Setting, str, str]] = {
     "rank": (Setting(rank=3, alpha=9.0), "2", "3"),
     "alpha": (Setting(alpha=7.0), "6", "7"),
     "targets": (Setting(targets=("q_proj",)), "classifier, q_proj, v_proj", "classifier, q_proj"),
-    "modules": (Setting(targets=("block.00.q_proj", "block.00.v_proj", "block.01.v_proj")), "5", "4"),
+    "modules": (
+        Setting(targets=("block.00.q_proj", "block.00.v_proj", "block.01.v_proj")),
+        r"5 \([0-9a-f]{8}\)",
+        r"4 \([0-9a-f]{8}\)",
+    ),
     "backbone": (Setting(backbone="fedcba9876543210"), "0123456789abcdef", "fedcba9876543210"),
     "initial values": (Setting(seed=1), "[0-9a-f]{16}", "[0-9a-f]{16}"),
 }
