@@ -22,6 +22,7 @@ check: $(VENV)/.installed-dev
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m befit.zoo.digits_vit
+	$(BIN)/python -m befit.zoo.skills_llama
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
