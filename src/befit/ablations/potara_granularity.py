@@ -9,7 +9,7 @@ from typing import Any, get_args
 from befit.ablations.base import Ablation, Findings, Row, Titled
 from befit.ablations.pairs import Client
 from befit.ablations.registry import register
-from befit.ablations.summary import mean_bars, spread
+from befit.ablations.summary import Spread, mean_bars, spread
 from befit.methods.potara import Granularity, weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING
@@ -68,7 +68,7 @@ class GranularitySweep(Ablation):
                 low, high = spread(mine, "w_min"), spread(mine, "w_max")
                 table.append([
                     kind, name, trace.number(3) if trace else NOTHING, score.score(metric) if score else NOTHING,
-                    f"{low.mean:.2f} to {high.mean:.2f}" if low and high else NOTHING,
+                    _range(low, high),
                 ])  # fmt: skip
         bars = {value: [mean_bars(f"correlation {name}", groups[on], value, ink)
                         for ink, (on, name) in enumerate(((True, "on"), (False, "off")))]
@@ -83,7 +83,18 @@ class GranularitySweep(Ablation):
             columns=2, height=3.6,
         )  # fmt: skip
         headers = ["granularity", "correlation", "total trace", metric, "weights, mean range"]
-        return Findings(_sentences(rows, kinds, metric), [Titled("Every granularity", (headers, table))], [figure])
+        note = ("Traces with the correlation on and off come from different estimates of the same errors: compare them "
+                "only within one setting.")  # fmt: skip
+        return Findings(
+            _sentences(rows, kinds, metric), [Titled("Every granularity", (headers, table), note)], [figure]
+        )
+
+
+def _range(low: Spread | None, high: Spread | None) -> str:
+    if low is None or high is None:
+        return NOTHING
+    ends = [f"{one.mean:.2f}" for one in (low, high)]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _sentences(rows: Sequence[Row], kinds: Sequence[str], metric: str) -> list[str]:

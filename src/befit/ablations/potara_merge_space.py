@@ -54,10 +54,10 @@ class MergeSpace(Ablation):
             f"{scores['product'].score(metric)}, cut to the rank {scores['product-truncated'].score(metric)}.",
             f"The two merges differ by {gap.number(3)} of the product's norm on average.",
         ]
-        panels = [Panel("mean over clients", bars=[mean_bars(metric, list(groups.values()), "score")], groups=_SPACES,
+        panels = [Panel("mean over clients", bars=[mean_bars("", list(groups.values()), "score")], groups=_SPACES,
                         score=True, fits=True)]  # fmt: skip
-        figures = [Figure("Score by merge space", "Mean over clients; whiskers: one standard deviation over seeds. The "
-                          "axis does not begin at zero.", panels, height=3.0)]  # fmt: skip
+        figures = [Figure("Score by merge space", "Mean over clients; whiskers: one standard deviation over several "
+                          "seeds. The axis does not begin at zero.", panels, height=3.0)]  # fmt: skip
         for seed in seeds_of(rows):
             clients = clients_of(rows, seed)
             if len(clients) <= MANY:

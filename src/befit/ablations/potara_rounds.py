@@ -85,7 +85,7 @@ def _sentences(at: dict[int, list[Row]], metric: str) -> list[str]:
     if enough is None:
         return [*sentences, "No merge reaches the better of Local and FedIT at the end, in the mean over clients."]
     return [*sentences, f"The first merge at least as good as both Local and FedIT at the end, in the mean over "
-                        f"clients, is after round {enough}, with {100 * enough / last:.0f} % of the upload."]  # fmt: skip
+                        f"clients, is after round {enough}: {100 * enough / last:.0f} % of the upload."]  # fmt: skip
 
 
 def _figures(rows: Sequence[Row]) -> list[Figure]:
@@ -97,8 +97,8 @@ def _figures(rows: Sequence[Row]) -> list[Figure]:
     return [
         Figure(
             "Merging checkpoints of one FedIT run",
-            "Mean over clients; bands: one standard deviation over seeds. The local adapter is the same at every "
-            "checkpoint. Local sends nothing; its line is drawn for comparison.",
+            "Mean over clients; bands, with several seeds: one standard deviation over them. The local "
+            "adapter is the same at every checkpoint. Local sends nothing; its line is drawn for comparison.",
             [Panel("over rounds", over_rounds, x="FedIT rounds", score=True),
              Panel("over upload", over_bytes, x="MB sent by a client (1 MB = 1e6 bytes)", score=True)],
             columns=2, share_y=True, height=3.9,

@@ -79,9 +79,9 @@ def _sentences(rows: Sequence[Row], picks: Sequence[Row], metric: str) -> list[s
     computed, at_best, w = spread(picks, "score"), means[best], spread(picks, "w")
     assert computed and at_best and w
     return [
-        f"The closed form's weights ({w.number()} on average) reach {computed.score(metric)}; one weight of {best:g} "
-        f"for everybody, picked on test examples, would have reached {at_best.score(metric)}.",
-        f"Some weight between the two adapters beats both at {inner} of {len(picks)} clients.",
+        f"The closed form's weights ({w.number()} on average) reach {computed.score(metric)}; the oracle's one "
+        f"weight for everybody, {best:g}, picked on test examples, reaches {at_best.score(metric)}.",
+        f"At {inner} of {len(picks)} clients some weight of the grid beats both adapters on test examples.",
     ]
 
 
@@ -128,7 +128,7 @@ def _figures(rows: Sequence[Row], picks: Sequence[Row]) -> list[Figure]:
     figures = [Figure(
         "Score over the weight, mean over clients",
         "All clients with the same weight, from their local adapter (0) to the federated one (1). The mark is what "
-        "clients get with their own computed weights. Bands: one standard deviation over seeds.",
+        "clients get with their own computed weights. Bands, with several seeds: one standard deviation over them.",
         [Panel(lines=lines, points=[mark], x="w, the weight of the federated adapter", score=True)],
     )]  # fmt: skip
     for seed in seeds_of(rows):

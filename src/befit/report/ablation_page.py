@@ -86,7 +86,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled], figures: S
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = results["rows"]
     clients = {(row["seed"], row["client"]) for row in rows}
-    options = ", ".join(f"{name}: {value}" for name, value in results["options"].items())
+    options = "; ".join(f"{name}: {_option(value)}" for name, value in results["options"].items())
     spread = "over seeds, of means over clients" if len(results["seeds"]) > 1 else "none: one seed only"
     return [
         ("ablation", results["ablation"]),
@@ -97,6 +97,12 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
         ("spread (±)", f"standard deviation {spread}" if len(results["seeds"]) > 1 else spread),
     ]  # fmt: skip
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_option, value))
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cell(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
 from befit.report.ablation_figures import Bars, Figure, Panel
 from befit.report.drawing import Plot, axis_name, run_line, scaled
@@ -63,8 +64,13 @@ def _paint(axes: Axes, panel: Panel, results: Mapping[str, Any]) -> None:
             axes.axvline(point.x, color=run_ink(point.ink), linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     if panel.bars:
         _bars(axes, panel, heights)
+    places = sorted({place for line in panel.lines for place in line.x})
     if panel.log:
         axes.set_xscale("log")
+        axes.set_xticks(places, [_power(place) for place in places])  # matplotlib's own labels are formulas
+        axes.minorticks_off()
+    elif len(places) > 1 and all(place == int(place) for place in places) and places[-1] > 1:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)
     axes.set_title(plain(panel.title))
@@ -102,6 +108,15 @@ def _fit(axes: Axes, bars: Sequence[Bars], heights: Any) -> None:
     low, high = min(value - error for value, error in reach), max(value + error for value, error in reach)
     room = max(high - low, 1e-3 * abs(high), 1e-12)
     axes.set_ylim(max(0.0, low - 0.6 * room) if low >= 0 else low - 0.6 * room, high + 0.25 * room)
+
+
+def _power(value: float) -> str:
+    """A tick of a logarithmic axis, short.
+
+    >>> _power(1e-06), _power(0.01), _power(30.0)
+    ('1e-6', '0.01', '30')
+    """
+    return f"{value:g}".replace("e-0", "e-")
 
 
 def _legend(canvas: Canvas, places: Sequence[Axes]) -> None:
