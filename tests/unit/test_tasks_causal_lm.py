@@ -353,3 +353,4 @@ def test_metrics_of_text_and_of_likelihood_can_be_asked_for_together(tmp_path):
     metrics = task.evaluate(model, task.prepare(QUESTIONS), 2, "cpu")
     assert task.metric == "rouge1"
     assert {"token_accuracy", "loss", "rouge1", "choice_sum", "choice_parse", "unparsable"} == set(metrics)
+    assert next(iter(metrics)) == "rouge1"

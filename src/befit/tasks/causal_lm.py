@@ -164,7 +164,7 @@ class CausalLM(Task):
             answers = self._answers(model, examples.prompts, batch_size, device)
             named = options.texts if options is not None else ()
             metrics |= compare(answers, examples.references, self.generated, named)
-        return metrics
+        return {self.metric: metrics[self.metric], **metrics}  # the headline first: progress shows the first
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
