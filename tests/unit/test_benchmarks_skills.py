@@ -19,7 +19,9 @@ from befit.zoo import zoo_names, zoo_path
 # Of who holds which word with seed 0: another Python or Babel must not change it.
 PARTITION = "d77b4b3714e825109397e079c8267f7276ba7cad2080b19d0559e6088d83d32e"
 AVOID = {word.lower() for word in english_words()}
-BACKBONES = ("skills-llama", "skills-llama-lower")
+# Name to parameters, accuracy on text of its own kind at least, and accuracy on the clients' tasks.
+BACKBONES = {"skills-llama": (452_736, 0.92, 0.34), "skills-llama-lower": (452_736, 0.92, 0.07),
+             "skills-llama-s": (207_616, 0.70, 0.13)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +182,12 @@ def backbone(request):
 
 
 def test_backbones_ship_small_and_pinned(backbone):
-    """Embedding 99 x 96; four layers of 4 x 96^2 + 3 x 96 x 256 + 2 x 96; the last norm of 96: 452,736."""
+    """Embedding 99 x 96; four layers of 4 x 96^2 + 3 x 96 x 256 + 2 x 96; the last norm of 96: 452,736. The small one
+    has 64 and 176 in place of 96 and 256: 207,616."""
     name, model, _ = backbone
     assert name in zoo_names()
     folder = zoo_path(name)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 452_736
+    assert sum(parameter.numel() for parameter in model.parameters()) == BACKBONES[name][0]
     assert (folder / "model.safetensors").stat().st_size < 3_000_000
     assert {path.suffix for path in folder.iterdir()} == {".json", ".jinja", ".safetensors"}
 
@@ -211,14 +214,15 @@ def test_the_prompt_is_the_specifications_and_a_foreign_letter_is_refused(backbo
 
 
 def test_a_backbone_knows_its_operations_but_not_the_clients_pairs(backbone, federation):
-    """Measured: .97 and .96 on its own kind of text; .07 and .34 on the clients' tasks, where .05 is the margin."""
+    """Own kind of text: random words, of any case but for the one that has seen no capital letters."""
     name, model, task = backbone
-    kind = generated_records(9, AVOID, mixed_case=name == "skills-llama")
+    kind = generated_records(9, AVOID, mixed_case=name != "skills-llama-lower")
     own = task.evaluate(model, task.prepare(list(islice(kind, 200))), 200, "cpu")["exact_match"]
     asked = [record for client in federation.clients for record in client.test[:40]]
     new = task.evaluate(model, task.prepare(asked), 160, "cpu")["exact_match"]
-    assert own > 0.92
-    assert new == pytest.approx({"skills-llama": 0.34, "skills-llama-lower": 0.07}[name], abs=0.05)
+    _, least, expected = BACKBONES[name]
+    assert own > least
+    assert new == pytest.approx(expected, abs=0.05)
 
 
 def test_answers_do_not_depend_on_the_batch(backbone, federation):
