@@ -144,7 +144,9 @@ def main() -> None:
             print(seed, found[-1]["mean"], flush=True)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "digits_results.json").write_text(json.dumps({"machine": machine(), "seeds": found}, indent=1) + "\n")
-    (HERE.parent / "docs" / "results.md").write_text(document(found, options.seeds))
+    page = HERE.parent / "docs" / "results.md"
+    _, heading, others = page.read_text().partition("\n## Ablations of ")  # from there on others write
+    page.write_text(document(found, options.seeds) + heading + others)
 
 
 if __name__ == "__main__":

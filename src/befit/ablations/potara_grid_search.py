@@ -109,5 +109,8 @@ def _figures(rows: Sequence[Row]) -> list[Figure]:
                     for ink, (name, title) in enumerate(_CHOICES.items())]  # fmt: skip
             several = len(seeds_of(rows)) > 1
             panels.append(Panel(f"seed {seed}" if several else "", bars=bars, groups=clients, score=True, fits=True))
-    note = "On test examples. The oracle picks on the very examples it is scored on. The axis does not begin at zero."
+    note = (
+        "On test examples. The oracle picks on the very examples it is scored on, but from the grid: a computed weight "
+        "between two of its steps can do better. The axis does not begin at zero."
+    )
     return [Figure("Closed form and grid search at every client", note, panels, height=3.0)] if panels else []

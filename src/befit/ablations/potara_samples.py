@@ -56,7 +56,8 @@ class Samples(Ablation):
             counted = [row for row in mine if row["w_std"] is not None]
             std, w, score, used = (spread(mine, name) for name in ("w_std", "w_mean", "score", "used"))
             if std:
-                moved[samples] = std.mean
+                few = f" (of {len(counted)} of {len(mine)} clients)" if len(counted) < len(mine) else ""
+                moved[samples] = f"{std.mean:.3f} at M = {samples}{few}"
             table.append([
                 str(samples), f"{used.mean:.0f}" if used else NOTHING, std.number(3) if std else NOTHING,
                 f"{max(row['w_std'] for row in counted):.3f}" if counted else NOTHING,
@@ -79,6 +80,6 @@ class Samples(Ablation):
         )  # fmt: skip
         sentences = ["No client has more examples than the smallest M, so nothing can be drawn anew."]
         if moved:
-            words = ", ".join(f"{std:.3f} at M = {samples}" for samples, std in moved.items())
+            words = ", ".join(moved.values())
             sentences = [f"Standard deviation of a client's weight over {self.draws} draws of examples: {words}."]
         return Findings(sentences, [Titled("Every number of examples", (headers, table), note)], [figure])

@@ -1,0 +1,61 @@
+"""Every ablation through the command line, on one set of branches, after a training that was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from befit.ablations import registry
+from befit.ablations.ablate import ablate
+from befit.cli.main import app
+from befit.config import load_experiment, to_yaml
+
+CONFIG = {
+    "name": "killed",
+    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
+    "method": {"name": "potara", "rank": 2, "rounds_local": 3, "samples": 6},
+    "train": {"max_steps": 1},
+    "federation": {"rounds": 200},
+    "checkpoint": {"every_s": 0.0},
+}
+
+
+def start_and_kill(config: Path, out: Path) -> None:
+    """Kill the command once it has saved a checkpoint of the federated stage."""
+    words = [sys.executable, "-m", "befit", "ablate", "potara-damping", str(config), "--out", str(out), "--quiet"]
+    process = subprocess.Popen(words)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            found = list(out.glob("branches/*/checkpoint.json"))
+            if found and json.loads(found[0].read_text())["stage"] == 1:
+                break
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert list(out.glob("branches/*/checkpoint.json"))
+    assert not list(out.glob("branches/*/done.json")), "it was done before it could be killed"
+
+
+def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Path) -> None:
+    config, out = tmp_path / "killed.yaml", tmp_path / "out"
+    config.write_text(to_yaml(load_experiment(CONFIG)))
+    start_and_kill(config, out)
+    for name in registry.names():
+        done = CliRunner().invoke(app, ["ablate", name, str(config), "--out", str(out), "--json", "--quiet"])
+        assert done.exit_code == 0, f"{name}: {done.stderr}"
+        rows = json.loads(done.stdout)["results"]["rows"]
+        assert {row["client"] for row in rows} == {"client-00", "client-01", "client-02"}
+        for suffix in ("json", "csv", "md", "html"):
+            assert (out / name / f"ablation.{suffix}").stat().st_size > 200
+        assert "<svg" in (out / name / "ablation.html").read_text()
+    assert len(list((out / "branches").iterdir())) == 1
+    undisturbed = ablate("potara-damping", CONFIG, out=tmp_path / "other")
+    assert json.loads((out / "potara-damping" / "ablation.json").read_text())["rows"] == undisturbed.results["rows"]
