@@ -34,7 +34,8 @@ class Statistics(Ablation):
         return {"stat_split": "val", "fisher": "sampled"}
 
     def measure(self, client: Client) -> Iterator[Row]:
-        pair = client.pair()
+        pair, rule = client.pair(), client.rule()
+        ends = {"federated": pair.score_at(1.0, rule), "local": pair.score_at(0.0, rule)}
         for split, fisher in _VARIANTS:
             rule = client.rule(stat_split=split, fisher=fisher)
             weights, numbers = weigh(pair.moments(rule), rule)
@@ -42,7 +43,7 @@ class Statistics(Ablation):
                 "variant": f"{split}, {fisher}", "used": int(numbers["samples"]), "w": numbers["w"],
                 "trace_fed": numbers["trace_fed"], "trace_local": numbers["trace_local"],
                 "score": pair.score(pair.merged(weights, rule)),
-                "federated": pair.score_at(1.0, rule), "local": pair.score_at(0.0, rule),
+                **ends,
             }  # fmt: skip
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
