@@ -18,7 +18,7 @@ from befit.recipe.recipe import Recipe
 from befit.registry import build_method
 from befit.seeds import derive_seed
 from befit.site import Site
-from befit.train.paired_fisher import PairedFisher, estimate
+from befit.train.paired_fisher import PairedFisher
 from befit.types import ClientInfo, State, Tick
 
 __all__ = ["Client", "Pair", "single"]
@@ -84,10 +84,7 @@ class Pair:
         self.site.model.load(self.fed)
         self.site.model.load(self.local)
         samples = min(rule.samples, max(1, self.client.count(rule.split)))
-        return estimate(
-            self.site, at, "shared", "personal", samples=samples, space=rule.estimate_space,
-            reduction=rule.token_reduction, split=rule.split, fisher=rule.fisher,
-        )  # fmt: skip
+        return replace(rule, samples=samples).moments(self.site, at)
 
     def merged(self, weights: Mapping[str, Tensor | float] | float, rule: PotaraMerge) -> State:
         """The adapter in slot `merged`."""

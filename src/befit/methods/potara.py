@@ -142,12 +142,15 @@ class PotaraMerge:
     fisher: Literal["empirical", "sampled"] = "empirical"
     guard: Literal["none", "validation"] = "none"
 
-    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
-        moments = estimate(
+    def moments(self, site: Site, at: Tick) -> PairedFisher:
+        """The per-sample statistics of both branches, as this rule takes them."""
+        return estimate(
             site, at, "shared", "personal", samples=self.samples, space=self.estimate_space,
             reduction=self.token_reduction, split=self.split, fisher=self.fisher,
         )  # fmt: skip
-        weights, numbers = weigh(moments, self)
+
+    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+        weights, numbers = weigh(self.moments(site, at), self)
         fed, local = site.model.dump(slot("shared")), site.model.dump(slot("personal"))
         merged = merge_pair(fed, local, weights, self.merge_space)
         site.report.update(numbers)
