@@ -5,13 +5,16 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test install check format zoo clean
+.PHONY: demo test test-slow install check format zoo clean
 
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow
 
 install: $(VENV)/.installed-dev
 
