@@ -2,7 +2,8 @@
 
 Factors of one module in one slot: `A` (rank x d_in) and `B` (d_out x rank) of a low-rank update; `weight` and `bias`
 of a dense update, of the task head or of a dense slot, kept as a difference from the backbone's so that slots add up
-and interpolate alike; `G` (slots x d_in) of a gate; `H` (references x hidden) of what inputs are compared with.
+and interpolate alike; `G` (slots x d_in) of a gate; `H` (references x hidden) of what inputs are compared with. Other
+forms bring arrays of their own: see `befit.adapters.forms`.
 """
 
 from __future__ import annotations
@@ -12,25 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from befit.adapters.keys import join
-from befit.seeds import derive_seed
+from befit.adapters.forms import LORA, Form, ModuleShape, kaiming_uniform
+from befit.adapters.keys import join, split
 from befit.types import State, TensorSpec
 
-__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "ModuleShape", "Slot", "initial_values", "lora"]
+__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "Slot", "initial_values", "lora"]
 
 GATE = "gate"
 REFERENCES = "instance/references/H"
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleShape:
-    """Width of one linear module; `bias` says whether it has one."""
-
-    d_in: int
-    d_out: int
-    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,7 @@ class ModelShapes:
 class Slot:
     """One adapter. `delta = alpha / rank * B A` (alpha / sqrt(rank) with `rslora`); `head` adds the task head.
 
-    `dense` holds each module's whole update instead, `weight` (d_out x d_in), with scale 1; for what a merge leaves
-    and no low-rank form can hold.
+    `form` is how it is parametrised: see `befit.adapters.forms`.
     """
 
     name: str
@@ -55,11 +45,11 @@ class Slot:
     alpha: float
     head: bool = True
     rslora: bool = False
-    dense: bool = False
+    form: Form = LORA
 
     @property
     def scale(self) -> float:
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.form.scale(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank))
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
@@ -86,12 +76,9 @@ class Layout:
         """Shape of every array this layout puts on a model, in the order of the buffers: by slot, then by factor."""
         specs: dict[str, TensorSpec] = {}
         for slot in self.slots:
-            for name, shape in shapes.targets.items() if slot.dense else ():
-                specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
-            for name, shape in shapes.targets.items() if not slot.dense else ():
-                specs[join(slot.name, name, "A")] = TensorSpec((slot.rank, shape.d_in))
-            for name, shape in shapes.targets.items() if not slot.dense else ():
-                specs[join(slot.name, name, "B")] = TensorSpec((shape.d_out, slot.rank))
+            for factor, modules in slot.form.factors(slot.rank, shapes.targets).items():
+                for name, shape in modules.items():
+                    specs[join(slot.name, name, factor)] = TensorSpec(shape)
             for name, shape in shapes.heads.items() if slot.head else ():
                 specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
                 if shape.bias:
@@ -104,29 +91,27 @@ class Layout:
         return specs
 
     def initial(self, shapes: ModelShapes, seed: int) -> State:
-        """Initial values: `A` and `G` Kaiming-uniform, all else zero, so that a fresh adapter changes nothing.
+        """Initial values: as each slot's form says, `G` Kaiming-uniform, all else zero. A fresh adapter changes nothing.
 
-        `A` depends on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
+        They depend on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """
-        return initial_values(self.specs(shapes), seed)
+        forms = {slot.name: slot.form for slot in self.slots}
+        return {
+            key: _initial(key, spec.shape, seed, forms.get(split(key)[0], LORA), shapes)
+            for key, spec in self.specs(shapes).items()
+        }
+
+
+def _initial(key: str, shape: tuple[int, ...], seed: int, form: Form, shapes: ModelShapes) -> torch.Tensor:
+    _, name, factor = split(key)
+    if factor == "G":
+        return kaiming_uniform(name, factor, shape, seed)
+    return form.initial(name, factor, shape, seed) if name in shapes.targets else torch.zeros(shape)
 
 
 def initial_values(specs: Mapping[str, TensorSpec], seed: int) -> State:
-    """As `Layout.initial`, for arrays whose names and shapes are known."""
-    state: State = {}
-    for key, spec in specs.items():
-        _, name, factor = key.split("/")
-        if factor in ("A", "G"):
-            state[key] = _kaiming_uniform(spec.shape, derive_seed(seed, "initial", name, factor))
-        else:
-            state[key] = torch.zeros(spec.shape)
-    return state
-
-
-def _kaiming_uniform(shape: tuple[int, ...], seed: int) -> Tensor:
-    """U(-1/sqrt(d_in), 1/sqrt(d_in)): as torch and PEFT start a linear layer and `A`."""
-    bound = 1 / math.sqrt(shape[-1])
-    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+    """Where low-rank adapters and task heads start whose names and shapes are known."""
+    return {key: LORA.initial(*split(key)[1:], spec.shape, seed) for key, spec in specs.items()}
 
 
 def lora(

@@ -8,9 +8,10 @@ from contextlib import contextmanager, nullcontext
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
-from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, join, split
-from befit.adapters.layer import DenseBranch, LoraBranch, Recorder, Router, SlotLinear
-from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes, ModuleShape
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
+from befit.adapters.forms import DENSE, ModuleShape
+from befit.adapters.layer import Recorder, Router, SlotLinear
+from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
@@ -72,21 +73,20 @@ class AdaptedModel:
         self._state = FlatState(self.specs, self.device)
         self._state.load(layout.initial(self.shapes, seed))
         self._fresh = self._state.snapshot()
-        scales = {slot.name: slot.scale for slot in layout.slots}
         for layer in self.layers.values():
             layer.branches = {}
             layer.gate = None
+        arrays: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, leaf in self._state.leaves.items():
-            if key == REFERENCES:
-                continue
             slot, name, factor = split(key)
-            layer = self.layers[name]
-            if factor == "A":
-                layer.branches[slot] = LoraBranch(leaf, self._state.leaves[join(slot, name, "B")], scales[slot])
-            elif factor == "weight":
-                layer.branches[slot] = DenseBranch(leaf, self._state.leaves.get(join(slot, name, "bias")))
-            elif slot == GATE:
-                layer.gate = leaf
+            if slot == GATE:
+                self.layers[name].gate = leaf
+            elif key != REFERENCES:
+                arrays.setdefault((slot, name), {})[factor] = leaf
+        for (slot, name), factors in arrays.items():
+            held = layout.slot(slot)
+            form = held.form if name in self.shapes.targets else DENSE
+            self.layers[name].branches[slot] = form.branch(factors, held.scale)
 
     def reset(self) -> None:
         """Back to the initial adapters, no slot active, nothing trainable, dropout off."""

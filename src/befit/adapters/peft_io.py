@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from befit.adapters.forms import LORA
 from befit.adapters.keys import join, select, slot_of, split
 from befit.adapters.keys import slot as in_slot
 from befit.adapters.layout import GATE, Slot
@@ -83,12 +84,12 @@ def write_adapter(
 def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
     """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result.
 
-    A dense slot becomes an adapter of full rank, with the identity as the smaller factor.
+    What holds no low-rank adapter becomes one by its form: a dense slot one of full rank.
     """
     slots = [model.layout.slot(name) for name in dict.fromkeys(slot_of(key) for key in arrays) if name != GATE]
     pairs = {name: [_factors(arrays, slot, name) for slot in slots] for name in model.shapes.targets}
     rank = max(sum(len(A) for _, A in factors) for factors in pairs.values())
-    folded = slots[0] if len(slots) == 1 and not slots[0].dense else Slot("folded", rank, float(rank))
+    folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
     scale = folded.scale
     tensors: State = {}
     for name, factors in pairs.items():
@@ -106,11 +107,8 @@ def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
 
 
 def _factors(arrays: State, slot: Slot, name: str) -> tuple[Tensor, Tensor]:
-    if not slot.dense:
-        return arrays[join(slot.name, name, "B")], arrays[join(slot.name, name, "A")]
-    weight = arrays[join(slot.name, name, "weight")] / slot.scale
-    d_out, d_in = weight.shape
-    return (torch.eye(d_out), weight) if d_out < d_in else (weight, torch.eye(d_in))
+    prefix = join(slot.name, name, "")
+    return slot.form.low_rank({key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)})
 
 
 def _saved_modules(arrays: State, model: AdaptedModel) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from befit.adapters.forms import DENSE, LORA
 from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
@@ -57,7 +58,7 @@ def fisher_merging(
         raise ConfigError(problems, "fisher_merging")
     return two_branches(
         FisherMerge(space, samples, Damping(delta=delta), token_reduction, stat_split),
-        Slot("merged", rank, alpha, dense=space == "dense"),
+        Slot("merged", rank, alpha, form=DENSE if space == "dense" else LORA),
         rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
         splits=(stat_split,),
     )  # fmt: skip

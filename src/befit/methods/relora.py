@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from befit.adapters.forms import DENSE
 from befit.adapters.keys import Selector, join, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, initial_values
 from befit.adapters.state import specs_of, weighted_mean
@@ -58,7 +59,7 @@ class Relora(Method):
             problems.append("merge.rule: fisher needs the clients' Fisher information, which relora does not send")
         if problems:
             raise ConfigError(problems, "relora")
-        slots = (Slot("base", self.rank, self.alpha, dense=True), Slot("personal", self.rank, self.alpha))
+        slots = (Slot("base", self.rank, self.alpha, form=DENSE), Slot("personal", self.rank, self.alpha))
         object.__setattr__(self, "layout", Layout(slots))
 
     def plan(self) -> Sequence[Stage]:

@@ -13,6 +13,7 @@ import torch
 from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
+from befit.adapters.forms import DENSE
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel
@@ -185,7 +186,7 @@ def test_a_gated_deployment_exports_the_own_slot_and_says_so(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_a_dense_slot_becomes_an_adapter_of_full_rank_that_peft_runs_alike(kind: str, tmp_path: Path) -> None:
-    site = make_site(kind, Layout((Slot("merged", 2, 6.0, dense=True),)), targets="all")
+    site = make_site(kind, Layout((Slot("merged", 2, 6.0, form=DENSE),)), targets="all")
     site.model.load(random_state(site.model))
     deployed = Deployment(site.model.dump(slot("merged")), ("merged",))
     write(site, deployed, tmp_path, kind)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from befit.adapters.layout import Layout, ModelShapes, ModuleShape, Slot
+from befit.adapters.forms import DENSE, ModuleShape
+from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
 from befit.method import Method, Personal
@@ -95,7 +96,7 @@ def test_slots_are_counted_by_factor_with_the_head_apart():
 
 
 def test_a_dense_update_of_a_target_is_no_head():
-    dense = Layout((Slot("merged", 2, 4.0, dense=True),))
+    dense = Layout((Slot("merged", 2, 4.0, form=DENSE),))
     assert slot_sizes(dense.specs(SHAPES), SHAPES.heads)["merged"] == {
         "A": 0, "B": 0, "head": 84, "weight": 200, "total": 284,
     }  # fmt: skip
