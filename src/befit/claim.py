@@ -18,7 +18,7 @@ from befit.errors import RunError
 from befit.host import Host
 from befit.storage import atomic_write, read_json, write_json
 
-__all__ = ["check_directory", "environment", "free_directory", "identify", "locked"]
+__all__ = ["check_directory", "deciding", "environment", "free_directory", "identify", "locked"]
 
 
 def free_directory(name: str) -> Path:
@@ -42,13 +42,13 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-    before, now = (_deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
+    before, now = (deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         raise RunError(f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
                        f"with its own: befit run {config} --out {path} --resume")  # fmt: skip
 
 
-def _deciding(values: dict[str, Any]) -> dict[str, Any]:
+def deciding(values: dict[str, Any]) -> dict[str, Any]:
     """What decides the numbers of a run: all but where and how often it is saved."""
     return {key: value for key, value in values.items() if key not in ("checkpoint", "name")}
 

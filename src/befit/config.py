@@ -17,7 +17,7 @@ from befit.schema import plain
 __all__ = [
     "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
     "Experiment", "FederationSettings", "GuardSettings", "ModelSettings", "TrainSettings", "WireSettings",
-    "load_experiment", "run_names", "to_dict", "to_yaml",
+    "load_experiment", "read_source", "run_names", "to_dict", "to_yaml",
 ]  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrid
     from befit.config_overrides import apply_overrides
     from befit.config_parse import parse_experiment
 
-    values, folder, where, name = _read(source)
+    values, folder, where, name = read_source(source)
     values.setdefault("baselines", ["local"])
     problems = apply_overrides(values, overrides)
     values.setdefault("name", name or _default_name(values))
@@ -304,7 +304,7 @@ def run_names(experiment: Experiment) -> list[str]:
     return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
 
 
-def _read(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:
+def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:
     """Values, the folder that relative paths count from, the source in words, and a name for the run."""
     from befit.yamlfile import parse_yaml
 

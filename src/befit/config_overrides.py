@@ -6,7 +6,7 @@ from typing import Any
 from befit.errors import ConfigError
 from befit.yamlfile import parse_yaml
 
-__all__ = ["apply_overrides"]
+__all__ = ["apply_overrides", "put"]
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -25,13 +25,13 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> list[st
         except ConfigError as error:
             problems += [f"{path}: {problem}" for problem in error.problems]
             continue
-        if problem := _put(values, path.split("."), value):
+        if problem := put(values, path.split("."), value):
             problems.append(f"{path}: {problem}")
     return problems
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> str:
-    """Set one value; why it cannot be set, or nothing."""
+def put(values: dict[str, Any], path: Sequence[str], value: Any) -> str:
+    """Set one value in nested mappings and lists, in place; why it cannot be set, or nothing."""
     *parents, last = path
     here: Any = values
     done: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from befit.ablations.branches import federated_rounds, train_branches, trunk
 from befit.ablations.pairs import Client
 from befit.claim import environment, locked
 from befit.config import Experiment, load_experiment, to_dict
+from befit.config_seeds import seeded
 from befit.errors import ConfigError
 from befit.federate import resolved_stages
 from befit.host import Host, check_needs, resolve_model
@@ -60,7 +61,7 @@ def ablate(
     rows: list[Row] = []
     described: dict[str, Any] = {}
     with locked(root):
-        for label, one in zip(labels, _seeded(experiment, seeds), strict=True):
+        for label, one in zip(labels, seeded(experiment, seeds), strict=True):
             host = Host(one)
             with threads(pick_threads(host)):
                 rows += _measure(name, ablation, host, root / "branches", label, observer)
@@ -117,31 +118,13 @@ def _check(
     return ablation, chosen
 
 
-def _seeded(experiment: Experiment, seeds: Sequence[int] | None) -> list[Experiment]:
-    """The experiment for each seed; without seeds, as it is."""
-    if seeds is None:
-        return [experiment]
-    made = []
-    for seed in seeds:
-        one = replace(experiment, federation=replace(experiment.federation, seed=seed))
-        if one.benchmark is not None:
-            from befit.benchmarks.registry import get
-            from befit.schema import parameters_of
-
-            if "seed" in {parameter.name for parameter in parameters_of(get(one.benchmark.name).build)}:
-                arguments = {**one.benchmark.arguments, "seed": seed}
-                one = replace(one, benchmark=replace(one.benchmark, arguments=arguments))
-        made.append(one)
-    return made
-
-
 def _measure(
     name: str, ablation: Ablation, host: Host, root: Path, label: str, observer: Observer | None
 ) -> list[Row]:  # fmt: skip
     """Rows of all clients of one seed, in the order of the clients."""
     config, rounds = host.experiment.method, host.experiment.federation.rounds
     method = cast(Recipe, build_method(config))
-    problems = check_needs(config["name"], method, host.federation.clients)
+    problems = check_needs(config["name"], method, host.federation, host.families)
     for split in ablation.splits:
         if empty := [client.id for client in host.federation.clients if not len(getattr(client, split))]:
             problems.append(f"{name} needs {split} examples at every client; {empty[0]} has none ({label})")

@@ -47,6 +47,7 @@ def ablate(
     from befit.ablations import registry
     from befit.config import load_experiment
     from befit.config_overrides import apply_overrides
+    from befit.config_seeds import parse_seeds
 
     if config is None:
         _describe(registry.get(name), as_json)
@@ -56,7 +57,7 @@ def ablate(
     options: dict[str, Any] = {}
     if problems := apply_overrides(options, [one.removeprefix(OPTION) for one in given]):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
-    wanted = _seeds(seeds)
+    wanted = parse_seeds(seeds)
     experiment = load_experiment(config, [one for one in overrides or () if one not in given])
     labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
     console = messages()
@@ -116,16 +117,6 @@ def _plain(entry: Entry) -> dict[str, Any]:
                for p in entry.parameters}  # fmt: skip
     return {"name": entry.name, "title": entry.title, "method": entry.method, "summary": entry.summary,
             "options": options}  # fmt: skip
-
-
-def _seeds(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        problem = f"--seeds: must be whole numbers with commas between, such as 0,1,2, got {text!r}"
-        raise ConfigError([problem], "the command") from None
 
 
 def _show(done: Finished) -> None:
