@@ -74,6 +74,7 @@ def identify(path: Path, host: Host) -> None:
         "task": host.federation.task,
         "label_names": list(host.federation.label_names),
         "backbone": host.fingerprint,
+        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in host.infos},
         "clients": [info.id for info in host.infos],
         "data": dict(host.federation.manifest),
     }

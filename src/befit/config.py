@@ -16,8 +16,8 @@ from befit.schema import plain
 
 __all__ = [
     "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
-    "Experiment", "FederationSettings", "GuardSettings", "ModelSettings", "TrainSettings", "WireSettings",
-    "load_experiment", "read_source", "run_names", "to_dict", "to_yaml",
+    "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
+    "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names", "to_dict", "to_yaml",
 ]  # fmt: skip
 
 
@@ -46,6 +46,18 @@ class ModelSettings:
     max_length: int = 256
     prompt: str = "auto"
     quantise: Literal["none", "int8", "nf4"] = "none"
+
+
+@dataclass(frozen=True)
+class FamilySettings:
+    """Clients with a backbone of their own.
+
+    clients  their ids, or patterns such as hospital-*
+    model    their backbone; what is not said here is as under `model`
+    """
+
+    clients: list[str]
+    model: ModelSettings
 
 
 @dataclass(frozen=True)
@@ -229,6 +241,7 @@ class Experiment:
     model       the frozen backbone
     benchmark   a known federation; exactly one of benchmark and data
     data        the user's own files
+    families    clients with other backbones, by a name of your choice; all others have `model`
     adapter     where adapters sit
     method      name and arguments of the method, defaults filled in
     baselines   methods to compare with, in the same form
@@ -246,6 +259,7 @@ class Experiment:
     model: ModelSettings = field(default_factory=ModelSettings)
     benchmark: BenchmarkSettings | None = None
     data: DataSettings | None = None
+    families: dict[str, FamilySettings] = field(default_factory=dict[str, FamilySettings])
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     train: TrainSettings = field(default_factory=TrainSettings)

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config import Experiment
+from befit.config import Experiment, FamilySettings, ModelSettings
 from befit.errors import ConfigError, did_you_mean
 from befit.registry import check_method
 from befit.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
@@ -84,6 +84,8 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
     if isinstance(benchmark, (str, Mapping)):
         given["benchmark"], found = _benchmark(benchmark)
         problems += found
+    given["families"], found = _families(given.get("families"), given.get("model"))
+    problems += found
     checked, found = check_values(_PARAMETERS, given, rules=RULES)
     problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
@@ -146,6 +148,35 @@ def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
 
 
+def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
+    """Every family's settings, its model's completed by those of `model`."""
+    if blocks is None:
+        return {}, []
+    if not isinstance(blocks, Mapping):
+        return {}, [f"families: must be a mapping from a name to clients and model, got {show(blocks)}"]
+    common: Mapping[str, Any] = model if isinstance(model, Mapping) else {}
+    families: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, block in blocks.items():
+        path = f"families.{name}"
+        if not isinstance(block, Mapping):
+            problems.append(f"{path}: must be a mapping with clients and model, got {show(block)}")
+            continue
+        own = block.get("model")
+        if not isinstance(own, Mapping) or not own.get("id"):
+            problems.append(f"{path}.model.id: is required, the backbone of these clients")
+            continue
+        rules = {f"{path}.{key}": rule for key, rule in RULES.items() if key.startswith("model.")}
+        rules[f"{path}.clients"] = Rule(lambda value: len(value) > 0, "must name at least one client")
+        values, found = check_values(
+            parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path, rules
+        )
+        problems += found
+        if not found:
+            families[name] = FamilySettings(**values)
+    return families, problems
+
+
 def _exclusive(given: Mapping[str, Any]) -> list[str]:
     held = [key for key in ("benchmark", "data") if given.get(key) is not None]
     if len(held) == 2:
@@ -167,6 +198,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _replies(federation)
     if engine := held.get("engine"):
         problems += _places(engine)
+        if engine.kind == "flower" and checked.get("families"):
+            problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
     if data := held.get("data"):
         problems += _files(data)
         problems += _generation(held.get("evaluate"), data.task)
@@ -248,8 +281,12 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
         return str((folder / Path(path).expanduser()).resolve())
 
     model, data = experiment.model, experiment.data
-    if re.match(r"\.{1,2}(/|$)|~", model.id) or ("/" in model.id and (folder / model.id / "config.json").is_file()):
-        model = replace(model, id=resolve(model.id))
+
+    def place(model: ModelSettings) -> ModelSettings:
+        here = "/" in model.id and (folder / model.id / "config.json").is_file()
+        return replace(model, id=resolve(model.id)) if here or re.match(r"\.{1,2}(/|$)|~", model.id) else model
+
+    families = {name: replace(one, model=place(one.model)) for name, one in experiment.families.items()}
     if data is not None:
         clients: Any = data.clients
         if isinstance(clients, str):
@@ -260,7 +297,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
                 for name, one in clients.items()
             }
         data = replace(data, clients=clients)
-    return replace(experiment, model=model, data=data)
+    return replace(experiment, model=place(model), data=data, families=families)
 
 
 _PARAMETERS = parameters_of(Experiment)

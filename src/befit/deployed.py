@@ -13,7 +13,7 @@ from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import DataError, RunError, did_you_mean
-from befit.host import Host, load_model
+from befit.host import OWN_MODEL, Host, family_experiment, family_settings, load_model
 from befit.method import Deployment
 from befit.registry import build_method
 from befit.storage import atomic_write, read_bytes, read_json
@@ -23,10 +23,12 @@ __all__ = ["export", "predict", "write_client"]
 
 def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
     """The client's model in its folder: a PEFT checkpoint, and the deployment in full for `predict`."""
+    backbone = host.backbone_of(client)
     note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
     write_adapter(
-        folder / "adapter", deployed, host.model, base=host.experiment.model.id, task=host.federation.task, note=note
-    )
+        folder / "adapter", deployed, backbone.model, base=family_experiment(host.experiment, backbone.name).model.id,
+        task=host.federation.task, note=note,
+    )  # fmt: skip
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
     atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))
@@ -62,10 +64,13 @@ def predict(
     experiment = load_experiment(Path(run_dir) / "config.yaml")
     columns = experiment.data.columns if experiment.data is not None else {}
     records = _records(inputs, places, manifest["task"], columns)
+    family = family_settings(experiment, manifest["clients"]).get(client, OWN_MODEL)
+    experiment = family_experiment(experiment, family)
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
-    if fingerprint != manifest["backbone"]:
+    trained_on = manifest["backbones"].get(client, manifest["backbone"])
+    if fingerprint != trained_on:
         raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
-                       f"is {fingerprint[:12]}, the run's {manifest['backbone'][:12]}")  # fmt: skip
+                       f"is {fingerprint[:12]}, the run's {trained_on[:12]}")  # fmt: skip
     model.install(build_method(experiment.method).layout, experiment.federation.seed)
     path = folder / "deployment.safetensors"
     arrays, metadata = from_bytes(read_bytes(path), str(path))

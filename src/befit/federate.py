@@ -20,7 +20,7 @@ from befit.rundir import Checkpoint
 from befit.seeds import derive_seed
 from befit.serve import later_personal_stages
 from befit.site import ServerSite
-from befit.types import ClientInfo, Failure, Payload, Score, Stage, State, Tick, Update
+from befit.types import ClientInfo, Failure, Payload, Score, Stage, Tick, Update
 
 __all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "resolved_stages", "stage_rounds"]
 
@@ -129,7 +129,7 @@ def _round(
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
-    check = _Check(stage, schedule.guard, site.initial, requests)
+    check = _Check(stage, schedule.guard, site, requests)
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(requests, at), start=1):
@@ -180,10 +180,13 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, guard: Guard, initial: State, requests: Mapping[str, Payload]) -> None:
-        self._declared = stage.exchange.uplink(stage, specs_of(initial))
+    def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: Mapping[str, Payload]) -> None:
+        self._declared = {
+            backbone: stage.exchange.uplink(stage, specs_of(start)) for backbone, start in site.starts.items()
+        }
+        self._norms = {backbone: norm(start) for backbone, start in site.starts.items()}
         self._numbers = stage.exchange.uplink_numbers(stage)
-        self._guard, self._requests, self._norm = guard, requests, norm(initial)
+        self._guard, self._requests = guard, requests
         self._seen: set[str] = set()
 
     def __call__(self, reply: Update | Failure, at: Tick) -> Update | Failure:
@@ -195,8 +198,9 @@ class _Check:
                 twice = "a second reply" if client in self._seen else "a reply that nobody asked for"
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
-            reference = max(self._norm, norm(self._requests[client].arrays)) if self._declared else 0.0
-            self._guard.check(reply, self._declared, self._numbers, reference)
+            declared, start = self._declared[reply.client.backbone], self._norms[reply.client.backbone]
+            reference = max(start, norm(self._requests[client].arrays)) if declared else 0.0
+            self._guard.check(reply, declared, self._numbers, reference)
         except PayloadMismatch as refusal:
             return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)
         return reply

@@ -1,63 +1,168 @@
-"""What all methods of one experiment share: the data, the task, and one backbone in memory."""
+"""What all methods of one experiment share: the data, the task, and one backbone in memory for each family."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.benchmarks.base import ClientData, Federation
 from befit.config import Experiment
-from befit.errors import ConfigError, DataError
+from befit.errors import ConfigError, DataError, did_you_mean
+from befit.families import each_family
 from befit.method import Method
 from befit.models import load_backbone
-from befit.site import ServerSite, Site
+from befit.registry import build_method
+from befit.site import Backbone, ServerSite, Site
 from befit.tasks import make_task
-from befit.types import ClientInfo, Needs
+from befit.types import ClientInfo, Needs, State
 
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
 
-__all__ = ["Host", "check_needs", "load_federation", "load_model", "resolve_model", "trains_head"]
+__all__ = [
+    "OWN_MODEL", "Host", "check_needs", "family_experiment", "family_settings", "load_federation", "load_model",
+    "resolve_model", "trains_head",
+]  # fmt: skip
+
+OWN_MODEL = "model"
 
 
 class Host:
-    """Holds one backbone for any number of clients and methods. `install` makes it ready for one method."""
+    """Holds one backbone for each family of clients and any number of methods. `install` makes it ready for one."""
 
     def __init__(self, experiment: Experiment, federation: Federation | None = None) -> None:
         self.experiment = resolve_model(experiment)
         self.federation = load_federation(experiment) if federation is None else federation
         check_clients(self.federation, experiment)
-        self.model, self.task, self.fingerprint = load_model(
-            self.experiment, self.federation.task, self.federation.label_names
-        )
+        settings = family_settings(self.experiment, [client.id for client in self.federation.clients])
+        loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
+        self.backbones = {one.key: one for one in loaded.values()}
+        self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
+        self.smallest = min(self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, str], Examples] = {}
+        self._prepared: dict[tuple[str, str, str], Examples] = {}
+        self._public: dict[str, Examples] = {}
+
+    def _load(self, name: str) -> Backbone:
+        experiment = family_experiment(self.experiment, name)
+        model, task, fingerprint = load_model(experiment, self.federation.task, self.federation.label_names)
+        return Backbone(name, fingerprint, model, task)
 
     def _info(self, client: ClientData) -> ClientInfo:
-        return ClientInfo(client.id, self.fingerprint[:16], len(client.train))
+        return ClientInfo(client.id, self._family[client.id].key, len(client.train))
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The name of every client's family."""
+        return {client: one.name for client, one in self._family.items()}
+
+    def backbone_of(self, client: str) -> Backbone:
+        """The backbone of a client; a newcomer has that of the first client."""
+        return self._family.get(client, self._first)
+
+    @property
+    def _first(self) -> Backbone:
+        return next(iter(self.backbones.values()))
+
+    @property
+    def model(self) -> AdaptedModel:
+        """The backbone of the first client, which is everybody's where there are no families."""
+        return self._first.model
+
+    @property
+    def task(self) -> Task:
+        return self._first.task
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the backbone; of all of them, where there are several."""
+        if len(self.backbones) == 1:
+            return self._first.fingerprint
+        return hashlib.sha256(" ".join(one.fingerprint for one in self.backbones.values()).encode()).hexdigest()
+
+    def build(self, config: str | Mapping[str, Any]) -> Method:
+        """The method of a configuration block, for all families of clients."""
+        return each_family(build_method(config), len(self.backbones))
 
     def install(self, method: Method) -> ServerSite:
-        """Put the method's slots on the backbone; returns the server's site."""
-        self.model.install(method.layout, self.experiment.federation.seed)
-        self.model.reset()
-        return ServerSite(self.model.dump(EVERYTHING), self.infos)
+        """Put the method's slots on every backbone; returns the server's site."""
+        starts: dict[str, State] = {}
+        for key, one in self.backbones.items():
+            one.model.install(method.layout, self.experiment.federation.seed)
+            one.model.reset()
+            starts[key] = one.model.dump(EVERYTHING)
+        return ServerSite(starts, self.infos, self.backbones, self.public)
 
     def site(self, info: ClientInfo) -> Site:
-        return Site(info, self.model, self.task, self.experiment.train, lambda split: self.examples(info.id, split))
+        own, smallest = self._family[info.id], self.smallest
+        return Site(
+            info,
+            own.model,
+            own.task,
+            self.experiment.train,
+            lambda split: self.examples(info.id, split),
+            smallest=smallest,
+            small_examples=lambda split: self.examples(info.id, split, smallest),
+            public=lambda: self.public(own.key),
+        )
 
-    def examples(self, client: str, split: str) -> Examples:
-        """A client's split, prepared once."""
-        key = client, split
+    def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
+        """A client's split in the terms of its own backbone, or of another; prepared once."""
+        backbone = backbone or self.backbone_of(client)
+        key = backbone.key, client, split
         if key not in self._prepared:
             try:
-                self._prepared[key] = self.task.prepare(getattr(self._data[client], split))
+                self._prepared[key] = backbone.task.prepare(getattr(self._data[client], split))
             except DataError as error:
                 raise DataError(f"client {client}, {split}: {error}") from error
         return self._prepared[key]
+
+    def public(self, key: str) -> Examples:
+        """The federation's public records in the terms of one backbone, by its key; prepared once."""
+        if key not in self._public:
+            try:
+                self._public[key] = self.backbones[key].task.prepare(self.federation.public)
+            except DataError as error:
+                raise DataError(f"public records: {error}") from error
+        return self._public[key]
+
+
+def family_settings(experiment: Experiment, clients: Sequence[str]) -> dict[str, str]:
+    """The family of every client, by the configuration's patterns; "model" for those that none names.
+
+    Raises ConfigError for a client in two families and for a family without clients.
+    """
+    found: dict[str, str] = {}
+    problems: list[str] = []
+    for client in clients:
+        named = [
+            name
+            for name, family in experiment.families.items()
+            if any(fnmatchcase(client, pattern) for pattern in family.clients)
+        ]
+        if len(named) > 1:
+            problems.append(f"families: client {client} is in {' and in '.join(named)}")
+        found[client] = named[0] if named else OWN_MODEL
+    for name, family in experiment.families.items():
+        for pattern in family.clients:
+            if not any(fnmatchcase(client, pattern) for client in clients):
+                problems.append(f"families.{name}.clients: {pattern} is nobody.{did_you_mean(pattern, clients)}")
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def family_experiment(experiment: Experiment, name: str) -> Experiment:
+    """The experiment as one family's clients see it: with their model."""
+    if name == OWN_MODEL:
+        return experiment
+    return replace(experiment, model=experiment.families[name].model, families={})
 
 
 def load_model(experiment: Experiment, task: str, label_names: Sequence[str]) -> tuple[AdaptedModel, Task, str]:
@@ -147,13 +252,27 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
         raise ConfigError(refused)
 
 
-def check_needs(name: str, method: Method, clients: Sequence[ClientData]) -> list[str]:
-    """What the method demands and this federation does not have."""
+def check_needs(
+    name: str, method: Method, federation: Federation, families: Mapping[str, str] | None = None
+) -> list[str]:
+    """What the method demands and this federation does not have. `families` is every client's, where they differ."""
     needs: Needs = method.needs
+    groups: dict[str, int] = {}
+    for client in federation.clients:
+        family = OWN_MODEL if families is None or needs.mixed else families[client.id]
+        groups[family] = groups.get(family, 0) + 1
     problems = []
-    if len(clients) < needs.min_clients:
-        problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {len(clients)}")
+    for family, size in groups.items():
+        if size >= needs.min_clients:
+            continue
+        if len(groups) == 1:
+            problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {size}")
+        else:
+            problems.append(f"method {name} serves each backbone by itself and needs at least {needs.min_clients} "
+                            f"clients of each; the family {family} has {size}")  # fmt: skip
     for split in needs.splits:
-        if empty := [client.id for client in clients if not len(getattr(client, split))]:
+        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
             problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
+    if needs.public and not len(federation.public):
+        problems.append(f"method {name} needs public records, and {federation.name} has none")
     return problems

@@ -212,14 +212,13 @@ def work(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     from befit.engine.local import LocalEngine
     from befit.host import Host
-    from befit.registry import build_method
 
     try:
         setup, _ = _unframe(connection.recv_bytes())
         torch.set_num_threads(setup["threads"])
         experiment = load_experiment(setup["experiment"])
-        method = build_method(setup["method"])
         host = Host(experiment)
+        method = host.build(setup["method"])
         host.install(method)
         store = ClientStore(Path(setup["state"]), experiment.engine.store == "memory")
         engine = LocalEngine.of(host, method, store, Outbound())

@@ -95,7 +95,9 @@ def run(
         raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
                            "engine may differ"])  # fmt: skip
     host.experiment = experiment
-    problems = [p for label, c in configs.items() for p in check_needs(label, build_method(c), host.federation.clients)]
+    problems = [
+        p for label, c in configs.items() for p in check_needs(label, build_method(c), host.federation, host.families)
+    ]
     if problems:
         raise ConfigError(problems)
     from befit.report import write_report
@@ -132,7 +134,7 @@ def run_method(
             observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
-    experiment, method = host.experiment, build_method(config)
+    experiment, method = host.experiment, host.build(config)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +17,40 @@ if TYPE_CHECKING:
     from befit.config import TrainSettings
     from befit.tasks.base import Batch, Examples, Task
 
-__all__ = ["ServerSite", "Site", "shuffled_batches"]
+__all__ = ["Backbone", "ServerSite", "Site", "shuffled_batches"]
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A model with places for adapters, the task in its terms (tokenizer, image processor), and who it is.
+
+    name         of its family in the configuration; "model" for the configuration's own
+    fingerprint  of its weights
+    """
+
+    name: str
+    fingerprint: str
+    model: AdaptedModel
+    task: Task
+
+    @property
+    def key(self) -> str:
+        """What `ClientInfo.backbone` says of a client that has it."""
+        return self.fingerprint[:16]
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.backbone.parameters())
 
 
 @dataclass
 class Site:
     """One client: its model, task, data and budget. Random draws take a seed from a `Tick`.
 
-    report  numbers for the log that `client_update` may add; they leave the client, by name
+    report          numbers for the log that `client_update` may add; they leave the client, by name
+    smallest        the smallest backbone of the federation, the same one at all clients, to be used bare
+    small_examples  this client's records, by split, in that backbone's terms
+    public          the federation's public records, in the terms of this client's model
     """
 
     info: ClientInfo
@@ -33,6 +59,9 @@ class Site:
     budget: TrainSettings
     examples: Callable[[str], Examples]
     report: dict[str, float] = field(default_factory=dict)
+    smallest: Backbone | None = None
+    small_examples: Callable[[str], Examples] | None = None
+    public: Callable[[], Examples] | None = None
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.
@@ -60,10 +89,40 @@ class Site:
 
 @dataclass(frozen=True)
 class ServerSite:
-    """The server: the initial adapters of the common seed, and who the clients are. It holds no private data."""
+    """The server: the initial adapters of the common seed, and who the clients are. It holds no private data.
 
-    initial: State
+    starts     initial adapters by backbone (`ClientInfo.backbone`); one where all clients share it
+    backbones  the models themselves, by the same names, for methods that need them at the server
+    public     the federation's public records in the terms of one backbone
+    """
+
+    starts: Mapping[str, State]
     clients: tuple[ClientInfo, ...]
+    backbones: Mapping[str, Backbone] = field(default_factory=dict[str, "Backbone"])
+    public: Callable[[str], Examples] | None = None
+
+    @property
+    def initial(self) -> State:
+        """The initial adapters of the only backbone. Raises ValueError where there are several."""
+        if len(self.starts) != 1:
+            raise ValueError(f"there are {len(self.starts)} backbones here, and none is the only one")
+        (only,) = self.starts.values()
+        return only
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The backbones of the clients, in the order of their first clients."""
+        return tuple(self.starts)
+
+    def only(self, family: str) -> ServerSite:
+        """The server as one family sees it."""
+        clients = tuple(info for info in self.clients if info.backbone == family)
+        backbones = {key: one for key, one in self.backbones.items() if key == family}
+        return replace(self, starts={family: self.starts[family]}, clients=clients, backbones=backbones)
+
+    def start_of(self, client: ClientInfo) -> State:
+        """The initial adapters of a client's backbone."""
+        return self.starts[client.backbone]
 
 
 def shuffled_batches(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:

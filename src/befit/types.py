@@ -137,8 +137,14 @@ class Needs:
     min_clients         fewer are refused before a run starts
     splits              splits in which every client needs examples; an empty one is refused before a run starts
     individual_updates  the server has to see each client's update, so a masked sum will not do
+    mixed               it serves clients of different backbones itself; otherwise each family is served by itself
+    public              it needs the federation's public records, at the server and at the clients
+    server_model        the server runs the backbones, on public records
     """
 
     min_clients: int = 1
     splits: tuple[str, ...] = ("train",)
     individual_updates: bool = False
+    mixed: bool = False
+    public: bool = False
+    server_model: bool = False

@@ -56,7 +56,8 @@ def merge(name: str, local: Setting, fed: Setting) -> Payload:
     site, method = local.client(name)
     memory, _ = method.plan()[0].exchange.client_update(Payload(), Payload(), site, LOCAL)
     elsewhere, other = fed.client(name)
-    server = other.server_init(ServerSite(elsewhere.model.dump(EVERYTHING), (elsewhere.info,)))
+    starts = {elsewhere.info.backbone: elsewhere.model.dump(EVERYTHING)}
+    server = other.server_init(ServerSite(starts, (elsewhere.info,)))
     site.model.reset()
     exchange = method.plan()[-1].exchange
     return exchange.client_update(memory, exchange.dispatch(server, site.info, MERGE), site, MERGE)[0]

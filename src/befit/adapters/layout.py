@@ -91,7 +91,7 @@ class Layout:
         return specs
 
     def initial(self, shapes: ModelShapes, seed: int) -> State:
-        """Initial values: as each slot's form says, `G` Kaiming-uniform, all else zero. A fresh adapter changes nothing.
+        """Initial values, of which a fresh adapter changes nothing: as the forms say, `G` Kaiming-uniform, else zero.
 
         They depend on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
-from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
 from befit.adapters.forms import DENSE, ModuleShape
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
 from befit.adapters.layer import Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from befit.adapters.model import model_shapes
+from befit.benchmarks.base import Federation
 from befit.config import Experiment
 from befit.cost.parameters import count
 from befit.cost.traffic import communication
 from befit.errors import ConfigError
 from befit.federate import stage_rounds
-from befit.host import check_clients, check_needs, load_federation, resolve_model, trains_head
+from befit.host import (
+    check_clients,
+    check_needs,
+    family_experiment,
+    family_settings,
+    load_federation,
+    resolve_model,
+    trains_head,
+)
 from befit.method import Method
 from befit.models import skeleton
 from befit.models.precheck import precheck
@@ -28,37 +38,42 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     """Everything `befit check` shows. Raises the errors that a run would, before anything is trained.
 
     Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
-    cohort, a client takes part in some rounds only, and the totals are for one that takes part in all.
+    cohort, a client takes part in some rounds only, and the totals are for one that takes part in all. Where clients
+    have different backbones, `families` has a row for each, and the numbers of clients of the first one are on top;
+    the memory is that of one process that holds all backbones.
     """
     experiment = resolve_model(experiment)
     federation = load_federation(experiment)
     check_clients(federation, experiment)
-    backbone = skeleton(experiment.model, federation.task, federation.label_names)
-    shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     runs: list[tuple[str, Method]] = [
         (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
     ]
-    if problems := [p for name, method in runs for p in check_needs(name, method, federation.clients)]:
+    members = family_settings(experiment, [client.id for client in federation.clients])
+    if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
         raise ConfigError(problems)
     name, method = runs[0]
-    specs = method.layout.specs(shapes)
-    warnings = precheck(experiment, federation, backbone)
-    width = getattr(torch, experiment.wire.dtype).itemsize
-    trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
-    travel = communication(method, specs, experiment.federation.rounds, width)
-    memory = memory_mib(experiment, backbone, specs, trainable)
+    families: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    for family in dict.fromkeys(members.values()):
+        own = family_experiment(experiment, family)
+        clients = [client for client in federation.clients if members[client.id] == family]
+        row, found = _of_family(own, replace(federation, clients=tuple(clients)), method)
+        families.append({"family": family, **row})
+        warnings += found
+    first = {key: value for key, value in families[0].items() if key != "family"}
+    memory = {
+        part: (sum if part == "backbone" else max)(one["memory_parts_mib"][part] for one in families)
+        for part in first["memory_parts_mib"]
+    }
     return {
-        "model": experiment.model.id,
+        **first,
         "method": name,
         "baselines": [other for other, _ in runs[1:]],
         "clients": len(federation.clients),
         "train_examples": sum(len(client.train) for client in federation.clients),
-        "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
-        "adapted_modules": len(shapes.targets),
-        "trainable_parameters": count(trainable),
-        **travel,
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
+        "families": families if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage_rounds(stage, experiment.federation.rounds),
              "uplink": stage.uplink}
@@ -69,6 +84,27 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
         ],
     }  # fmt: skip
+
+
+def _of_family(experiment: Experiment, federation: Federation, method: Method) -> tuple[dict[str, Any], list[str]]:
+    """What clients with one backbone take, and warnings."""
+    backbone = skeleton(experiment.model, federation.task, federation.label_names)
+    shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
+    specs = method.layout.specs(shapes)
+    warnings = precheck(experiment, federation, backbone)
+    width = getattr(torch, experiment.wire.dtype).itemsize
+    trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
+    row = {
+        "model": experiment.model.id,
+        "clients": len(federation.clients),
+        "train_examples": sum(len(client.train) for client in federation.clients),
+        "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
+        "adapted_modules": len(shapes.targets),
+        "trainable_parameters": count(trainable),
+        **communication(method, specs, experiment.federation.rounds, width),
+        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
+    }
+    return row, warnings
 
 
 def memory_mib(

@@ -58,6 +58,7 @@ def trim(values: Tensor, cut: Cut) -> tuple[Tensor, Cut]:
     kept = torch.nn.functional.hardshrink(values, float(below))
     if found > cut.equal:
         surplus = level.flatten().nonzero().flatten()[cut.equal :]
+        kept = kept.contiguous()  # of a tensor that is a part of another one it is not yet
         kept.view(-1)[surplus] = 0
     return kept, Cut(cut.magnitude, max(0, cut.equal - found))
 

@@ -12,7 +12,7 @@ from befit.adapters.lowrank import inner, numerical_rank, spectrum, stack, trunc
 from befit.merge.clients import to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Entry, Isotropic, apply_elementwise, isotropic
-from befit.merge.trim import Cut, kept_count, trim
+from befit.merge.trim import Cut, cut_of, kept_count, trim
 
 
 def apply(rule: Elementwise, clients: list[list[list[float]]], weights: list[float]) -> list[list[float]]:
@@ -62,6 +62,15 @@ def test_of_equal_entries_the_first_stay_and_the_count_is_exact() -> None:
     assert values.tolist() == [1.0, -2.0, 1.0, 0.0] and left == Cut(1.0, 0)
     assert trim(torch.tensor([1.0, 3.0]), left)[0].tolist() == [0.0, 3.0]
     assert trim(torch.tensor([1.0, 3.0]), Cut(1.0, 5))[1] == Cut(1.0, 4)
+
+
+def test_a_part_of_a_larger_tensor_is_trimmed_like_its_copy() -> None:
+    whole = torch.tensor([[1.0, 2.0, 2.0, 9.0], [2.0, 2.0, 1.0, 9.0]])
+    part = whole[:, :3]
+    assert not part.is_contiguous()
+    found, _ = trim(part, cut_of(part, 3))
+    assert found.tolist() == [[0.0, 2.0, 2.0], [2.0, 0.0, 0.0]]
+    assert whole[0, 1] == 2.0 and whole[1, 1] == 2.0
 
 
 @pytest.mark.parametrize("scope", ["tensor", "adapter"])

@@ -66,7 +66,7 @@ class Clients:
         self.model.reset()
         self.initial = self.model.dump(EVERYTHING)
         self.infos = tuple(site.info for site in self.sites.values())
-        self.server_site = ServerSite(self.initial, self.infos)
+        self.server_site = ServerSite({"tiny": self.initial}, self.infos)
         self.store, self.outbound, self.notes = ClientStore(None), Outbound(), Notes()
         self.engine = LocalEngine(method, self.infos, self.site, self.store, self.outbound)
 

@@ -1,0 +1,155 @@
+"""Clients with two backbones in one federation: each family as it would be alone, and nothing crosses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import befit
+from befit.config import load_experiment
+from befit.deployed import predict
+from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
+from befit.errors import ConfigError
+from befit.families import ByFamily, each_family, join, part
+from befit.federate import Schedule, federate
+from befit.host import Host, family_settings
+from befit.ledger import Outbound
+from befit.registry import build_method
+from befit.runner import check
+from befit.types import Payload
+
+from .conftest import Memo
+
+SMALL = {"id": "skills-llama-s"}
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "mixed",
+        "benchmark": {"name": "skills", "clients": 4},
+        "model": {"id": "skills-llama", "max_length": 96},
+        "adapter": {"targets": ["q_proj", "v_proj"]},
+        "families": {"small": {"clients": ["reverse.upper", "star-vowels.reverse"], "model": SMALL}},
+        "method": {"name": "fedit", "rank": 4},
+        "baselines": [],
+        "train": {"max_steps": 1, "batch_size": 2},
+        "federation": {"rounds": 2},
+        "evaluate": {"metrics": ["exact_match"], "max_new_tokens": 3},
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Host:
+    return Host(load_experiment(settings()))
+
+
+def played(host: Host, config: str, only: list[str] | None = None) -> tuple[Payload, ClientStore, Memo]:
+    method = host.build(config)
+    site = host.install(method)
+    store, memo = ClientStore(None, resident=True), Memo()
+    infos = [info for info in host.infos if only is None or info.id in only]
+    engine = LocalEngine(method, infos, host.site, store, Outbound())
+    return federate(method, engine, site, Schedule(2, 0), memo), store, memo
+
+
+def test_every_client_has_the_backbone_that_the_configuration_gives_it(mixed: Host) -> None:
+    small, large = mixed.backbone_of("reverse.upper"), mixed.backbone_of("drop-first.reverse")
+    assert mixed.backbone_of("star-vowels.reverse") is small and mixed.backbone_of("upper.swap-ends") is large
+    assert small.parameters < large.parameters and mixed.smallest is small
+    assert [info.backbone for info in mixed.infos] == [one.key for one in (small, large, small, large)]
+
+
+@pytest.mark.parametrize("name", ["fedit", "scaffold", "potara", "fedalt"])
+def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: str) -> None:
+    together, store, _ = played(mixed, name)
+    for clients in (["reverse.upper", "star-vowels.reverse"], ["drop-first.reverse", "upper.swap-ends"]):
+        alone, own, _ = played(mixed, name, clients)
+        family = mixed.backbone_of(clients[0]).key
+        mine, wanted = part(together, family), part(alone, family)
+        assert mine.arrays.keys() == wanted.arrays.keys() and mine.arrays
+        assert all(torch.equal(mine.arrays[key], wanted.arrays[key]) for key in wanted.arrays)
+        for client in clients:
+            kept, there = store.load(client), own.load(client)
+            assert (kept is None) == (there is None)
+            if kept is not None and there is not None:
+                assert all(torch.equal(kept.arrays[key], value) for key, value in there.arrays.items())
+
+
+def test_parts_of_a_memory_come_back_as_they_were() -> None:
+    memories = {
+        "a1": Payload({"shared/x/A": torch.ones(2)}, {"n": 1}),
+        "b2": Payload({"shared/x/A": torch.zeros(3)}, {"n": 2, "m": [1.0]}),
+    }
+    whole = join(memories)
+    assert {family: part(whole, family).scalars for family in memories} == {"a1": {"n": 1}, "b2": {"n": 2, "m": [1.0]}}
+    assert part(whole, "b2").arrays["shared/x/A"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_one_backbone_needs_no_grouping() -> None:
+    method = build_method("fedit")
+    assert each_family(method, 1) is method and isinstance(each_family(method, 2), ByFamily)
+
+
+def test_a_mixed_run_from_training_to_predictions(tmp_path: Path) -> None:
+    run = befit.run(settings(), out=tmp_path / "run")
+    ranks = {
+        client: {value.shape for key, value in load_file(run.path / "clients" / client / "adapter" /
+                                                         "adapter_model.safetensors").items() if "lora_A" in key}
+        for client in ("reverse.upper", "drop-first.reverse")
+    }  # fmt: skip
+    assert ranks["reverse.upper"] != ranks["drop-first.reverse"]
+    config = json.loads((run.path / "clients" / "reverse.upper" / "adapter" / "adapter_config.json").read_text())
+    assert "skills-llama-s" in config["base_model_name_or_path"]
+    for client in ("reverse.upper", "drop-first.reverse"):
+        (answer,) = predict(run.path, client, [{"instruction": "Reverse: abc"}])
+        assert isinstance(answer, dict) and answer
+    workers = befit.run(settings(engine={"workers": 2}), out=tmp_path / "pool")
+    for client in run.results["clients"]:
+        adapters = [path / "clients" / client / "adapter" / "adapter_model.safetensors" for path in
+                    (run.path, workers.path)]  # fmt: skip
+        assert adapters[0].read_bytes() == adapters[1].read_bytes()
+
+
+def test_a_check_has_a_row_for_every_family() -> None:
+    checked = check(settings())
+    small, large = sorted(checked["families"], key=lambda row: row["backbone_parameters"])
+    assert (small["family"], large["family"]) == ("small", "model")
+    assert small["clients"] == large["clients"] == 2
+    assert small["trainable_parameters"] < large["trainable_parameters"]
+    alone = check({**settings(), "families": {}})
+    assert alone["trainable_parameters"] == large["trainable_parameters"] and alone["families"] == []
+
+
+def test_what_is_wrong_with_families_is_said_at_once() -> None:
+    wrong = {
+        "a": {"clients": [], "model": SMALL},
+        "b": {"clients": ["x"]},
+        "c": {"clients": ["x"], "model": {"id": "m", "dtyp": "x"}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(settings(families=wrong))
+    said = str(caught.value)
+    assert "families.a.clients" in said and "families.b.model.id" in said and "families.c.model.dtyp" in said
+
+
+def test_a_client_in_two_families_and_a_pattern_that_is_nobody_are_refused() -> None:
+    both = {
+        "a": {"clients": ["*reverse*"], "model": SMALL},
+        "b": {"clients": ["drop-first.reverse", "klient-9"], "model": SMALL},
+    }
+    with pytest.raises(ConfigError, match=r"drop-first.reverse is in a and in b[\s\S]*klient-9 is nobody"):
+        family_settings(load_experiment(settings(families=both)), ["reverse.upper", "drop-first.reverse"])
+
+
+def test_a_method_that_needs_more_clients_than_a_family_has_says_so() -> None:
+    lonely = {"small": {"clients": ["reverse.upper"], "model": SMALL}}
+    with pytest.raises(ConfigError, match="serves each backbone by itself and needs at least 2 clients of each; the "
+                                          "family small has 1"):  # fmt: skip
+        check(settings(families=lonely, method="fedalt"))
