@@ -21,7 +21,7 @@ from befit.engine.local import LocalEngine
 from befit.errors import ConfigError, RunError
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
-from befit.host import Host, check_needs, resolve_model
+from befit.host import Host, check_needs, family_experiment, resolve_model
 from befit.journal import Observer, RunJournal
 from befit.ledger import Outbound
 from befit.method import Method
@@ -33,7 +33,7 @@ from befit.types import Payload, Stage, Tick
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["Run", "check", "export", "predict", "run"]
+__all__ = ["Run", "check", "export", "predict", "run", "shared"]
 
 
 class Remote(Engine, Protocol):
@@ -91,7 +91,7 @@ def run(
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     if host is None:
         host = Host(experiment)
-    elif _shared(host.experiment) != _shared(experiment):
+    elif shared(host.experiment) != shared(experiment):
         raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
                            "engine may differ"])  # fmt: skip
     host.experiment = experiment
@@ -257,12 +257,15 @@ def write_results(
     path: Path, host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]]
 ) -> None:
     """results.json of the whole run: the method, compared with its baselines."""
-    metric = host.task.metric
+    metric, families = host.task.metric, host.families
+    for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
+        row["model"] = family_experiment(host.experiment, families[client]).model.id
     against_baselines(results, baselines, metric)
     curve, failures = results.pop("curve"), results.pop("failures")
     head = {
         "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,
-        "model": host.experiment.model.id, "seed": host.experiment.federation.seed,
+        "model": ", ".join({family_experiment(host.experiment, one).model.id: 0 for one in families.values()}),
+        "seed": host.experiment.federation.seed,
         "data": f"{host.federation.name} {host.federation.version}".strip(),
         "partition": host.federation.manifest.get("partition", {}), "metric": metric,
         "split": host.experiment.evaluate.split, "higher_is_better": True,
@@ -272,7 +275,7 @@ def write_results(
     write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})
 
 
-def _shared(experiment: Experiment) -> Experiment:
+def shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
     return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings())

@@ -110,6 +110,9 @@ def test_a_mixed_run_from_training_to_predictions(tmp_path: Path) -> None:
     for client in ("reverse.upper", "drop-first.reverse"):
         (answer,) = predict(run.path, client, [{"instruction": "Reverse: abc"}])
         assert isinstance(answer, dict) and answer
+    models = {client: row["model"] for client, row in run.results["clients"].items()}
+    assert models["reverse.upper"] == "skills-llama-s" and models["drop-first.reverse"] == "skills-llama"
+    assert "skills-llama-s" in (run.path / "report.md").read_text()
     workers = befit.run(settings(engine={"workers": 2}), out=tmp_path / "pool")
     for client in run.results["clients"]:
         adapters = [path / "clients" / client / "adapter" / "adapter_model.safetensors" for path in

@@ -147,15 +147,20 @@ def explain(
 
 def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
-        ("model", f"{found['model']}, {found['backbone_parameters']:,} parameters, frozen"),
         ("method", found["method"]),
         ("baselines", ", ".join(found["baselines"]) or "none"),
         ("clients", f"{found['clients']:,}, {found['train_examples']:,} training examples in all"),
-        ("trained per client", f"{found['trainable_parameters']:,} parameters at {found['adapted_modules']} modules"),
     ]
-    for period, words in (("per_round", "a client's round"), ("total", "a client's run")):
-        up, down = found[f"bytes_up_{period}"], found[f"bytes_down_{period}"]
-        rows.append((words, f"{bytes_text(up)} up, {bytes_text(down)} down"))
+    for one in found["families"] or [found]:
+        if found["families"]:
+            rows.append((f"family {one['family']}", f"{one['clients']:,} clients, {one['train_examples']:,} examples"))
+        rows += [
+            ("model", f"{one['model']}, {one['backbone_parameters']:,} parameters, frozen"),
+            ("trained per client", f"{one['trainable_parameters']:,} parameters at {one['adapted_modules']} modules"),
+        ]
+        for period, words in (("per_round", "a client's round"), ("total", "a client's run")):
+            up, down = one[f"bytes_up_{period}"], one[f"bytes_down_{period}"]
+            rows.append((words, f"{bytes_text(up)} up, {bytes_text(down)} down"))
     parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in found["memory_parts_mib"].items())
     return [*rows, ("memory, estimated", f"{found['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
 
