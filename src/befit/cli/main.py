@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import ablate, adapter, cost, flower, inspect, merge, run, worker
+from befit.cli import ablate, adapter, compare, cost, flower, inspect, merge, run, worker
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -96,6 +96,7 @@ app.command("methods", rich_help_panel="Look before")(inspect.methods)
 app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Look before")(inspect.explain)
 app.command("ablate", rich_help_panel="Train")(ablate.ablate)
+app.command("compare", rich_help_panel="Train")(compare.compare)
 app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
 app.command("merge", rich_help_panel="Use")(merge.merge)

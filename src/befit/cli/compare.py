@@ -1,0 +1,101 @@
+"""`befit compare`: methods over seeds from a recipe or a configuration, with tables and plots. Knows no method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+
+if TYPE_CHECKING:
+    from befit.compare.comparison import Compared
+    from befit.compare.plan import Plan
+
+
+def compare(
+    source: Annotated[Path, typer.Argument(metavar="RECIPE|CONFIG", help="A recipe, or an experiment, in YAML.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to all its runs, such as train.lr=3e-4.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods", metavar="NAME,NAME,...", help="Of an experiment. Default: its own and its baselines."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that share the runs.")] = 1,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="RUN", help="Whom wins and tests are against. Default: local.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Compare methods over seeds: tables with spread and tests, plots, LaTeX.
+
+    The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
+    """
+    from befit.cli.compare_progress import CompareProgress
+    from befit.config_seeds import parse_seeds
+
+    console = messages()
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+        if not quiet:
+            console.print("befit is loading …", style="dim")
+        from befit.compare.comparison import compare as run_comparison
+        from befit.compare.comparison import make_plan
+
+        plan = make_plan(source, methods=_names(methods), seeds=parse_seeds(seeds), overrides=overrides or (),
+                         reference=reference)  # fmt: skip
+        progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
+        try:
+            with progress:
+                done = run_comparison(plan, jobs=jobs, out=out, observer=progress)
+        except KeyboardInterrupt:
+            console.print("interrupted; the same command goes on where it stopped", style="yellow")
+            raise typer.Exit(130) from None
+    if as_json:
+        print_json({"path": str(done.path), "results": done.results, "failures": [vars(one) for one in done.failures]})
+    else:
+        _show(plan, done)
+    if done.failures:
+        for one in done.failures:
+            text = f"{one.label}, seed {one.seed}: {one.error}"
+            console.print(text, style="red", markup=False, soft_wrap=True)
+        console.print(f"{len(done.failures)} of {len(plan.cells)} runs failed; the same command tries them again",
+                      style="red")  # fmt: skip
+        raise typer.Exit(1)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _show(plan: Plan, done: Compared) -> None:
+    if done.results is None:
+        return
+    from befit.compare.tables import screen_tables
+
+    console = screen()
+    for one in screen_tables(done.results):
+        console.print()
+        console.print(make_table(*one.table, title=one.title))
+        if one.note:
+            console.print(one.note, style="dim", markup=False)
+    console.print()
+    for sentence in done.results["sentences"]:
+        console.print(sentence, markup=False)
+    console.print()
+    console.print("Written", style="bold italic")
+    files: dict[str, Any] = {"page with plots": "html", "as text": "md", "for LaTeX": "tex",
+                             "every client's score": "csv", "all of it": "json"}  # fmt: skip
+    for what, suffix in files.items():
+        console.print(f"{what:22} {done.path / f'compare.{suffix}'}", markup=False, soft_wrap=True)
+    console.print(f"{'runs with adapters':22} {done.path / 'runs'}", markup=False, soft_wrap=True)

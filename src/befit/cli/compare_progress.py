@@ -1,0 +1,170 @@
+"""How far a comparison is: a live table with a line for each run in a terminal, else a plain line for each cell."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from befit.cli.output import duration_text
+from befit.cli.progress import RunProgress, seconds_left
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from befit.compare.plan import Plan
+
+__all__ = ["CompareProgress"]
+
+AROUND = 6  # lines of the terminal that are not runs
+
+
+@dataclass
+class CompareProgress:
+    """An observer of a comparison, to be used as a context."""
+
+    console: Console
+    plan: Plan
+    jobs: int = 1
+    quiet: bool = False
+    clock: Callable[[], float] = time.monotonic
+    running: dict[int, RunProgress] = field(default_factory=dict[int, RunProgress])
+    means: dict[int, float | None] = field(default_factory=dict[int, float | None])
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+    left_out: int = 0
+    _took: list[float] = field(default_factory=list[float])
+    _live: Any = None
+    _began: float = 0.0
+
+    def __enter__(self) -> CompareProgress:
+        self._began, self._cells = self.clock(), self.plan.cells
+        if not self.quiet and self.console.is_terminal and not self.console.is_dumb_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._render)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind, cell, now = event["kind"], event["cell"], self.clock()
+        if kind == "cell_started":
+            self.running[cell] = RunProgress("", [], 0, now)
+        elif kind == "run_started":
+            began = self.running[cell].started
+            self.running[cell] = RunProgress("", event["stages"], event["clients"], began)
+        elif kind == "failure":
+            self.left_out += 1
+        elif kind in ("round", "client", "score"):
+            self.running[cell].update(event)
+        elif kind == "cell_finished":
+            self.means[cell] = event["mean"]
+            self.running.pop(cell, None)
+            if not event["reused"]:
+                self._took.append(event["seconds"])
+            self._tell(cell, "done before" if event["reused"] else f"done in {duration_text(event['seconds'])}")
+        elif kind == "cell_failed":
+            self.failed[cell] = event["error"]
+            self.running.pop(cell, None)
+            self._tell(cell, f"failed: {event['error']}")
+
+    def left(self) -> float | None:
+        """Seconds left, if cells that are still to start take as long as the others and all jobs stay busy."""
+        now = self.clock()
+        paces = {cell: seconds_left([run], 0, now) for cell, run in self.running.items()}
+        if not self._took and all(left is None for left in paces.values()):
+            return None
+        full = [*self._took, *(now - self.running[cell].started + left for cell, left in paces.items() if left)]
+        mean = sum(full) / max(1, len(full))
+        waiting = len(self._cells) - self.over - len(self.running)
+        rest = sum(mean * (1 - self.running[cell].share_done) if left is None else left for cell, left in paces.items())
+        return (mean * waiting + rest) / max(1, min(self.jobs, len(self.running) + waiting))
+
+    @property
+    def over(self) -> int:
+        return len(self.means) + len(self.failed)
+
+    def _tell(self, cell: int, what: str) -> None:
+        if self.quiet or self._live is not None:
+            return
+        one, mean = self._cells[cell], self.means.get(cell)
+        parts = [f"{self.over}/{len(self._cells)}", f"{one.label}, seed {one.seed}", what]
+        if mean is not None:
+            parts.append(f"mean {mean:.3f}")
+        if (left := self.left()) is not None and self.over < len(self._cells):
+            parts.append(f"{duration_text(left)} left")
+        self.console.print(" · ".join(parts), markup=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=44)
+        table.add_column("seeds", no_wrap=True)
+        table.add_column("mean", justify="right", no_wrap=True, min_width=5)
+        table.add_column("± SD", justify="right", no_wrap=True, min_width=5)
+        table.add_column("now", no_wrap=True, overflow="ellipsis")
+        shown, hidden = self._shown(max(3, self.console.size.height - AROUND))
+        for label in shown:
+            table.add_row(*self._row(label))
+        foot = Table.grid(padding=(0, 2, 0, 0))
+        left, total = self.left(), len(self._cells)
+        done = self.over + sum(run.share_done for run in self.running.values())
+        foot.add_row(
+            ProgressBar(total=1.0, completed=done / max(1, total), width=30),
+            Text(f"{self.over} of {total}"),
+            Text(f"{duration_text(self.clock() - self._began)} elapsed"),
+            Text("" if left is None or self.over == total else f"{duration_text(left)} left"),
+            Text(f"{len(self.failed)} failed" if self.failed else "", style="red"),
+            Text(f"{self.left_out} replies left out" if self.left_out else "", style="yellow"),
+        )
+        more = [Text(f"and {hidden} more, done or waiting", style="dim")] if hidden else []
+        return Group(Text(self.plan.head.title, style="bold"), table, *more, Text(""), foot)
+
+    def _shown(self, room: int) -> tuple[list[str], int]:
+        """Labels in the plan's order: all, or as many as there is room for around those that are running."""
+        labels = [run.label for run in self.plan.runs]
+        if len(labels) <= room:
+            return labels, 0
+        active = {self._cells[cell].label for cell in self.running}
+        middle = min((labels.index(label) for label in active), default=0)
+        start = max(0, min(middle - room // 3, len(labels) - room))
+        return labels[start : start + room], len(labels) - room
+
+    def _row(self, label: str) -> tuple[Any, ...]:
+        from rich.text import Text
+
+        cells = [index for index, cell in enumerate(self._cells) if cell.label == label]
+        marks = Text()
+        for cell in cells:
+            if cell in self.means:
+                marks.append("●", "green")
+            elif cell in self.failed:
+                marks.append("✗", "red")
+            elif cell in self.running:
+                marks.append("◐", "cyan")
+            else:
+                marks.append("·", "dim")
+        means = [mean for cell in cells if (mean := self.means.get(cell)) is not None]
+        now = [f"seed {self._cells[cell].seed}: {_where(self.running[cell])}" for cell in cells if cell in self.running]
+        now += [f"seed {self._cells[cell].seed} failed: {self.failed[cell]}" for cell in cells if cell in self.failed]
+        return (
+            Text(label, style="bold" if now else ""),
+            marks,
+            f"{statistics.fmean(means):.3f}" if means else "",
+            f"{statistics.stdev(means):.3f}" if len(means) > 1 else "",
+            Text("; ".join(now)),
+        )
+
+
+def _where(run: RunProgress) -> str:
+    return f"{run.stage} {int(run.round)}/{run.rounds}" if run.stage else "starting"

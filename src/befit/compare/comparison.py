@@ -1,0 +1,90 @@
+"""One comparison as a person asks for it: a recipe or a configuration in; runs, tables and plots out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from befit.claim import locked
+from befit.compare.execute import CellFailure, execute
+from befit.compare.plan import Plan, plan_config, plan_recipe
+from befit.compare.recipe import is_recipe, read_recipe
+from befit.config import Experiment
+from befit.errors import ConfigError, RunError
+
+__all__ = ["Compared", "compare", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that has been run: its directory, the content of its compare.json, and the cells without results.
+
+    `results` is None where no cell has any.
+    """
+
+    path: Path
+    results: dict[str, Any] | None
+    failures: tuple[CellFailure, ...]
+
+
+def make_plan(
+    source: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+) -> Plan:
+    """What a recipe or a configuration comes to, before anything is read or trained; see `compare`."""
+    recipe = isinstance(source, Mapping) and bool({"recipe", "runs", "grids"} & source.keys())
+    if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
+        if methods is not None:
+            raise ConfigError(["--methods: is for configurations; a recipe names its own runs"], "the command")
+        assert not isinstance(source, Experiment)
+        return plan_recipe(read_recipe(source), seeds, overrides, reference)
+    return plan_config(source, methods, seeds, overrides, reference)
+
+
+def compare(
+    source: Plan | Experiment | Mapping[str, Any] | Path | str,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+    jobs: int = 1,
+    out: Path | str | None = None,
+    observer: Callable[[dict[str, Any]], None] | None = None,
+) -> Compared:
+    """Run every method with every seed, unless `out` holds the run already, and write what came out.
+
+    source     a recipe, a configuration, or the plan that `make_plan` made of one
+    methods    of a configuration: which; default: its own and its baselines
+    seeds      default: the recipe's, or the configuration's only one
+    overrides  `key=value` on top of every run
+    reference  label of the run that the others are compared with; default: the recipe's, else local, else the first
+    jobs       processes, each with a backbone of its own
+    out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
+    observer   called with events: those of `befit.execute.execute`
+
+    A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used.
+    """
+    plan = source if isinstance(source, Plan) else make_plan(
+        source, methods=methods, seeds=seeds, overrides=overrides, reference=reference
+    )  # fmt: skip
+    if jobs < 1:
+        raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
+    path = Path("runs") / plan.name if out is None else Path(out)
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; name a directory for the comparison")
+    if (path / "config.yaml").exists():
+        raise RunError(f"{path} holds a single run; name another directory for the comparison")
+    tell = observer or (lambda event: None)
+    with locked(path):
+        failures = tuple(execute(plan.cells, path, jobs, tell))
+        from befit.compare.write import write_comparison
+
+        results = write_comparison(path, plan, failures)
+    return Compared(path, results, failures)

@@ -1,0 +1,134 @@
+"""Whether one run is better than another: means over seeds, paired tests, and what too few numbers cannot say."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+
+__all__ = ["LEAST_PAIRS", "LEVEL", "Paired", "Signed", "Spread", "holm", "paired", "reach", "signed_ranks", "spread"]
+
+LEVEL = 0.05
+LEAST_PAIRS = 6  # with five pairs the smallest p of the signed-rank test is 2 / 2^5 = 0.0625, above any use
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (ddof 1; None for a single number)."""
+
+    mean: float
+    sd: float | None
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without any value.
+
+    >>> spread([1.0, 3.0])
+    Spread(mean=2.0, sd=1.4142135623730951)
+    """
+    if not values:
+        return None
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A paired t test of differences, one for each seed.
+
+    n          seeds
+    mean, sd   of the differences
+    low, high  95 % interval of the mean; None for a single seed, or where the differences do not vary
+    p          two-sided; None there too, but 1 where there is no difference at all
+    """
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+
+def paired(differences: Sequence[float]) -> Paired | None:
+    """Test that the mean difference over seeds is zero (Student 1908), with n - 1 degrees of freedom.
+
+    >>> result = paired([0.01, 0.02, 0.03])
+    >>> round(result.p, 4), round(result.low, 4)
+    (0.0742, -0.0048)
+    """
+    found = spread(differences)
+    if found is None:
+        return None
+    n = len(differences)
+    if found.sd is None:
+        return Paired(n, found.mean, None)
+    if found.sd <= 1e-12 * max(1.0, abs(found.mean)):  # also where rounding alone makes them differ
+        return Paired(n, found.mean, 0.0, p=1.0 if abs(found.mean) <= 1e-12 else None)
+    result: Any = stats.ttest_1samp(list(differences), 0.0)
+    interval = result.confidence_interval(0.95)
+    return Paired(n, found.mean, found.sd, float(interval.low), float(interval.high), float(result.pvalue))
+
+
+def reach(n: int) -> float | None:
+    """How many standard deviations of the differences their mean has to be from zero to have p < 0.05; None below 2.
+
+    >>> [round(reach(n), 2) for n in (2, 3, 5)]
+    [8.98, 2.48, 1.24]
+    """
+    return None if n < 2 else float(stats.t.ppf(1 - LEVEL / 2, n - 1)) / math.sqrt(n)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Wilcoxon's signed-rank test of differences, one for each client and seed.
+
+    better, ties, worse  how many
+    p                    two-sided; None with fewer than LEAST_PAIRS differences that are not zero
+    """
+
+    better: int
+    ties: int
+    worse: int
+    p: float | None
+
+    @property
+    def n(self) -> int:
+        return self.better + self.ties + self.worse
+
+
+def signed_ranks(differences: Sequence[float]) -> Signed:
+    """Test that differences are symmetric about zero (Wilcoxon 1945); zeros are dropped.
+
+    Exact up to 50 differences without ties, else by the normal approximation.
+    """
+    rounded = [round(value, 12) for value in differences]  # equal shares of examples must tie
+    better, worse = sum(value > 0 for value in rounded), sum(value < 0 for value in rounded)
+    p = None
+    if better + worse >= LEAST_PAIRS:
+        kept = [value for value in rounded if value]
+        tied = len({abs(value) for value in kept}) < len(kept)
+        method = "approx" if tied or len(kept) > 50 else "exact"
+        result: Any = stats.wilcoxon(kept, method=method)
+        p = float(result.pvalue)
+    return Signed(better, len(rounded) - better - worse, worse, p)
+
+
+def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Adjusted for testing several runs (Holm 1979): the i-th smallest of m times m - i, never falling, at most 1.
+
+    None stays None, and does not count among the m.
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": None})
+    {'a': 0.03, 'b': 0.06, 'c': 0.06, 'd': None}
+    """
+    known = sorted((value, name) for name, value in p_values.items() if value is not None)
+    adjusted: dict[str, float | None] = dict.fromkeys(p_values)
+    largest = 0.0
+    for index, (value, name) in enumerate(known):
+        largest = max(largest, min(1.0, value * (len(known) - index)))
+        adjusted[name] = largest
+    return adjusted
