@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from befit.compare.cells import Cell, PlannedRun
 from befit.compare.execute import find_folder
-from befit.compare.plan import Cell, PlannedRun
 from befit.report.numbers import score_of
 from befit.rundir import read_lines
 from befit.storage import read_json

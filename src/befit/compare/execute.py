@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from befit.compare.cells import Cell
 from befit.compare.jobs import Worker
-from befit.compare.plan import Cell
 from befit.host import Host
 from befit.runner import run, shared
 from befit.storage import read_json

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from befit.compare.plan import Cell
+from befit.compare.cells import Cell
 from befit.config import Experiment, load_experiment, to_dict
 
 __all__ = ["Worker"]

@@ -19,7 +19,7 @@ grids:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,7 @@ class Grid:
     rows     axes whose labels name the rows; default: the first
     columns  axes whose labels name the columns; default: the others
     exclude  combinations that are left out: [{when: {AXIS: LABEL, …}, because: …}]
+    also     changes of some combinations, over those of the choices: [{when: {AXIS: LABEL, …}, set: {…}}]
     refused  what a combination is that befit refuses: an error, or left out, with the reason below the table
     paper    the paper's numbers, nested by label in the order of the axes
     note     below the table
@@ -91,6 +92,7 @@ class Grid:
     rows: list[str] = field(default_factory=list[str])
     columns: list[str] = field(default_factory=list[str])
     exclude: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    also: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     refused: Literal["error", "leave-out"] = "error"
     paper: dict[str, Any] = field(default_factory=dict[str, Any])
     note: str = ""
@@ -221,16 +223,21 @@ def _axes(grid: Grid, path: str) -> tuple[dict[str, Axis], list[str]]:
         problems.append(f"{path}.columns: rows and columns together must name every axis once, got {', '.join(both)}")
     elif len(set(both)) < len(both):
         problems.append(f"{path}.rows: names an axis twice")
-    return axes, problems + _exclusions(grid, axes, path)
+    problems += _conditions(grid.exclude, axes, f"{path}.exclude", "because", str)
+    return axes, problems + _conditions(grid.also, axes, f"{path}.also", "set", Mapping)
 
 
-def _exclusions(grid: Grid, axes: Mapping[str, Axis], path: str) -> list[str]:
+def _conditions(
+    entries: Sequence[Mapping[str, Any]], axes: Mapping[str, Axis], path: str, key: str, kind: type
+) -> list[str]:
+    """What is wrong with a list of {when: {AXIS: LABEL}, key: …}."""
     problems = []
-    for number, entry in enumerate(grid.exclude):
-        here = f"{path}.exclude.{number}"
-        when, because = entry.get("when"), entry.get("because")
-        if set(entry) != {"when", "because"} or not isinstance(when, Mapping) or not isinstance(because, str):
-            problems.append(f"{here}: must be {{when: {{AXIS: LABEL}}, because: a reason}}, got {show(entry)}")
+    for number, entry in enumerate(entries):
+        here = f"{path}.{number}"
+        when, value = entry.get("when"), entry.get(key)
+        if set(entry) != {"when", key} or not isinstance(when, Mapping) or not isinstance(value, kind):
+            form = "a reason" if kind is str else "{train.lr: 1e-3}"
+            problems.append(f"{here}: must be {{when: {{AXIS: LABEL}}, {key}: {form}}}, got {show(entry)}")
             continue
         for name, label in when.items():
             if name not in axes:

@@ -12,7 +12,8 @@ from typing import Any
 
 from befit.compare.collect import Finished, Scores
 from befit.compare.execute import CellFailure
-from befit.compare.plan import GridTable, Plan
+from befit.compare.grids import GridTable
+from befit.compare.plan import Plan
 from befit.compare.statistics import LEAST_PAIRS, LEVEL, Spread, holm, paired, reach, signed_ranks, spread
 from befit.config import to_dict
 from befit.report.numbers import count_text, gain_text, listing, score_text
