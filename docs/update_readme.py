@@ -21,6 +21,10 @@ def method_table() -> str:
             needs.append(f"{method.needs.min_clients} clients")
         if method.needs.individual_updates:
             needs.append("individual updates")
+        if method.needs.public:
+            needs.append("public records")
+        if method.needs.server_model:
+            needs.append("models at the server")
         described = method.describe()
         up, down = described.get("up", ""), described.get("down", "")
         paper = entry.paper.removeprefix("arXiv:")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from befit.cli.compare import check_recipe
 from befit.cli.output import (
     bytes_text,
     each_warning,
@@ -26,15 +27,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or recipe in YAML.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
     ] = None,
+    data: Annotated[bool, typer.Option(help="Of a recipe: look at its data and models too.")] = True,
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
+    from befit.compare.recipe import is_recipe
     from befit.config import load_experiment
 
+    if is_recipe(config):
+        check_recipe(config, overrides or (), data, as_json)
+        return
     with only_json(as_json):
         experiment = load_experiment(config, overrides or ())
         found = _checked(experiment)
@@ -123,10 +129,12 @@ def explain(
         entry = get_method(method)
         usual = entry.factory() if all(one.default is not REQUIRED for one in entry.parameters) else None
         travels, needs = (_travels(usual), _needs(usual)) if usual is not None else ({}, [])
+        mixed = usual is not None and usual.needs.mixed  # type: ignore[attr-defined]
     if as_json:
         keys = ("name", "title", "year", "paper", "docstring")
         described = {key: getattr(entry, key) for key in keys}
-        print_json({**described, "parameters": _plain(entry.parameters), "needs": needs, "travels": travels})
+        print_json({**described, "parameters": _plain(entry.parameters), "needs": needs, "mixed": mixed,
+                    "travels": travels})  # fmt: skip
         return
     console = screen()
     source = ", ".join(str(part) for part in (entry.paper, entry.year) if part)
@@ -136,6 +144,9 @@ def explain(
     console.print()
     if needs:
         console.print(f"Needs {', '.join(needs)}.", markup=False)
+        console.print()
+    if mixed:
+        console.print("Clients with different backbones learn from each other.", markup=False)
         console.print()
     if entry.parameters:
         console.print(_argument_table(entry.parameters, f"method: {{name: {entry.name}, …}}"))
@@ -214,12 +225,19 @@ def _travels(method: Any) -> dict[str, Any]:
     return dict(method.describe()) if hasattr(method, "describe") else {}
 
 
+_DEMANDS = {
+    "individual_updates": "individual updates",
+    "public": "public records",
+    "server_model": "the backbones at the server",
+}
+
+
 def _needs(method: Any) -> list[str]:
     """What a method demands of a federation beyond the ordinary."""
     demands = plain(method.needs)
     words = [f"at least {demands['min_clients']} clients"] if demands["min_clients"] > 1 else []
     words += [f"{split} examples at every client" for split in demands["splits"] if split != "train"]
-    words += [name.replace("_", " ") for name, value in demands.items() if value is True]
+    words += [said for name, said in _DEMANDS.items() if demands[name]]
     return words
 
 
