@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import (
+    each_warning,
+    make_table,
+    messages,
+    only_json,
+    print_json,
+    print_warning,
+    screen,
+    warnings_to,
+)
 
 if TYPE_CHECKING:
     from befit.compare.comparison import Compared
@@ -72,6 +82,37 @@ def compare(
         console.print(f"{len(done.failures)} of {len(plan.cells)} runs failed; the same command tries them again",
                       style="red")  # fmt: skip
         raise typer.Exit(1)
+
+
+def check_recipe(recipe: Path, overrides: Sequence[str], data: bool, as_json: bool) -> None:
+    """What `befit check` says of a recipe."""
+    logged: list[str] = []
+    with only_json(as_json), each_warning(logged.append):
+        from befit.compare.check import check_plan
+        from befit.compare.comparison import make_plan
+
+        plan = make_plan(recipe, overrides=overrides)
+        found = check_plan(plan, data)
+    found["warnings"] = list(dict.fromkeys([*logged, *found["warnings"]]))
+    if as_json:
+        print_json(found)
+        return
+    console = screen()
+    console.print(f"{recipe}: no mistakes", style="green", markup=False)
+    if not data:
+        console.print("Data and models were not looked at.", style="dim")
+    console.print()
+    rows = [(one["run"], one["method"]["name"], "reference" if one["run"] == found["reference"] else "")
+            for one in found["runs"]]  # fmt: skip
+    console.print(make_table(("run", "method", ""), rows, title=found["title"]))
+    for one in found["left_out"]:
+        where = ", ".join((*one["row"], *one["column"]))
+        console.print(f"left out of {one['table']}: {where}: {one['because']}", markup=False, soft_wrap=True)
+    console.print()
+    seeds = ", ".join(map(str, found["seeds"]))
+    console.print(f"{len(found['runs'])} runs with seeds {seeds}: {found['cells']} cells", markup=False)
+    for warning in found["warnings"]:
+        print_warning(messages(), warning)
 
 
 def _names(text: str | None) -> list[str] | None:

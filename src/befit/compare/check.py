@@ -1,0 +1,65 @@
+"""What a comparison comes to, without training: every cell resolved, and its data and model looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from befit.compare.plan import Plan
+from befit.cost.estimate import estimate
+from befit.errors import ConfigError
+from befit.host import check_needs, family_settings, load_federation
+from befit.registry import build_method
+from befit.runner import shared
+
+__all__ = ["check_plan"]
+
+
+def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
+    """Runs, cells, combinations that are left out and why, and warnings. Reads no weights.
+
+    data  look at data and models too: everything that `befit check` finds, once for each setting that cells share
+
+    Raises what a run would raise before it trains: DataError, ModelError, or ConfigError with all problems.
+    """
+    warnings: dict[str, None] = {}
+    if data:
+        for warning in _look(plan):
+            warnings[warning] = None
+    return {
+        "name": plan.name,
+        "title": plan.head.title,
+        "runs": [{"run": run.label, "method": run.cells[0].experiment.method} for run in plan.runs],
+        "seeds": list(plan.seeds),
+        "cells": len(plan.cells),
+        "reference": plan.reference,
+        "left_out": [
+            {"table": table.name, "row": list(table.rows[i]), "column": list(table.columns[j]), "because": reason}
+            for table in plan.tables
+            for (i, j), reason in sorted(table.reasons.items())
+        ],
+        "data_checked": data,
+        "warnings": list(warnings),
+    }
+
+
+def _look(plan: Plan) -> list[str]:
+    """Warnings of all settings; cells that share data and model are looked at together."""
+    warnings: list[str] = []
+    problems: list[str] = []
+    seen: list[tuple[Any, Any]] = []
+    for cell in plan.cells:
+        experiment, setting = cell.experiment, shared(cell.experiment)
+        federation = next((made for other, made in seen if other == setting), None)
+        try:
+            if federation is None:
+                warnings += estimate(experiment)["warnings"]
+                seen.append((setting, load_federation(experiment)))
+                continue
+            members = family_settings(experiment, [client.id for client in federation.clients])
+            found = check_needs(experiment.method["name"], build_method(experiment.method), federation, members)
+        except ConfigError as error:
+            found = list(error.problems)
+        problems += [f"{cell.label}, seed {cell.seed}: {problem}" for problem in found]
+    if problems:
+        raise ConfigError(problems, f"the cells of {plan.name}")
+    return warnings
