@@ -197,7 +197,7 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
     return ModelShapes(
         {name: _shape(backbone, path) for name, path in target_paths.items()},
         {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
-        getattr(getattr(backbone, "config", None), "hidden_size", 0),
+        getattr(_text_config(backbone), "hidden_size", 0),
     )
 
 
@@ -207,16 +207,21 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
     `targets` names projections canonically (`q_proj`), as the model does (`query`), or by the end of a path
     (`attention.self.query`); "auto" is query and value, "all" every linear module of the blocks. The head is what
     sits beside the backbone proper: the children of the model other than its base model and its output embedding.
+    In a model that also sees, targets are those of its language model; what only the rest has must be named by itself.
     Raises ModelError for a target that matches nothing.
     """
     linears = {path: module for path, module in backbone.named_modules() if _is_linear(module)}
     head = {path: path for path in linears if path.split(".")[0] in _head_children(backbone)}
-    names = canonical_names(path for path in linears if path not in head)
+    inside = _language_model(backbone)
+    others = [path for path in linears if path not in head]
+    names = canonical_names(path for path in others if path.startswith(inside))
+    outside = {path: path for path in others if not path.startswith(inside)}
     if targets == "auto":
         targets = ("q_proj", "v_proj") if any(name.endswith(".q_proj") for name in names.values()) else ("qkv_proj",)
     chosen: dict[str, str] = {}
     for target in ("all",) if targets == "all" else targets:
         found = {name: path for path, name in names.items() if _matches(target, name, path)}
+        found = found or {path: path for path in outside if _matches(target, path, path)}
         if not found:
             known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
             raise ModelError(f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
@@ -231,6 +236,19 @@ def _matches(target: str, name: str, path: str) -> bool:
     # Models have renamed these between releases; papers and configurations keep the old words.
     target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
     return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
+
+
+def _language_model(backbone: nn.Module) -> str:
+    """Where the language model of a model that also sees begins, with a dot; empty for all others."""
+    if not hasattr(getattr(backbone, "config", None), "vision_config"):
+        return ""
+    decoder = backbone.get_decoder()  # type: ignore[operator]
+    return next(f"{path}." for path, module in backbone.named_modules() if module is decoder)
+
+
+def _text_config(backbone: nn.Module) -> object:
+    config = getattr(backbone, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
 
 
 def _head_children(backbone: nn.Module) -> set[str]:

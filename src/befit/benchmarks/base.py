@@ -22,8 +22,8 @@ class ClientData:
 class Federation:
     """Clients in order, newcomers that never train, and public records that the server may see.
 
-    task         "image-classification", "text-classification" or "causal-lm"
-    label_names  names of the classes; empty for causal-lm
+    task         one of `befit.tasks.TASKS`
+    label_names  names of the classes; empty for causal-lm and vqa
     manifest     where the data came from and how it was divided, with the partition's SHA-256
     """
 

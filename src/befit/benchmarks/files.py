@@ -18,6 +18,7 @@ from befit.benchmarks.partition import generator
 from befit.benchmarks.readers import read_rows
 from befit.benchmarks.records import Item, check_columns, classes_of, column_names, items_of, label_of
 from befit.errors import ConfigError, DataError
+from befit.tasks import GENERATIVE
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,9 @@ def load_files(
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
-    task           text-classification (text, perhaps text_pair, label), image-classification (image, label) or
+    task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
                    causal-lm (instruction, perhaps input, output; where columns name them also choices and references)
+                   or vqa (images, conversation, and more: see `befit.benchmarks.vqa_records`)
     columns        field to the column's name in the files, where it differs
     label_names    names of the classes in order; None collects them from all training files
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
@@ -48,14 +50,14 @@ def load_files(
     seed           of what is held out
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
-    client's id and the order of its records only; each class gives its share where it has enough records.
+    client's id and the order of its records only; each class (or task) gives its share where it has enough records.
     Raises DataError that names client, file and line, or ConfigError for the settings themselves.
     """
     columns = dict(columns or {})
     check_columns(task, columns)
-    classification = task != "causal-lm"
+    classification = task not in GENERATIVE
     if label_names is not None and not classification:
-        raise ConfigError(["data.label_names: causal-lm has no classes"])
+        raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
         raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
                            f"and {test_fraction}"])  # fmt: skip
@@ -125,7 +127,7 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
                 f"client {client}: {len(items)} training records are too few to hold out {count} for {split}. Give it "
                 f"more, a {split} file, or set data.{split}_fraction: 0"
             )
-        labels = [item.record.get("label") for item in items]
+        labels = [item.record.get("label", item.record.get("task")) for item in items]
         out = set(held_out(labels, count, generator(seed, "files", f"{client}/{split}")))
         splits[split] = [item for index, item in enumerate(items) if index in out]
         splits["train"] = [item for index, item in enumerate(items) if index not in out]

@@ -12,6 +12,7 @@ from typing import Any
 
 from befit.benchmarks.gather import gather
 from befit.benchmarks.readers import Row
+from befit.benchmarks.vqa_records import FIELDS, vqa_fields, vqa_record
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.schema import show
 
@@ -21,8 +22,14 @@ REQUIRED = {
     "text-classification": ("text", "label"),
     "image-classification": ("image", "label"),
     "causal-lm": ("instruction", "output"),
+    "vqa": (),  # has several spellings, see `befit.benchmarks.vqa_records`
 }
-OPTIONAL = {"text-classification": ("text_pair",), "image-classification": (), "causal-lm": ("input",)}
+OPTIONAL = {
+    "text-classification": ("text_pair",),
+    "image-classification": (),
+    "causal-lm": ("input",),
+    "vqa": FIELDS,
+}
 # Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
 # names that hold something else.
 LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "references")}
@@ -70,9 +77,14 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list
     places: dict[str, str] = {}
 
     def item(row: Row) -> Item:
-        record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
-        record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
-        record |= {field: _texts(row, field, names[field]) for field in LISTS.get(task, ()) if field in columns}
+        if task == "vqa":
+            for field in set(columns) - {"id"}:
+                _raw(row, field, columns[field])  # a column that the user names has to be there
+            record = vqa_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
+        else:
+            record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
+            record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
+            record |= {field: _texts(row, field, names[field]) for field in LISTS.get(task, ()) if field in columns}
         digest = _digest(record, row)
         if "id" in columns:
             name = _id(row, names["id"])
@@ -93,6 +105,8 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     A field is looked for under its name in `columns`, then under befit's own. Raises DataError that begins with `where`
     for a record without the field that the task reads, and for what is neither a record nor, for texts, a text.
     """
+    if task == "vqa":
+        return _vqa_input(value, columns, where)
     first, *others = (field for field in (*REQUIRED[task], *OPTIONAL[task]) if field not in ("label", "output"))
     if not isinstance(value, Mapping):
         if task != "image-classification" and not isinstance(value, str):
@@ -107,6 +121,18 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     reason = f" (data.columns.{first})" if wanted != first else ""
     raise DataError(f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
                     f"{did_you_mean(wanted, map(str, value))}".removesuffix("."))  # fmt: skip
+
+
+def _vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
+    """A question as the task takes it; an image is a path that counts from the current folder."""
+    if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
+        if isinstance(value, Mapping) and "image" in value:
+            return {**value, "images": [value["image"]]}
+        return value
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: must be a text, or an object with question or conversation and perhaps images, got "
+                        f"{show(value)}")  # fmt: skip
+    return vqa_fields(value, columns, lambda image: image, where)
 
 
 def _value(row: Row, field: str, column: str) -> Any:
@@ -180,17 +206,22 @@ def _image(value: Any, row: Row, column: str) -> str | bytes:
 def _digest(record: Mapping[str, Any], row: Row) -> str:
     """SHA-256 of the canonical JSON. A picture in a file of its own counts by its name and size, not its content."""
     content = dict(record)
-    image = content.get("image")
-    if isinstance(image, bytes):
-        content["image"] = hashlib.sha256(image).hexdigest()
-    elif image is not None:
-        content["image"] = [Path(image).relative_to(row.path.parent.resolve()).as_posix(), os.stat(image).st_size]
+    if (image := content.get("image")) is not None:
+        content["image"] = _image_digest(image, row)
+    if "images" in content:
+        content["images"] = [_image_digest(image, row) for image in content["images"]]
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         broken = f"\\u{ord(error.object[error.start]):04x}"
         raise DataError(f"{row.where}: holds {broken}, half of a surrogate pair, which is no character") from error
     return hashlib.sha256(text).hexdigest()
+
+
+def _image_digest(image: str | bytes, row: Row) -> Any:
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest()
+    return [Path(image).relative_to(row.path.parent.resolve()).as_posix(), os.stat(image).st_size]
 
 
 def classes_of(

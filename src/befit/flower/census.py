@@ -12,6 +12,7 @@ from befit.benchmarks.base import ClientData, Federation, Record
 from befit.config import Experiment
 from befit.errors import ConfigError, DataError
 from befit.host import Host, load_federation
+from befit.tasks import GENERATIVE
 
 __all__ = ["client_ids", "remote_host"]
 
@@ -41,7 +42,7 @@ def client_ids(experiment: Experiment) -> list[str]:
     if not isinstance(experiment.data.clients, dict):
         problems.append("data.clients: on Flower must list the clients, such as {hospital-a: site, hospital-b: site}; "
                         "where their data is, each site says itself")  # fmt: skip
-    if experiment.data.task != "causal-lm" and experiment.data.label_names is None:
+    if experiment.data.task not in GENERATIVE and experiment.data.label_names is None:
         problems.append("data.label_names: is required on Flower; the server sees no data to collect them from")
     if problems:
         raise ConfigError(problems)

@@ -17,6 +17,7 @@ from torch import nn
 from befit.errors import ModelError
 from befit.models.fingerprint import fingerprint
 from befit.models.heads import check_causal, check_weights, head_modules, label_config
+from befit.models.multimodal import load_vqa_processor
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.models.source import find_model
 
@@ -26,9 +27,10 @@ CLASSES = {
     "image-classification": "AutoModelForImageClassification",
     "text-classification": "AutoModelForSequenceClassification",
     "causal-lm": "AutoModelForCausalLM",
+    "vqa": "AutoModelForImageTextToText",
 }
 
-__all__ = ["Backbone", "ModelSettings", "load_backbone", "skeleton"]
+__all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "skeleton"]
 
 
 class ModelSettings(Protocol):
@@ -52,8 +54,8 @@ class ModelSettings(Protocol):
 class Backbone:
     """A loaded model: frozen, in evaluation mode, on its device.
 
-    processor    a tokenizer, or an `ImagePreprocessor`: what `make_task` takes
-    task         "image-classification", "text-classification" or "causal-lm"
+    processor    a tokenizer, an `ImagePreprocessor` or a `VqaProcessor`: what `make_task` takes
+    task         one of `befit.tasks.TASKS`
     fingerprint  see `befit.models.fingerprint`
     source       where the files came from, for people
     notes        decisions that loading took: a new head, a padding token
@@ -99,15 +101,21 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
         checkpoint_activations(model, found)
     if settings.quantise == "none":
         model.to(device)
-    if task == "image-classification":
-        processor: Any = image_preprocessor(directory, model, found)
-    else:
-        processor, tokenizer_notes = load_tokenizer(directory, model, found)
-        notes += tokenizer_notes
+    processor, more = load_processor(task, directory, model, found)
+    notes += more
     for note in notes:
         logger.info("%s: %s", found, note)
     identity = fingerprint(model, json.loads((directory / "config.json").read_text(encoding="utf-8")))
     return Backbone(model, processor, task, identity, found, tuple(notes))
+
+
+def load_processor(task: str, directory: Path, model: nn.Module, found: str) -> tuple[Any, list[str]]:
+    """What stands before the model for a task, and what had to be decided about it; the model may be a skeleton."""
+    if task == "image-classification":
+        return image_preprocessor(directory, model, found), []
+    if task == "vqa":
+        return load_vqa_processor(directory, model, found)
+    return load_tokenizer(directory, model, found)
 
 
 def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> nn.Module:

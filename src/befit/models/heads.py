@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from befit.errors import ModelError
+from befit.tasks import GENERATIVE
 
 __all__ = ["check_causal", "check_weights", "head_modules", "label_config"]
 
@@ -35,7 +36,7 @@ def label_config(config: Any, task: str, label_names: Sequence[str], found: str)
 
     Raises ModelError where the checkpoint knows the same classes in another order: its head would answer wrongly.
     """
-    if task == "causal-lm":
+    if task in GENERATIVE:
         return []
     known = [str(config.id2label[index]) for index in sorted(config.id2label)]
     names = list(label_names)
@@ -70,7 +71,7 @@ def check_weights(model: Any, info: dict[str, Any], task: str, found: str) -> li
     base = f"{model.base_model_prefix}."
     new = missing | mismatched.keys()
     foreign = sorted(name for name in new if name.startswith(base) and not name.startswith(f"{base}pooler."))
-    if task == "causal-lm":
+    if task in GENERATIVE:
         foreign = sorted(new)
     if foreign:
         first = foreign[0]

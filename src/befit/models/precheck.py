@@ -10,10 +10,9 @@ from torch import nn
 from befit.benchmarks.base import Federation
 from befit.config import Experiment
 from befit.errors import DataError
-from befit.models.backbone import check_quantisation, pick_device
-from befit.models.processors import image_preprocessor, load_tokenizer
+from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
-from befit.tasks import make_task
+from befit.tasks import GENERATIVE, make_task
 
 __all__ = ["precheck"]
 
@@ -30,10 +29,7 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     check_quantisation(settings)
     pick_device(settings.device)
     directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
-    if task == "image-classification":
-        processor: Any = image_preprocessor(directory, model, found)
-    else:
-        processor, _ = load_tokenizer(directory, model, found)
+    processor, _ = load_processor(task, directory, model, found)
     made = make_task(
         task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
         generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
@@ -41,14 +37,18 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     warnings = _without_effect(experiment, task)
     if task == "image-classification":
         return warnings
-    if settings.max_length > processor.model_max_length:
-        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {processor.model_max_length} "
-                        f"tokens: longer texts are cut there")  # fmt: skip
+    from befit.tasks.vqa import VQA
+
+    limit = getattr(processor, "tokenizer", processor).model_max_length
+    if settings.max_length > limit:
+        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts "
+                        f"are cut there")  # fmt: skip
+    look = made.read if isinstance(made, VQA) else made.prepare  # tokens alone; no image is opened
     problems = []
     for client in federation.clients:
         for split in ("train", experiment.evaluate.split):
             try:
-                made.prepare(getattr(client, split))
+                look(getattr(client, split))
             except DataError as error:
                 problems.append(f"client {client.id}, {split}: {error}")
     if problems:
@@ -63,7 +63,8 @@ def _without_effect(experiment: Experiment, task: str) -> list[str]:
         *((f"baselines.{index}", block) for index, block in enumerate(experiment.baselines)),
     ]
     return [
-        f"{path}.token_reduction: sum is for causal-lm and has no effect on {task}, which has one term per example"
+        f"{path}.token_reduction: sum is for {', '.join(GENERATIVE)} and has no effect on {task}, which has one term "
+        "per example"
         for path, block in blocks
-        if task != "causal-lm" and block.get("token_reduction") == "sum"
+        if task not in GENERATIVE and block.get("token_reduction") == "sum"
     ]

@@ -61,11 +61,14 @@ def positions(model: nn.Module) -> int:
     return limit
 
 
-def image_preprocessor(directory: Path, model: nn.Module, found: str) -> ImagePreprocessor:
-    """The model's input size and channels, with the checkpoint's own image processor where it ships one."""
+def image_preprocessor(directory: Path, model: nn.Module, found: str, vision: Any = None) -> ImagePreprocessor:
+    """The model's input size and channels, with the checkpoint's own image processor where it ships one.
+
+    vision  configuration of the part that sees, where it is not the model's own
+    """
     from transformers import AutoImageProcessor
 
-    config: Any = model.config
+    config: Any = vision or model.config
     processor = None
     if any((directory / name).is_file() for name in IMAGE_FILES):
         try:

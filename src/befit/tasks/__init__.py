@@ -1,4 +1,4 @@
-"""Tasks: image classification, text classification and causal language modelling. Torch comes with the first task."""
+"""Tasks: image and text classification, language modelling, questions about images. Torch comes with the first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from befit.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from befit.tasks.base import Task
 
-TASKS = ("image-classification", "text-classification", "causal-lm")
+TASKS = ("image-classification", "text-classification", "causal-lm", "vqa")
+GENERATIVE = ("causal-lm", "vqa")  # tasks whose models write text: they have no classes, and no head but the vocabulary
 
-__all__ = ["TASKS", "make_task"]
+__all__ = ["GENERATIVE", "TASKS", "make_task"]
 
 
 def make_task(
@@ -28,13 +29,14 @@ def make_task(
 ) -> Task:
     """The task `name`, one of `TASKS`.
 
-    processor       `Backbone.processor`: a tokenizer, or an `ImagePreprocessor` for images
-    label_names     the classes in order; none for causal-lm
+    processor       `Backbone.processor`: a tokenizer, an `ImagePreprocessor` for images, a `VqaProcessor` for both
+    label_names     the classes in order; none for causal-lm and vqa
     max_length      tokens per example, at most what the model has positions for; no meaning for images
     generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
-    max_new_tokens  causal-lm: the longest generated answer
-    metrics         causal-lm: what is measured, the headline first; empty: exact_match and rougeL with `generate`
-    prompt          causal-lm: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
+    max_new_tokens  causal-lm, vqa: the longest generated answer
+    metrics         causal-lm, vqa: what is measured, the headline first; empty: exact_match and rougeL with `generate`,
+                    or vqa_score
+    prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
 
     Raises ConfigError for an unknown name, a missing processor, or label names that do not fit the task.
     """
@@ -50,6 +52,10 @@ def make_task(
         from befit.tasks.text_classification import TextClassification
 
         return TextClassification(processor, label_names, max_length)
+    if name == "vqa":
+        from befit.tasks.vqa import VQA
+
+        return VQA(processor, max_length, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt)
     from befit.tasks.causal_lm import CausalLM
 
     return CausalLM(
@@ -64,11 +70,16 @@ def _problems(name: str, processor: Any, label_names: Sequence[str], max_length:
 
         if not isinstance(processor, ImagePreprocessor):
             problems.append(f"processor: images need an ImagePreprocessor, got {type(processor).__name__}")
+    elif name == "vqa":
+        from befit.tasks.vqa_examples import VqaProcessor
+
+        if not isinstance(processor, VqaProcessor):
+            problems.append(f"processor: images and text need a VqaProcessor, got {type(processor).__name__}")
     elif getattr(processor, "pad_token_id", None) is None:
         problems.append(f"processor: a tokenizer with a padding token is needed, got {type(processor).__name__}")
-    if name == "causal-lm":
+    if name in GENERATIVE:
         if label_names:
-            problems.append(f"label_names: causal-lm has no classes, got {', '.join(label_names)}")
+            problems.append(f"label_names: {name} has no classes, got {', '.join(label_names)}")
     elif len(set(label_names)) != len(label_names) or len(label_names) < 2:
         problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
     if max_length < (least := _fewest_tokens(name, processor)):

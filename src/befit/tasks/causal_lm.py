@@ -93,12 +93,7 @@ class CausalLM(Task):
             cut += len(prompt) + len(answer) > self.max_length
             sequences.append([*prompt, *answer][: self.max_length])
             labels.append([*[IGNORED] * len(prompt), *answer][: self.max_length])
-        if cut and not self.truncated:
-            logger.warning(
-                "%d of %d answers were cut at %d tokens (said once); raise model.max_length to keep them whole",
-                cut, len(records), self.max_length,
-            )  # fmt: skip
-        self.truncated += cut
+        self._tell_of_cuts(cut, len(records))
         return PaddedExamples(
             sequences={
                 "input_ids": pad_right(sequences, self.tokenizer.pad_token_id),
@@ -109,6 +104,14 @@ class CausalLM(Task):
             references=[_references(record, record_name(record, row)) for row, record in enumerate(records)],
             options=self._options(records, prompts),
         )
+
+    def _tell_of_cuts(self, cut: int, records: int) -> None:
+        if cut and not self.truncated:
+            logger.warning(
+                "%d of %d answers were cut at %d tokens (said once); raise model.max_length to keep them whole",
+                cut, records, self.max_length,
+            )  # fmt: skip
+        self.truncated += cut
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with input_ends(batch["labels"]):
@@ -161,10 +164,13 @@ class CausalLM(Task):
         if options is not None and self.likelihoods:
             metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device)
         if self.generated:
-            answers = self._answers(model, examples.prompts, batch_size, device)
-            named = options.texts if options is not None else ()
-            metrics |= compare(answers, examples.references, self.generated, named)
+            metrics |= self.compared(self._answers(model, examples.prompts, batch_size, device), examples)
         return {self.metric: metrics[self.metric], **metrics}  # the headline first: progress shows the first
+
+    def compared(self, answers: Sequence[str], examples: PaddedExamples) -> dict[str, float]:
+        """The metrics of generated answers, one for each example."""
+        named = examples.options.texts if examples.options is not None else ()
+        return compare(answers, examples.references, self.generated, named)
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -7,11 +7,11 @@ repetition penalty, and a score should depend on the weights alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
 
@@ -34,6 +34,7 @@ def greedy(
     max_new_tokens: int,
     max_length: int,
     device: torch.device | str,
+    first: Mapping[str, Tensor] | None = None,
 ) -> list[list[int]]:
     """The most likely continuation of every prompt, token by token, without the token that ended it.
 
@@ -41,6 +42,8 @@ def greedy(
     positions of the model; prompts must be shorter than that. The caller puts the model into evaluation mode. Ties go
     to the lower token. Padding is on the left, masked, and positions count from each prompt's first token, so an
     answer does not depend on its neighbours in the batch.
+
+    first  what else the forward pass over the prompts takes, such as the images in them
     """
     width = max(map(len, prompts))
     tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
@@ -53,6 +56,8 @@ def greedy(
     cache = None
     for step in range(int(room.max())):
         extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]} if takes_positions else {}
+        if step == 0:
+            extra |= first or {}
         with input_ends(-1):
             output = model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
         cache = output.past_key_values

@@ -1,0 +1,58 @@
+"""What stands before a model that reads text and images: its tokenizer, its image preprocessing, its image token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from befit.errors import ModelError
+from befit.models.processors import image_preprocessor, load_tokenizer
+from befit.tasks.images import ImagePreprocessor
+
+if TYPE_CHECKING:
+    from befit.tasks.vqa_examples import VqaProcessor
+
+__all__ = ["load_vqa_processor", "tokens_per_image"]
+
+
+def load_vqa_processor(directory: Path, model: nn.Module, found: str) -> tuple[VqaProcessor, list[str]]:
+    """The processor of a LLaVA-like checkpoint, and what had to be decided about it.
+
+    LLaVA-like: every image takes the same number of places of the text, each marked by the token
+    `config.image_token_id`, and `get_image_features(pixel_values)` gives what is put there. Raises ModelError for
+    models of another kind, and where the tokenizer does not know that token.
+    """
+    from befit.tasks.vqa_examples import VqaProcessor
+
+    config: Any = model.config
+    token, vision = getattr(config, "image_token_id", None), getattr(config, "vision_config", None)
+    if token is None or vision is None or not hasattr(model, "get_image_features"):
+        raise ModelError(
+            f"{found} is a {config.model_type}, and vqa needs a model such as LLaVA, whose images stand in the text as "
+            "tokens of their own (config.json: image_token_index and vision_config)"
+        )
+    tokenizer, notes = load_tokenizer(directory, model, found)
+    if not 0 <= token < len(tokenizer):
+        raise ModelError(f"{found}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
+                         "tokenizer with it")  # fmt: skip
+    images = image_preprocessor(directory, model, found, vision)
+    return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, found)), notes
+
+
+def tokens_per_image(model: Any, images: ImagePreprocessor, found: str) -> int:
+    """How many places of the text one image takes, counted on a black image; on the meta device without computing."""
+    parameter = next(model.parameters())
+    black = torch.zeros(1, images.channels, images.height, images.width, device=parameter.device, dtype=model.dtype)
+    try:
+        with torch.no_grad():
+            features = model.get_image_features(pixel_values=black)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise ModelError(
+            f"{found}: a {type(model).__name__} takes more than pixel values to read an image "
+            f"({type(error).__name__}: {error}); vqa supports models such as LLaVA 1.5"
+        ) from error
+    (feature,) = getattr(features, "pooler_output", features)
+    return int(feature.shape[-2])

@@ -1,0 +1,297 @@
+"""Questions about images: a conversation with any number of images, whose answers a model learns to give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.instance import input_ends
+from befit.errors import DataError
+from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
+from befit.tasks.causal_lm import IGNORED, CausalLM
+from befit.tasks.choices import Options
+from befit.tasks.examples import pad_right
+from befit.tasks.generation import greedy, stop_tokens
+from befit.tasks.images import ImagePreprocessor, read_image
+from befit.tasks.text_metrics import GENERATED
+from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
+from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, answered_of, task_scores, vqa_metrics
+from befit.tasks.vqa_prompts import MARK, checked_turns, dialogue
+
+__all__ = ["VQA"]
+
+Told = tuple[list[int], list[int], int]  # tokens, labels, and how many tokens stand before the first answer
+
+
+class VQA(CausalLM):
+    """Records hold `images` (see `befit.tasks.images.read_image` for what each may be) and `conversation`, a list of
+    {role, content} in which user and assistant alternate; a user's text has the mark `<image>` where an image stands.
+    Perhaps `form` ("choice" or "open"), `choices`, `metric` (how open questions are scored), `references`, `task`.
+
+    All answers are learnt, each with the end-of-sequence token, and nothing else. In evaluation the first question is
+    answered greedily, and the answer scored: a choice by which of the choices it names, an open one by exact match or
+    the record's metric. Images are padded to a square in the model's mean colour, preprocessed once and kept in memory.
+
+    Settings are those of `CausalLM`; `metrics` may also name `vqa_score`, the headline by default, and
+    `token_f1_pooled` (see `befit.tasks.vqa_metrics.vqa_metrics`). `model.prompt` renders one question at a time.
+    """
+
+    name: ClassVar[str] = "vqa"
+
+    def __init__(
+        self,
+        processor: VqaProcessor,
+        max_length: int = 256,
+        *,
+        max_new_tokens: int = 128,
+        metrics: Sequence[str] = (),
+        prompt: str = "auto",
+    ) -> None:
+        metrics = tuple(metrics) or (SCORE, "exact_match")
+        super().__init__(processor.tokenizer, max_length, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt)
+        self.generated = tuple(name for name in metrics if name in (*GENERATED, *VQA_METRICS))
+        self.processor = processor
+        self._image_text = str(self.tokenizer.convert_ids_to_tokens(processor.image_token))
+
+    def prepare(self, records: Sequence[Record]) -> VqaExamples:
+        told = self.read(records)
+        pixels = [self.pixels(record, record_name(record, row)) for row, record in enumerate(records)]
+        prompts = self._prompts(records, told, pixels)
+        made = self._examples([one[:2] for one in told], pixels)
+        return VqaExamples(
+            made.sequences, made.lengths, prompts=prompts,  # pyright: ignore[reportArgumentType]
+            references=[_judging(record, "")["references"] for record in records],
+            options=self._choosing(records, prompts), pixels=pixels,
+            records=[_judging(record, record_name(record, row)) for row, record in enumerate(records)],
+        )  # fmt: skip
+
+    def read(self, records: Sequence[Record]) -> list[Told]:
+        """Tokens and labels of every record, and how many tokens its first question has. Opens no image.
+
+        Raises DataError that names the first record that cannot be used.
+        """
+        told = []
+        cut = 0
+        for row, record in enumerate(records):
+            where = record_name(record, row)
+            tokens, labels, first = self._tell(record, where)
+            if first is None:
+                raise DataError(f"{where}: its conversation has no answer to learn or to compare with")
+            if first >= self.max_length:
+                raise DataError(
+                    f"{where}: its first question has {first} tokens with its images, and nothing of the answer is "
+                    f"left within {self.max_length}. Raise model.max_length, or give fewer images"
+                )
+            if self.processor.image_token in tokens[self.max_length :]:
+                raise DataError(
+                    f"{where}: {len(tokens)} tokens with its images are more than {self.max_length}, and an image "
+                    "cannot be cut. Raise model.max_length, or shorten the conversation"
+                )
+            _judging(record, where)
+            cut += len(tokens) > self.max_length
+            told.append((tokens[: self.max_length], labels[: self.max_length], first))
+        self._tell_of_cuts(cut, len(records))
+        return told
+
+    def pixels(self, record: Record, where: str) -> Tensor:
+        """(images, channels, height, width) float32, as the model takes them."""
+        images, wanted = _images(record, where), self.processor.images
+        values = torch.empty((len(images), wanted.channels, wanted.height, wanted.width))
+        for number, image in enumerate(images):
+            place = f"{where}, image {number + 1}"
+            values[number] = wanted(squared(read_image(image, place), wanted), place)
+        return values
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        dtype: Any = model.dtype
+        seen = forward_arguments(batch["pixel_values"], batch["images"], dtype)
+        with input_ends(batch["labels"]):
+            return model(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False, **seen
+            ).logits
+
+    def compared(self, answers: Sequence[str], examples: Examples) -> dict[str, float]:
+        assert isinstance(examples, VqaExamples)
+        values = vqa_metrics(self._answered(answers, examples), self.generated)
+        if absent := [name for name in self.generated if name not in values]:
+            kind = "choices" if absent[0] == "choice_parse" else "open answers"
+            raise DataError(f"evaluate.metrics asks for {absent[0]}, and no question here has {kind}")
+        return values
+
+    def by_task(
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
+    ) -> dict[str, float]:
+        """The score of every task among the examples, in the order in which they appear."""
+        assert isinstance(examples, VqaExamples)
+        answers = self._answers(model, examples.prompts, batch_size, device)
+        return task_scores(self._answered(answers, examples))
+
+    def _answered(self, answers: Sequence[str], examples: VqaExamples) -> list[Any]:
+        return [answered_of(one, text, self._tokens) for one, text in zip(examples.records, answers, strict=True)]
+
+    def predict(
+        self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
+    ) -> list[dict[str, Any]]:
+        """`{"text": answer}` per input, decoded greedily; the answer to the last question of a conversation.
+
+        An input is a question without images, {images, question}, where the images stand before the question unless it
+        has marks for them, or {images, conversation} whose last turn may be the question or an answer to leave out.
+        """
+        prompts = []
+        for row, value in enumerate(inputs):
+            record = as_record(value)
+            where = record_name(record, row)
+            turns = record.get("conversation")
+            if isinstance(turns, Sequence) and len(turns) % 2 == 0 and len(turns):
+                record = {**record, "conversation": turns[:-1]}
+            tokens, _, _ = self._tell(record, where)
+            prompts.append(VqaPrompt(tokens, self.pixels(record, where)))
+        answers = self._answers(model, prompts, batch_size, device or model_device(model))
+        return [{"text": answer} for answer in answers]
+
+    def _tell(self, record: Record, where: str) -> tuple[list[int], list[int], int | None]:
+        """Tokens and labels of a whole conversation, and how many tokens stand before the first answer."""
+        turns = checked_turns(record.get("conversation"), len(_images(record, where)), where)
+        tokens: list[int] = []
+        labels: list[int] = []
+        first: int | None = None
+        for number, (before, answer) in enumerate(
+            dialogue(turns, self.prompt, self.tokenizer, self._image_text, where)
+        ):
+            asked = self._asked(before, where, start=number == 0)
+            tokens += asked
+            labels += [IGNORED] * len(asked)
+            if answer is not None:
+                first = len(tokens) if first is None else first
+                learnt = self._answer_tokens({"output": answer}, where)
+                tokens += learnt
+                labels += learnt
+        images = len(_images(record, where))
+        if tokens.count(self.processor.image_token) != images * self.processor.tokens_per_image:
+            raise DataError(f"{where}: its prompt does not have a {self._image_text} for each of its {images} images: "
+                            "see model.prompt and the chat template")  # fmt: skip
+        return tokens, labels, first
+
+    def _asked(self, text: str, where: str, start: bool) -> list[int]:
+        """The tokens of a question, every image's in full, with the beginning-of-sequence token where the model has one
+        and the text begins."""
+        found = self._tokens(text, where)
+        if start and (begin := self.tokenizer("")["input_ids"][:1]) == [self.tokenizer.bos_token_id] != found[:1]:
+            found = begin + found
+        image, many = self.processor.image_token, self.processor.tokens_per_image
+        return [token for one in found for token in ([one] * many if one == image else [one])]
+
+    def _prompts(self, records: Sequence[Record], told: Sequence[Told], pixels: Sequence[Tensor]) -> list[VqaPrompt]:
+        """What stands before the first answer, with the images of the first question."""
+        firsts = [record["conversation"][0]["content"].count(MARK) for record in records]
+        return [
+            VqaPrompt(tokens[:first], images[:count])
+            for (tokens, _, first), images, count in zip(told, pixels, firsts, strict=True)
+        ]
+
+    def _examples(self, told: Sequence[tuple[list[int], list[int]]], pixels: Sequence[Tensor]) -> VqaExamples:
+        sequences = {
+            "input_ids": pad_right([tokens for tokens, _ in told], self.tokenizer.pad_token_id),
+            "labels": pad_right([labels for _, labels in told], IGNORED),
+        }
+        lengths = torch.tensor([len(tokens) for tokens, _ in told], dtype=torch.long)
+        return VqaExamples(sequences, lengths, pixels=pixels)
+
+    def _choosing(self, records: Sequence[Record], prompts: Sequence[VqaPrompt]) -> Options | None:
+        """The answers to choose from, where a metric is of their likelihood."""
+        if not self.likelihoods:
+            return None
+        plain = [{**record, "output": record["conversation"][1]["content"]} for record in records]
+        options = self._options(plain, [prompt.tokens for prompt in prompts])
+        assert options is not None
+        pixels = [prompt.pixels for prompt, texts in zip(prompts, options.texts, strict=True) for _ in texts]
+        found = options.examples
+        return Options(VqaExamples(found.sequences, found.lengths, pixels=pixels), options.texts, options.right)
+
+    def _answers(
+        self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
+    ) -> list[str]:
+        stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
+        for row, prompt in enumerate(prompts):
+            if len(prompt) >= limit:
+                raise DataError(f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with "
+                                "the answer")  # fmt: skip
+        dtype: Any = model.dtype
+        answers: list[str] = []
+        with inference(model):
+            for start in range(0, len(prompts), batch_size):
+                batch = prompts[start : start + batch_size]
+                values, counts = stacked([prompt.pixels for prompt in batch])
+                seen = forward_arguments(values.to(device), counts.to(device), dtype)
+                tokens = greedy(
+                    model, [prompt.tokens for prompt in batch], stop, self.tokenizer.pad_token_id, self.max_new_tokens,
+                    limit, device, first=seen,
+                )  # fmt: skip
+                answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return answers
+
+
+def as_record(value: Any) -> Record:
+    """An input of `predict` as a record with a conversation.
+
+    >>> as_record({"images": ["a.png"], "question": "What is it?"})["conversation"]
+    [{'role': 'user', 'content': '<image>What is it?'}]
+    """
+    if isinstance(value, str):
+        value = {"question": value}
+    if not isinstance(value, Mapping) or "conversation" in value or not isinstance(value.get("question"), str):
+        return value if isinstance(value, Mapping) else {}
+    images, question = value.get("images", ()), value["question"]
+    marks = "" if MARK in question else MARK * len(images)
+    return {**value, "conversation": [{"role": "user", "content": marks + question}]}
+
+
+def _images(record: Record, where: str) -> Sequence[Any]:
+    images = record.get("images", ())
+    if not isinstance(images, (list, tuple)):
+        raise DataError(f"{where}: images must be a list, got {type(images).__name__}")
+    return images
+
+
+def _judging(record: Record, where: str) -> dict[str, Any]:
+    """What decides how the first answer is scored: task, references, choices and metric, checked."""
+    gold = record["conversation"][1]["content"]
+    form = record.get("form", "choice" if record.get("choices") else "open")
+    choices = tuple(record.get("choices") or ())
+    metric = record.get("metric") or "exact_match"
+    if form not in ("choice", "open"):
+        raise DataError(f"{where}: form must be choice or open, got {form!r}")
+    if form == "choice" and (len({one.strip() for one in choices}) < max(2, len(choices)) or gold not in choices):
+        raise DataError(f"{where}: a question with choices needs two or more different ones, among them its answer "
+                        f"{gold!r}; got {list(choices)!r}")  # fmt: skip
+    known = tuple(name for name in (*GENERATED, VQA_METRICS[1]) if name != "choice_parse")
+    if form == "open" and metric not in known:
+        raise DataError(f"{where}: metric must be one of {', '.join(known)}, got {metric!r}")
+    return {
+        "task": str(record.get("task", "")),
+        "references": tuple(record.get("references") or (gold,)),
+        "choices": choices if form == "choice" else (),
+        "metric": metric,
+    }
+
+
+def squared(image: np.ndarray, wanted: ImagePreprocessor) -> np.ndarray:
+    """Padded to a square on both sides, in the mean colour that the checkpoint's processor takes off, else black.
+
+    LLaVA does so, that nothing of an image is cropped away.
+    """
+    height, width = image.shape[:2]
+    side = max(height, width)
+    if height == width:
+        return image
+    mean = getattr(wanted.processor, "image_mean", None) if getattr(wanted.processor, "do_normalize", False) else None
+    depth = image.shape[2] if image.ndim == 3 else 1
+    colour = np.asarray(mean if mean is not None and len(mean) == depth else [np.mean(mean or 0.0)] * depth)
+    padded = np.broadcast_to(colour.astype(np.float32), (side, side, depth)).copy()
+    top, left = (side - height) // 2, (side - width) // 2
+    padded[top : top + height, left : left + width] = image.reshape(height, width, depth)
+    return padded

@@ -1,0 +1,92 @@
+"""From a conversation to the texts around its answers, by a tokenizer's chat template or one of befit's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.errors import DataError
+from befit.tasks.prompts import render
+
+__all__ = ["MARK", "checked_turns", "dialogue"]
+
+MARK = "<image>"  # where an image stands in a record's text
+
+Turns = Sequence[Mapping[str, str]]
+
+
+def checked_turns(turns: Any, images: int, where: str) -> Turns:
+    """The turns, if user and assistant alternate from a user's on and the users' texts have a mark for every image.
+
+    Raises DataError (benchmark specification, section 1.1).
+    """
+    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
+        raise DataError(f"{where}: conversation must be a list of turns, got {turns!r}")
+    for number, turn in enumerate(turns):
+        role = ("user", "assistant")[number % 2]
+        if not isinstance(turn, Mapping) or turn.get("role") != role or not isinstance(turn.get("content"), str):
+            raise DataError(f"{where}: turn {number + 1} of its conversation must be {{role: {role}, content: text}}, "
+                            f"got {turn!r}")  # fmt: skip
+        if number % 2 and MARK in turn["content"]:
+            raise DataError(f"{where}: turn {number + 1}, an answer, has the mark {MARK}; only questions hold images")
+    marks = sum(turn["content"].count(MARK) for turn in turns)
+    if marks != images:
+        raise DataError(f"{where}: there are {marks} marks {MARK} for {images} images; every image has one, in order")
+    return turns
+
+
+def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where: str) -> list[tuple[str, str | None]]:
+    """For every question the text that stands before its answer (and after the answer before), and the answer.
+
+    prompt       "chat", a name of `befit.tasks.prompts.TEMPLATES` or a text with {instruction}
+    image_token  the tokenizer's text for an image
+    ->           [(before, answer), …]; the last answer is None where the last turn is a question
+
+    With a template of befit's own every question is rendered by it, and follows the answer before at once. Raises
+    DataError where a chat template does not go on from what it gave before.
+    """
+    answers: list[str | None] = [turn["content"] for turn in turns[1::2]]
+    answers += [None] * (len(turns) % 2)
+    if prompt != "chat":
+        texts = [render(prompt, turn["content"]) for turn in turns[::2]]
+        return [(text.replace(MARK, image_token), answer) for text, answer in zip(texts, answers, strict=True)]
+    parts, done = [], ""
+    for number, answer in enumerate(answers):
+        whole = chat(tokenizer, turns[: 2 * number + 1], image_token)
+        if not whole.startswith(done):
+            raise DataError(f"{where}: the chat template of this model does not repeat the conversation so far before "
+                            f"turn {2 * number + 1}; set model.prompt: plain, or keep to one question")  # fmt: skip
+        before = whole[len(done) :]
+        if number and tokenizer.eos_token:
+            before = before.removeprefix(tokenizer.eos_token)  # every answer ends with it already
+        parts.append((before, answer))
+        done = whole + (answer or "")
+    return parts
+
+
+def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
+    """The conversation up to where an answer is to follow, by the chat template, for texts or for lists of parts."""
+    as_parts = "probe" not in template(tokenizer, [{"role": "user", "content": "probe"}])
+    messages = [
+        {"role": turn["role"], "content": parts_of(turn["content"]) if as_parts else
+         turn["content"].replace(MARK, image_token)}
+        for turn in turns
+    ]  # fmt: skip
+    return template(tokenizer, messages)
+
+
+def template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def parts_of(text: str) -> list[dict[str, str]]:
+    """A text with marks as the parts that templates of models with images take.
+
+    >>> parts_of("<image>one<image>")
+    [{'type': 'image'}, {'type': 'text', 'text': 'one'}, {'type': 'image'}]
+    """
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
