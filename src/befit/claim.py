@@ -76,6 +76,7 @@ def identify(path: Path, host: Host) -> None:
         "backbone": host.fingerprint,
         "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in host.infos},
         "clients": [info.id for info in host.infos],
+        "families": host.families,
         "data": dict(host.federation.manifest),
     }
     if (path / "run.json").exists():

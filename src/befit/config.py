@@ -52,7 +52,7 @@ class ModelSettings:
 class FamilySettings:
     """Clients with a backbone of their own.
 
-    clients  their ids, or patterns such as hospital-*
+    clients  their ids, patterns such as hospital-*, or what a benchmark says of them, such as size=small
     model    their backbone; what is not said here is as under `model`
     """
 
@@ -88,7 +88,7 @@ class DataSettings:
     """
 
     clients: str | dict[str, str | dict[str, str]]
-    task: Literal["text-classification", "image-classification", "causal-lm"]
+    task: Literal["text-classification", "image-classification", "causal-lm", "vqa"]
     kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None
@@ -164,8 +164,11 @@ class EvaluateSettings:
     batch_size      examples per forward pass
     generate        measure generated text too (causal-lm)
     max_new_tokens  longest generated answer
+    others          measure every client's model on all other clients' examples too, whose mean over clients is the
+                    metric `others`: never, at the end, or always; only where all clients are on this machine
     metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
-                    or [choice_per_token] of records with choices; null: exact_match and rougeL with generate
+                    or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of a vqa
+                    also vqa_score, its mean over tasks and the default, and token_f1_pooled
     """
 
     every: int = 0
@@ -173,6 +176,7 @@ class EvaluateSettings:
     batch_size: int = 256
     generate: bool = False
     max_new_tokens: int = 128
+    others: Literal["never", "end", "always"] = "never"
     metrics: list[str] | None = None
 
 

@@ -13,8 +13,10 @@ from befit.config import Experiment, FamilySettings, ModelSettings
 from befit.errors import ConfigError, did_you_mean
 from befit.registry import check_method
 from befit.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
+from befit.tasks import GENERATIVE
 from befit.tasks.prompts import prompt_problem
 from befit.tasks.text_metrics import GENERATED, METRICS
+from befit.tasks.vqa_metrics import VQA_METRICS
 
 __all__ = ["parse_experiment"]
 
@@ -200,6 +202,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _places(engine)
         if engine.kind == "flower" and checked.get("families"):
             problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
+        if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
+            problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
     if data := held.get("data"):
         problems += _files(data)
         problems += _generation(held.get("evaluate"), data.task)
@@ -226,17 +230,18 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     if not evaluate:
         return []
     metrics = evaluate.metrics or []
-    if task != "causal-lm":
-        return [f"evaluate.{key}: is for causal-lm, and the task is {task}; set it to {off}"
+    if task not in GENERATIVE:
+        return [f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
                 for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics))
                 if used]  # fmt: skip
+    known = (*METRICS, *VQA_METRICS) if task == "vqa" else METRICS
     problems = [
-        f"evaluate.metrics: {name!r} is not one of {', '.join(METRICS)}.{did_you_mean(name, METRICS)}"
+        f"evaluate.metrics: {name!r} is not one of {', '.join(known)}.{did_you_mean(name, known)}"
         for name in metrics
-        if name not in METRICS
+        if name not in known
     ]
     problems += [f"evaluate.metrics: {name} is there twice" for name in sorted(set(metrics)) if metrics.count(name) > 1]
-    if not problems and evaluate.generate and metrics and not set(metrics) & set(GENERATED):
+    if not problems and evaluate.generate and metrics and not set(metrics) & {*GENERATED, *VQA_METRICS}:
         problems.append("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
                         "false, or add exact_match")  # fmt: skip
     return problems

@@ -13,7 +13,7 @@ from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import DataError, RunError, did_you_mean
-from befit.host import OWN_MODEL, Host, family_experiment, family_settings, load_model
+from befit.host import OWN_MODEL, Host, family_experiment, load_model
 from befit.method import Deployment
 from befit.registry import build_method
 from befit.storage import atomic_write, read_bytes, read_json
@@ -64,8 +64,7 @@ def predict(
     experiment = load_experiment(Path(run_dir) / "config.yaml")
     columns = experiment.data.columns if experiment.data is not None else {}
     records = _records(inputs, places, manifest["task"], columns)
-    family = family_settings(experiment, manifest["clients"]).get(client, OWN_MODEL)
-    experiment = family_experiment(experiment, family)
+    experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
     trained_on = manifest["backbones"].get(client, manifest["backbone"])
     if fingerprint != trained_on:

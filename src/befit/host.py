@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.benchmarks.base import ClientData, Federation
-from befit.config import Experiment
+from befit.config import Experiment, FamilySettings
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.families import each_family
 from befit.method import Method
 from befit.models import load_backbone
 from befit.registry import build_method
 from befit.site import Backbone, ServerSite, Site
-from befit.tasks import make_task
+from befit.tasks import GENERATIVE, make_task
 from befit.types import ClientInfo, Needs, State
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Host:
         self.experiment = resolve_model(experiment)
         self.federation = load_federation(experiment) if federation is None else federation
         check_clients(self.federation, experiment)
-        settings = family_settings(self.experiment, [client.id for client in self.federation.clients])
+        settings = family_settings(self.experiment, {one.id: one.info for one in self.federation.clients})
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {one.key: one for one in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
@@ -110,6 +110,9 @@ class Host:
             smallest=smallest,
             small_examples=lambda split: self.examples(info.id, split, smallest),
             public=lambda: self.public(own.key),
+            others=lambda split: {
+                one.id: self.examples(one.id, split, own) for one in self.federation.clients if one.id != info.id
+            },
         )
 
     def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
@@ -133,29 +136,35 @@ class Host:
         return self._public[key]
 
 
-def family_settings(experiment: Experiment, clients: Sequence[str]) -> dict[str, str]:
+def family_settings(experiment: Experiment, clients: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The family of every client, by the configuration's patterns; "model" for those that none names.
 
-    Raises ConfigError for a client in two families and for a family without clients.
+    clients  what is known of each client, by its id
+    Raises ConfigError for a client in two families and for a pattern that fits nobody.
     """
     found: dict[str, str] = {}
     problems: list[str] = []
-    for client in clients:
+    for client, info in clients.items():
         named = [
             name
             for name, family in experiment.families.items()
-            if any(fnmatchcase(client, pattern) for pattern in family.clients)
+            if any(_fits(pattern, client, info) for pattern in family.clients)
         ]
         if len(named) > 1:
             problems.append(f"families: client {client} is in {' and in '.join(named)}")
         found[client] = named[0] if named else OWN_MODEL
     for name, family in experiment.families.items():
         for pattern in family.clients:
-            if not any(fnmatchcase(client, pattern) for client in clients):
+            if not any(_fits(pattern, client, info) for client, info in clients.items()):
                 problems.append(f"families.{name}.clients: {pattern} is nobody.{did_you_mean(pattern, clients)}")
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _fits(pattern: str, client: str, info: Mapping[str, str]) -> bool:
+    key, equals, value = pattern.partition("=")
+    return fnmatchcase(info.get(key, ""), value) if equals and key in info else fnmatchcase(client, pattern)
 
 
 def family_experiment(experiment: Experiment, name: str) -> Experiment:
@@ -193,7 +202,7 @@ def load_model(experiment: Experiment, task: str, label_names: Sequence[str]) ->
 def trains_head(experiment: Experiment, task: str) -> bool:
     """Whether slots carry the task head: as configured, or for all tasks that have one."""
     head = experiment.adapter.head
-    return head if isinstance(head, bool) else task != "causal-lm"
+    return head if isinstance(head, bool) else task not in GENERATIVE
 
 
 def load_federation(experiment: Experiment) -> Federation:
@@ -219,14 +228,19 @@ def load_federation(experiment: Experiment) -> Federation:
 
 
 def resolve_model(experiment: Experiment) -> Experiment:
-    """Fill in the benchmark's own model where the configuration names none."""
+    """Fill in the benchmark's own model, and those of its families, where the configuration names none."""
     if experiment.model.id:
         return experiment
     if experiment.benchmark is None:
         raise ConfigError(["model.id: is needed with your own data: a directory, a hub id or a model that ships"])
     from befit.benchmarks.registry import get
 
-    return replace(experiment, model=replace(experiment.model, id=get(experiment.benchmark.name).default_model))
+    known, own = get(experiment.benchmark.name), experiment.families
+    families = own or {
+        pattern.partition("=")[2]: FamilySettings([pattern], replace(experiment.model, id=id_))
+        for pattern, id_ in known.families.items()
+    }
+    return replace(experiment, model=replace(experiment.model, id=known.default_model), families=families)
 
 
 def check_clients(federation: Federation, experiment: Experiment) -> None:

@@ -51,14 +51,27 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
 
 def score(
     method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int, split: str,
-    batch_size: int,
+    batch_size: int, others: str = "never",
 ) -> Score:  # fmt: skip
-    """Measure the client's current model on one split of its own data."""
+    """Measure the client's current model on one split of its own data.
+
+    others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
+            headline over those clients is the metric `others` (FedMosaic specification, section 6)
+    """
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
     examples = site.examples(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        metrics = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device))
+        ends = at.round == at.rounds and at.stage == method.plan()[-1].name
+        if site.others is not None and (others == "always" or (others == "end" and ends)):
+            found = [
+                site.task.evaluate(site.model.backbone, one, batch_size, site.model.device)[site.task.metric]
+                for one in site.others(split).values()
+                if len(one)
+            ]
+            if found:
+                metrics["others"] = sum(found) / len(found)
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -51,6 +51,7 @@ class Site:
     smallest        the smallest backbone of the federation, the same one at all clients, to be used bare
     small_examples  this client's records, by split, in that backbone's terms
     public          the federation's public records, in the terms of this client's model
+    others          the other clients' examples by client, of a split, where all are on this machine; for scores alone
     """
 
     info: ClientInfo
@@ -62,6 +63,7 @@ class Site:
     smallest: Backbone | None = None
     small_examples: Callable[[str], Examples] | None = None
     public: Callable[[], Examples] | None = None
+    others: Callable[[str], Mapping[str, Examples]] | None = None
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.

@@ -148,7 +148,7 @@ def test_a_client_in_two_families_and_a_pattern_that_is_nobody_are_refused() -> 
         "b": {"clients": ["drop-first.reverse", "klient-9"], "model": SMALL},
     }
     with pytest.raises(ConfigError, match=r"drop-first.reverse is in a and in b[\s\S]*klient-9 is nobody"):
-        family_settings(load_experiment(settings(families=both)), ["reverse.upper", "drop-first.reverse"])
+        family_settings(load_experiment(settings(families=both)), {"reverse.upper": {}, "drop-first.reverse": {}})
 
 
 def test_a_method_that_needs_more_clients_than_a_family_has_says_so() -> None:
@@ -156,3 +156,35 @@ def test_a_method_that_needs_more_clients_than_a_family_has_says_so() -> None:
     with pytest.raises(ConfigError, match="serves each backbone by itself and needs at least 2 clients of each; the "
                                           "family small has 1"):  # fmt: skip
         check(settings(families=lonely, method="fedalt"))
+
+
+def test_a_pattern_may_be_what_is_known_of_a_client() -> None:
+    by_size = {"small": {"clients": ["size=sm*"], "model": SMALL}}
+    clients = {"a": {"size": "small"}, "b": {"size": "large"}, "small": {}}
+    found = family_settings(load_experiment(settings(families=by_size)), clients)
+    assert found == {"a": "small", "b": "model", "small": "model"}
+
+
+def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_examples(tmp_path: Path) -> None:
+    host = Host(load_experiment({
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "local", "baselines": [],
+        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 2}, "evaluate": {"others": "end", "every": 1},
+    }))  # fmt: skip
+    method = host.build("local")
+    memo, store = Memo(), ClientStore(None, resident=True)
+    site = host.install(method)
+    engine = LocalEngine.of(host, method, store, Outbound())
+    federate(method, engine, site, Schedule(2, 0, evaluate_every=1), memo)
+    for at, score in memo.scores:
+        assert ("others" in score.metrics) == (at.round == 2)
+    final = {score.client: score.metrics for at, score in memo.scores if at.round == 2}
+    for info in host.infos:
+        deployed = engine.deployment(info.id, Payload(), memo.scores[-1][0])
+        expected = []
+        with host.model.using(deployed.arrays, *deployed.slots, mixer=deployed.mixer):
+            for other in host.infos:
+                if other.id != info.id:
+                    examples = host.examples(other.id, "test")
+                    expected.append(host.task.evaluate(host.model.backbone, examples, 7, "cpu")["accuracy"])
+        assert final[info.id]["others"] == pytest.approx(sum(expected) / 2)
+        assert final[info.id]["others"] != final[info.id]["accuracy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,11 @@ Builder = Callable[..., Federation]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A registered benchmark. `default_model` is the backbone it uses unless a configuration names another."""
+    """A registered benchmark.
+
+    default_model  the backbone it uses unless a configuration names another
+    families       backbones of some of its clients, by a pattern such as size=small, in that case too
+    """
 
     name: str
     version: str
@@ -27,16 +31,19 @@ class Benchmark:
     default_model: str
     task: str
     build: Builder
+    families: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _BENCHMARKS: dict[str, Benchmark] = {}
 
 
-def benchmark(name: str, version: str, *, summary: str, default_model: str, task: str) -> Callable[[Builder], Builder]:
+def benchmark(
+    name: str, version: str, *, summary: str, default_model: str, task: str, families: Mapping[str, str] | None = None
+) -> Callable[[Builder], Builder]:
     """Enter a function under `name`."""
 
     def enter(builder: Builder) -> Builder:
-        _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder)
+        _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder, families or {})
         return builder
 
     return enter

@@ -48,7 +48,7 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     runs: list[tuple[str, Method]] = [
         (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
     ]
-    members = family_settings(experiment, [client.id for client in federation.clients])
+    members = family_settings(experiment, {client.id: client.info for client in federation.clients})
     if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
         raise ConfigError(problems)
     name, method = runs[0]

@@ -40,6 +40,7 @@ class LocalEngine:
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
+    others           when to score a client's model on the other clients' examples: see `befit.serve.score`
     """
 
     span = 1
@@ -55,11 +56,12 @@ class LocalEngine:
         serialise: bool = False,
         eval_batch_size: int = 256,
         rounds: int = 1,
+        others: str = "never",
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self.outbound = outbound
         self._wire, self._serialise = wire, serialise
-        self._eval_batch_size, self._rounds = eval_batch_size, rounds
+        self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
 
     @classmethod
     def of(cls, host: Host, method: Method, store: ClientStore, outbound: Outbound) -> LocalEngine:
@@ -75,6 +77,7 @@ class LocalEngine:
             serialise=experiment.engine.serialise,
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
+            others=experiment.evaluate.others,
         )
 
     def clients(self) -> Sequence[ClientInfo]:
@@ -119,7 +122,9 @@ class LocalEngine:
     def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
         site = self._sites(self._infos[client])
         received = self._decode(sent)
-        found = score(self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size)
+        found = score(
+            self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
+        )
         self.outbound.numbers(client, f"score {split}", {**found.metrics, "examples": found.examples})
         cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
         return replace(found, cost=cost)
