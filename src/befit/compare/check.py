@@ -7,7 +7,6 @@ from typing import Any
 from befit.compare.plan import Plan
 from befit.cost.estimate import estimate
 from befit.errors import ConfigError
-from befit.host import check_needs, family_settings, load_federation
 from befit.registry import build_method
 from befit.runner import shared
 
@@ -43,23 +42,19 @@ def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
 
 
 def _look(plan: Plan) -> list[str]:
-    """Warnings of all settings; cells that share data and model are looked at together."""
+    """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
     warnings: list[str] = []
     problems: list[str] = []
     seen: list[tuple[Any, Any]] = []
     for cell in plan.cells:
-        experiment, setting = cell.experiment, shared(cell.experiment)
-        federation = next((made for other, made in seen if other == setting), None)
+        setting = shared(cell.experiment), build_method(cell.experiment.method).needs
+        if setting in seen:
+            continue
+        seen.append(setting)
         try:
-            if federation is None:
-                warnings += estimate(experiment)["warnings"]
-                seen.append((setting, load_federation(experiment)))
-                continue
-            members = family_settings(experiment, [client.id for client in federation.clients])
-            found = check_needs(experiment.method["name"], build_method(experiment.method), federation, members)
+            warnings += estimate(cell.experiment)["warnings"]
         except ConfigError as error:
-            found = list(error.problems)
-        problems += [f"{cell.label}, seed {cell.seed}: {problem}" for problem in found]
+            problems += [f"{cell.label}, seed {cell.seed}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems, f"the cells of {plan.name}")
     return warnings

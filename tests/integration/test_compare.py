@@ -1,0 +1,224 @@
+"""A comparison that is killed, shared by processes or has a broken cell ends with the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.compare.comparison import Compared, compare, make_plan
+from befit.yamlfile import write_yaml
+
+ROOT = Path(__file__).parents[2]
+RECIPE: dict[str, Any] = {
+    "recipe": {"title": "Tiny"},
+    "base": {
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 3},
+        "checkpoint": {"every_s": 0.0},
+    },
+    "seeds": [0, 1],
+    "runs": {"Alone": {"method": {"name": "local", "rank": 2}}, "FedIT": {"method": {"name": "fedit", "rank": 2}}},
+}
+TABLES = ("compare.md", "compare.tex", "compare.csv")
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    """Every score and every byte; seconds are another matter."""
+    results = json.loads((path / "compare.json").read_text())
+    return {
+        f"{run['label']} {cell['seed']}": (cell["clients"], cell["bytes_up"], cell["bytes_down"], cell["steps"])
+        for run in results["runs"] for cell in run["seeds"]
+    }  # fmt: skip
+
+
+def traces(path: Path) -> dict[str, bytes]:
+    """Adapters and metrics of all cells."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.glob("runs/*/**/*"))
+            if p.name in ("metrics.jsonl", "adapter_model.safetensors")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    return compare(RECIPE, out=tmp_path_factory.mktemp("whole"))
+
+
+def test_cells_are_ordinary_runs_and_five_files_say_what_they_show(whole: Compared) -> None:
+    assert not whole.failures
+    found = sorted(path.name.rsplit("-", 1)[0] for path in (whole.path / "runs").iterdir())
+    assert found == ["alone-s0", "alone-s1", "fedit-s0", "fedit-s1"]
+    (folder,) = (whole.path / "runs").glob("fedit-s1-*")
+    done = CliRunner().invoke(
+        app, ["export", str(folder), "--client", "client-00", "--out", str(whole.path / "export")]
+    )
+    assert done.exit_code == 0, done.output
+    for suffix in ("json", "csv", "md", "tex", "html"):
+        assert (whole.path / f"compare.{suffix}").stat().st_size > 300
+    assert (whole.path / "compare.html").read_text().count("<svg") == 3
+    assert len((whole.path / "compare.csv").read_text().splitlines()) == 1 + 2 * 2 * 3
+
+
+def test_results_are_those_of_the_runs(whole: Compared) -> None:
+    assert whole.results is not None
+    alone, fedit = whole.results["runs"]
+    (folder,) = (whole.path / "runs").glob("fedit-s1-*")
+    summary = json.loads((folder / "results.json").read_text())["summary"]
+    assert fedit["seeds"][1]["mean"] == summary["mean"]
+    assert fedit["seeds"][1]["bytes_up"] == summary["bytes_up"] > 0 == alone["bytes_up"]
+    assert alone["steps"] == fedit["steps"] == 3
+    differences = [b["mean"] - a["mean"] for a, b in zip(alone["seeds"], fedit["seeds"], strict=True)]
+    assert fedit["against"]["t"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert fedit["against"]["signed"]["n"] == 6
+    assert alone["against"] is None
+
+
+def test_the_same_comparison_again_trains_nothing(whole: Compared) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.path.glob("runs/*/**/*")}
+    events: list[dict[str, Any]] = []
+    again = compare(RECIPE, out=whole.path, observer=events.append)
+    assert [(event["kind"], event["reused"]) for event in events] == [("cell_finished", True)] * 4
+    assert {path: path.stat().st_mtime_ns for path in whole.path.glob("runs/*/**/*")} == before
+    assert again.results == whole.results
+
+
+def test_another_recipe_uses_the_finished_runs_whatever_it_calls_them(whole: Compared) -> None:
+    renamed = {**RECIPE, "runs": {"Federated": RECIPE["runs"]["FedIT"]}}
+    events: list[dict[str, Any]] = []
+    compare(renamed, out=whole.path, observer=events.append)
+    assert all(event["reused"] for event in events)
+    compare(RECIPE, out=whole.path)  # the files of before, for the other tests
+
+
+def start(config: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "befit", "compare", str(config), "--out", str(out), "--quiet", *options]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs: str, tmp_path: Path) -> None:
+    recipe = {**RECIPE, "base": {**RECIPE["base"], "federation": {"rounds": 40}}}
+    config = tmp_path / "recipe.yaml"
+    config.write_text(write_yaml(recipe))
+    out = tmp_path / "out"
+    process = start(config, out, "--jobs", jobs)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            checkpoints = [json.loads(path.read_text()) for path in out.glob("runs/fedit-*/checkpoint.json")]
+            if any(2 <= one["round"] < 40 for one in checkpoints):
+                break
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished = list(out.glob("runs/*/report.html"))
+    assert list(out.glob("runs/fedit-*/checkpoint.json")) and len(finished) < 4 and not (out / "compare.json").exists()
+    kept = {path.parent: path.stat().st_mtime_ns for path in finished}
+    time.sleep(0.5)  # workers notice that their parent is gone
+    again = start(config, out, "--jobs", jobs)
+    assert again.wait(timeout=120) == 0
+    assert {path.parent: path.stat().st_mtime_ns for path in finished} == kept
+    undisturbed = compare(recipe, out=tmp_path / "whole")
+    assert numbers(out) == numbers(undisturbed.path)
+    assert traces(out) == traces(undisturbed.path)
+
+
+BROKEN = {"method": {"name": "fedit", "rank": 2}, "set": {"train.lr": 1e30}}
+
+
+def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(whole: Compared, tmp_path: Path) -> None:
+    """The loss of the broken run is not finite: every client fails, so too few reply."""
+    out = compare({**RECIPE, "runs": {**RECIPE["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
+    assert [(one.label, one.seed) for one in out.failures] == [("Broken", 0), ("Broken", 1)]
+    assert "NotEnoughReplies" in out.failures[0].error and "Traceback" in out.failures[0].traceback
+    shared = compare(RECIPE, jobs=2, out=tmp_path)
+    assert not shared.failures
+    assert numbers(shared.path) == numbers(whole.path)
+    assert traces(whole.path).items() <= traces(shared.path).items()
+    assert (shared.path / "compare.csv").read_text() == (whole.path / "compare.csv").read_text()
+
+
+def test_a_broken_cell_stops_no_other_and_is_named(whole: Compared, tmp_path: Path) -> None:
+    config = tmp_path / "recipe.yaml"
+    config.write_text(write_yaml({**RECIPE, "runs": {"Broken": BROKEN, **RECIPE["runs"]}, "seeds": [0]}))
+    words = ["compare", str(config), "--out", str(tmp_path / "out"), "--quiet"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert [(one["label"], one["seed"]) for one in found["failures"]] == [("Broken", 0)]
+    assert "Broken, seed 0: NotEnoughReplies" in done.stderr and "1 of 3 runs failed" in done.stderr
+    by_label = {run["label"]: run for run in found["results"]["runs"]}
+    assert by_label["Broken"]["mean"] is None
+    assert whole.results is not None
+    assert by_label["FedIT"]["seeds"][0]["clients"] == whole.results["runs"][1]["seeds"][0]["clients"]
+    assert "Broken" in (tmp_path / "out" / "compare.html").read_text()
+    assert CliRunner().invoke(app, words).exit_code == 1  # tried again, and with tables this time
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_failure_of_its_cell_only(tmp_path: Path) -> None:
+    """The first cell's process is killed as soon as it reports; another takes over the rest."""
+    killed: list[int] = []
+
+    def kill(event: dict[str, Any]) -> None:
+        if event["kind"] == "run_started" and not killed:
+            task = Path("/proc/thread-self").resolve()
+            for child in (task / "children").read_text().split():
+                if "befit.compare.jobs" in Path(f"/proc/{child}/cmdline").read_text():
+                    killed.append(event["cell"])
+                    os.kill(int(child), signal.SIGKILL)
+                    return
+
+    plan = make_plan(RECIPE)
+    done = compare(plan, jobs=2, out=tmp_path, observer=kill)
+    assert len(done.failures) == 1 and "SIGKILL" in done.failures[0].error
+    assert not compare(plan, out=tmp_path).failures
+
+
+def test_the_same_directory_is_not_used_twice_at_once_nor_for_something_else(tmp_path: Path) -> None:
+    from befit.claim import locked
+
+    with locked(tmp_path / "out"):
+        done = CliRunner().invoke(app, ["compare", str(_written(tmp_path)), "--out", str(tmp_path / "out"), "--quiet"])
+    assert done.exit_code == 2 and "in use by another process" in done.stderr
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: x\n")
+    done = CliRunner().invoke(app, ["compare", str(_written(tmp_path)), "--out", str(run), "--quiet"])
+    assert done.exit_code == 2 and "holds a single run" in done.stderr
+
+
+def _written(folder: Path) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(write_yaml(RECIPE))
+    return path
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_passes_its_check(recipe: Path) -> None:
+    """Those of papers need their data, which is not here: of them every cell is resolved."""
+    offline = recipe.parent.name == "offline" or recipe.parent == ROOT / "recipes"
+    done = CliRunner().invoke(app, ["check", str(recipe), "--json", *([] if offline else ["--no-data"])])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["cells"] == len(found["runs"]) * len(found["seeds"]) > 0
+    assert found["data_checked"] == offline
+
+
+def test_the_smoke_recipe_has_every_kind_of_cell(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", str(ROOT / "recipes/offline/aggregation-guidance-smoke.yaml"), "--quiet",
+                                    "--out", str(tmp_path / "out")])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "Merges, spaces and ReLoRA" in done.stdout
+    results = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert all(run["mean"] for run in results["runs"]) and len(results["runs"]) == 21
