@@ -74,8 +74,9 @@ def identify(path: Path, host: Host) -> None:
         "task": host.federation.task,
         "label_names": list(host.federation.label_names),
         "backbone": host.fingerprint,
-        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in host.infos},
+        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
         "clients": [info.id for info in host.infos],
+        "newcomers": [info.id for info in host.newcomers],
         "families": host.families,
         "data": dict(host.federation.manifest),
     }

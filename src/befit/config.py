@@ -164,6 +164,8 @@ class EvaluateSettings:
     batch_size      examples per forward pass
     generate        measure generated text too (causal-lm)
     max_new_tokens  longest generated answer
+    newcomers       measure clients that took no part in training, where the data has any and all are on this machine:
+                    with what the server can give them, and after the method's personal stages
     others          measure every client's model on all other clients' examples too, whose mean over clients is the
                     metric `others`: never, at the end, or always; only where all clients are on this machine
     metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
@@ -176,6 +178,7 @@ class EvaluateSettings:
     batch_size: int = 256
     generate: bool = False
     max_new_tokens: int = 128
+    newcomers: bool = True
     others: Literal["never", "end", "always"] = "never"
     metrics: list[str] | None = None
 

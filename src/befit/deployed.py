@@ -90,11 +90,16 @@ def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, col
 def _client_folder(run_dir: Path, client: str) -> Path:
     if not (run_dir / "run.json").exists():
         raise RunError(f"{run_dir} is not a run directory: it has no run.json")
-    known = read_json(run_dir / "run.json")["clients"]
+    manifest = read_json(run_dir / "run.json")
+    newcomers = manifest.get("newcomers", [])
+    known = [*manifest["clients"], *newcomers]
     if client not in known:
         raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
                        f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")  # fmt: skip
-    folder = run_dir / "clients" / client
+    folder = run_dir / ("newcomers" if client in newcomers else "clients") / client
     if not (folder / "deployment.safetensors").exists():
+        row = read_json(folder / "result.json") if (folder / "result.json").exists() else {}
+        if row.get("reason"):
+            raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
         raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")
     return folder

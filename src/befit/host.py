@@ -38,13 +38,18 @@ class Host:
     def __init__(self, experiment: Experiment, federation: Federation | None = None) -> None:
         self.experiment = resolve_model(experiment)
         self.federation = load_federation(experiment) if federation is None else federation
+        arriving = self.federation.newcomers if experiment.evaluate.newcomers else ()
         check_clients(self.federation, experiment)
-        settings = family_settings(self.experiment, {one.id: one.info for one in self.federation.clients})
+        check_newcomers(self.federation.name, arriving, experiment.evaluate.split)
+        everybody = {one.id: one.info for one in (*self.federation.clients, *arriving)}
+        settings = family_settings(self.experiment, everybody)
+        check_families(settings, [one.id for one in self.federation.clients])
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {one.key: one for one in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
         self.smallest = min(self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
         self.infos = tuple(self._info(client) for client in self.federation.clients)
+        self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
         self._prepared: dict[tuple[str, str, str], Examples] = {}
         self._public: dict[str, Examples] = {}
@@ -59,11 +64,11 @@ class Host:
 
     @property
     def families(self) -> dict[str, str]:
-        """The name of every client's family."""
+        """The name of every client's family, newcomers included."""
         return {client: one.name for client, one in self._family.items()}
 
     def backbone_of(self, client: str) -> Backbone:
-        """The backbone of a client; a newcomer has that of the first client."""
+        """The backbone of a client. Newcomers that are not measured have that of the first client."""
         return self._family.get(client, self._first)
 
     @property
@@ -264,6 +269,28 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
         refused.append(f"federation.min_replies: {wanted} of {len(federation.clients)} clients cannot reply")
     if refused:
         raise ConfigError(refused)
+
+
+def check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> None:
+    """Raise DataError naming every newcomer that could not be scored. One may well have nothing to train on."""
+    problems = [
+        f"newcomer {one.id} has no {split} examples to be scored on (evaluate.split)"
+        for one in newcomers
+        if not len(getattr(one, split))
+    ]
+    if problems:
+        problems = problems[:5] + ["…"] * (len(problems) > 5)
+        raise DataError(f"{name}: {'; '.join(problems)}. evaluate.newcomers: false leaves them out")
+
+
+def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
+    """Raise ConfigError for newcomers of a family without clients: the server would have nothing for them."""
+    known = {settings[client] for client in clients}
+    alone = [client for client, family in settings.items() if family not in known]
+    if alone:
+        families = ", ".join(sorted({settings[client] for client in alone}))
+        raise ConfigError([f"families: no client has the backbone of {families}, so the server has nothing for "
+                           f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"])  # fmt: skip
 
 
 def check_needs(

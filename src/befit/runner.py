@@ -25,6 +25,7 @@ from befit.host import Host, check_needs, family_experiment, resolve_model
 from befit.journal import Observer, RunJournal
 from befit.ledger import Outbound
 from befit.method import Method
+from befit.newcomers import measure_newcomers
 from befit.pool import PoolEngine
 from befit.registry import build_method
 from befit.rundir import RunDirectory
@@ -158,6 +159,9 @@ def run_method(
             missing = export_clients(path, host, label, engine, downloads, at)
         else:
             missing = engine.export(downloads, at)
+        newcomers: dict[str, Any] = {}
+        if engines is None and host.newcomers:
+            newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
@@ -171,6 +175,9 @@ def run_method(
         {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
         for client, error in missing.items()
     ]
+    results["failures"] += newcomers.pop("failures", [])
+    if newcomers:
+        results["newcomers"] = newcomers
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_json(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
@@ -261,6 +268,9 @@ def write_results(
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
         row["model"] = family_experiment(host.experiment, families[client]).model.id
     against_baselines(results, baselines, metric)
+    if "newcomers" in results:
+        arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
+        against_baselines(results["newcomers"], arrived, metric)
     curve, failures = results.pop("curve"), results.pop("failures")
     head = {
         "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,

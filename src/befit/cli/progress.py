@@ -36,6 +36,7 @@ class RunProgress:
     finished: float | None = None
     share_at_start: float = 0.0  # above zero if an earlier process did a part
     met: bool = False
+    newcomers: tuple[int, int] | None = None  # how many have been measured, of how many, once all stages are over
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Take over what an event of this run says."""
@@ -56,6 +57,8 @@ class RunProgress:
             self.bytes_up, self.bytes_down = event["bytes_up"], event["bytes_down"]
         elif kind == "score":
             self.score = event["mean"]
+        elif kind == "newcomer":
+            self.newcomers = event["done"], event["of"]
 
     @property
     def share_done(self) -> float:
@@ -168,6 +171,8 @@ class Progress:
         if run.score is not None:
             parts.append(f"{self.metric} {run.score:.3f}")
         parts.append(f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
+        if run.newcomers is not None:
+            parts.append(f"newcomers {run.newcomers[0]}/{run.newcomers[1]}")
         parts.append(f"{duration_text(self.clock() - self._began)} elapsed")
         if run.finished is not None:
             parts.append("done")
@@ -205,7 +210,7 @@ class Progress:
         for run in self.runs.values():
             table.add_row(
                 Text(run.run, style="bold"),
-                Text("done", style="green") if run.finished is not None else Text(run.stage or "starting"),
+                Text("done", style="green") if run.finished is not None else Text(_stage(run)),
                 f"{int(run.round)}/{run.rounds}" if run.stage else "",
                 _clients(run),
                 "" if run.loss is None else f"{run.loss:.3f}",
@@ -226,6 +231,12 @@ class Progress:
             Text(f"{self.failures} left out" if self.failures else "", style="yellow"),
         )
         return Group(Text(self.title, style="bold"), table, Text(""), foot)
+
+
+def _stage(run: RunProgress) -> str:
+    if run.newcomers is not None:
+        return f"newcomers {run.newcomers[0]}/{run.newcomers[1]}"
+    return run.stage or "starting"
 
 
 def _clients(run: RunProgress) -> str:

@@ -109,12 +109,14 @@ def _resume_hint(out: Path) -> str:
 
 
 def _show(done: Run) -> None:
-    from befit.report import tables
+    from befit.report import newcomers, tables
 
     console = screen()
     for title, make in (
         ("Clients", tables.client_table),
         ("Summary", tables.summary_table),
+        ("Newcomers", newcomers.newcomer_table),
+        ("Newcomers in summary", newcomers.newcomer_summary_table),
         ("Communication", tables.communication_table),
     ):
         headers, rows = make(done.results)
@@ -125,6 +127,9 @@ def _show(done: Run) -> None:
             console.print(f"and {len(rows) - SHOWN_CLIENTS} more, in the report", style="dim")
     console.print()
     console.print(tables.headline(done.results), markup=False)
+    if said := newcomers.newcomer_sentences(done.results):
+        console.print()
+        console.print(" ".join(said), markup=False)
     console.print()
     console.print("Written", style="bold italic")
     for what, where in written(done.path, done.results):
@@ -140,6 +145,9 @@ def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             (f"{len(adapters)} adapter{'s' * (len(adapters) > 1)} (PEFT)", str(path / "clients" / "*" / "adapter"))
         )
+    arrived = [one for one in results.get("newcomers", {}).get("clients", {}).values() if one.get("adapter")]
+    if arrived:
+        rows.append((f"{len(arrived)} newcomers' (PEFT)", str(path / "newcomers" / "*" / "adapter")))
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows

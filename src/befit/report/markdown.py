@@ -9,6 +9,7 @@ from typing import Any
 from befit.report import tables
 from befit.report.comparison import run_title
 from befit.report.headline import headline_sentences
+from befit.report.newcomers import NEWCOMER_NOTE, newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.report.numbers import count_text, plain
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.record import RunRecord, export_note, written_files
@@ -34,6 +35,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += ["", "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts(results))]
     parts += _section("Summary", tables.summary_table(results))
     parts += _section("Clients", tables.client_table(results), "\n\n".join(client_notes(results)))
+    parts += _newcomers(results)
     parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)
     parts += _section(f"What the stages of {run_title(results['method'])} took", tables.stage_table(record.ledger))
@@ -72,6 +74,19 @@ def markdown_table(table: tables.Table) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(map(escape, cells)) + " |"
+
+
+def _newcomers(results: dict[str, Any]) -> list[str]:
+    summary = newcomer_summary_table(results)
+    if not summary[1]:
+        return []
+    return [
+        "## Newcomers",
+        escape(" ".join(newcomer_sentences(results))),
+        markdown_table(summary),
+        markdown_table(newcomer_table(results)),
+        NEWCOMER_NOTE,
+    ]
 
 
 def _outbound(record: RunRecord) -> list[str]:

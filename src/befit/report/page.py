@@ -13,6 +13,13 @@ from befit.report import tables
 from befit.report.comparison import baseline_labels, compared_with, gain_over, run_title
 from befit.report.headline import headline_sentences
 from befit.report.markdown import flat
+from befit.report.newcomers import (
+    NEWCOMER_NOTE,
+    newcomer_sentences,
+    newcomer_summary_table,
+    newcomer_table,
+    newcomers_of,
+)
 from befit.report.numbers import bytes_text, count_text, counts_examples, gain_text, plain, score_of, score_text
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.plots import Plot, plots_of
@@ -45,6 +52,11 @@ def render_page(record: RunRecord) -> str:
         clients=tables.client_table(results),
         marks=_marks(results),
         client_notes=client_notes(results),
+        newcomer_sentences=newcomer_sentences(results),
+        newcomer_summary=newcomer_summary_table(results),
+        newcomers=newcomer_table(results),
+        newcomer_marks=_marks(newcomers_of(results) or results),
+        newcomer_note=NEWCOMER_NOTE,
         plots=[_drawn(plot) for plot in plots_of(record)],
         failures=tables.failure_table(results),
         failure_note=failure_note(results),

@@ -80,6 +80,9 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
     if adapters:
         folder = plain(adapters[0]) if len(adapters) == 1 else "clients/<client>/adapter"
         rows.append((f"adapter{'s' * (len(adapters) > 1)} of {len(adapters)} (PEFT checkpoints)", folder))
+    arrived = (record.results.get("newcomers") or {}).get("clients", {}).values()
+    if arrived := [row["adapter"] for row in arrived if row.get("adapter")]:
+        rows.append((f"adapters of {count_text(len(arrived), 'newcomer')}", "newcomers/<newcomer>/adapter"))
     rows += [
         (f"the same for the baseline {label}", f"baselines/{label}")
         for label in baseline_labels(record.results)

@@ -105,6 +105,7 @@ def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         "model": results.get("model"),
         "data": results.get("data"),
         "clients": len(results["clients"]),
+        "newcomers": len((results.get("newcomers") or {}).get("clients", {})) or None,
         "metric": f"{results['metric'].replace('_', ' ')} on the {results.get('split', 'test')} split",
         "seed": results.get("seed"),
         "partition": partition,

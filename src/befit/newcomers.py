@@ -1,0 +1,131 @@
+"""Newcomers: clients that took no part in training, measured when a run is over.
+
+Each is given what the server has by then, and nothing else: first it uses the download as it is, then it runs the
+method's personal stages as any client would, from their first to their last. Nothing of a newcomer reaches the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from befit.deployed import write_client
+from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
+from befit.evaluate.results import spread
+from befit.federate import final_download
+from befit.journal import Observer
+from befit.ledger import Outbound
+from befit.method import Method
+from befit.storage import read_json, write_json
+from befit.types import ClientInfo, Failure, Payload, Stage, Tick
+
+if TYPE_CHECKING:
+    from befit.host import Host
+
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["measure_newcomers"]
+
+
+def measure_newcomers(
+    host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], path: Path,
+    observer: Observer | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What each newcomer of the host gets out of a finished run, and its adapter in `path/newcomers/<id>`.
+
+    server  the server's final memory
+    stages  the method's, with every number of rounds filled in
+    ->  clients (per newcomer: the metrics at the end, `download` the headline before any stage of its own, bytes,
+        seconds, diagnostics; `reason` where it has no model), summary, failures
+
+    Every newcomer's result is written when it is known, and is not made again by a resumed run.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for done, info in enumerate(host.newcomers, start=1):
+        file = path / "newcomers" / info.id / "result.json"
+        if not file.exists():
+            write_json(file, _measure(host, method, label, server, stages, file.parent, info))
+        rows[info.id] = read_json(file)
+        if observer:
+            observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
+    metric = host.task.metric
+    summary = {
+        **spread({client: row[metric] for client, row in rows.items()}),
+        "download": spread({client: row["download"] for client, row in rows.items()}),
+        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
+    }
+    failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]
+    return {"clients": rows, "summary": summary, "failures": failures}
+
+
+def _measure(
+    host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], folder: Path, info: ClientInfo
+) -> dict[str, Any]:  # fmt: skip
+    """One newcomer from its first contact to its adapter."""
+    experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
+    engine = LocalEngine(
+        method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
+        serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
+        rounds=experiment.federation.rounds,
+    )  # fmt: skip
+    last = stages[-1].rounds or 1
+    at = Tick(stages[-1].name, last, last, experiment.federation.seed)
+    request = {info.id: final_download(method, server, info, at)}
+    row: dict[str, Any] = {
+        metric: None, "download": None, "examples": len(host.examples(info.id, experiment.evaluate.split)),
+        "train_examples": info.num_examples, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "diagnostics": {},
+        "adapter": None, "reason": "", "failures": [],
+    }  # fmt: skip
+    personal = [stage for stage in stages if not stage.uplink]
+    (found,) = engine.score(request, at, experiment.evaluate.split)
+    if not isinstance(found, Failure):
+        row["download"] = found.metrics[metric]
+    if not personal:
+        row["bytes_down"] = found.cost.bytes_down
+    else:
+        failure = _personalise(engine, personal, server, info, at, row)
+        if failure is None:
+            (found,) = engine.score(request, at, experiment.evaluate.split)
+        else:
+            found = failure
+    if isinstance(found, Failure):
+        row["reason"] = found.reason
+        if found.kind != "NotTrained":  # which is what the method says, and no mishap
+            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, found.stage, found.kind, found.reason)
+            row["failures"] += [
+                {"stage": found.stage, "round": found.round, "kind": found.kind, "reason": found.reason}
+            ]
+        return row
+    row |= found.metrics
+    write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
+    row["adapter"] = f"newcomers/{info.id}/adapter"
+    return row
+
+
+def _personalise(
+    engine: LocalEngine, stages: Sequence[Stage], server: Payload, info: ClientInfo, at: Tick, row: dict[str, Any]
+) -> Failure | None:
+    """All personal stages from the server's final memory. Adds what they cost and say to the row."""
+    for stage in stages:
+        rounds = stage.rounds or 0
+        for number in range(1, rounds + 1):
+            now = replace(at, stage=stage.name, round=number, rounds=rounds)
+            (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, now)}, now)
+            row["bytes_down"] += reply.cost.bytes_down
+            row["seconds"] += reply.cost.seconds
+            if isinstance(reply, Failure):
+                return reply
+            row["bytes_up"] += reply.cost.bytes_up
+            row["diagnostics"] |= _diagnostics(reply.report)
+    return None
+
+
+def _diagnostics(report: Mapping[str, float]) -> dict[str, float]:
+    """What the method reports beside the loss; as `RunJournal.trained` divides them."""
+    return {name: value for name, value in report.items() if "loss" not in report or name not in ("loss", "steps")}
