@@ -127,7 +127,7 @@ def _show(plan: Plan, done: Compared) -> None:
     console = screen()
     for one in screen_tables(done.results):
         console.print()
-        console.print(make_table(*one.table, title=one.title))
+        console.print(make_table(*one.table, title=one.title, wrap=0))
         if one.note:
             console.print(one.note, style="dim", markup=False)
     console.print()

@@ -130,7 +130,7 @@ def verdict(against: Mapping[str, Any] | None) -> str:
         return "not the same clients and data"
     t = against["t"]
     if t["n"] < 2:
-        return "one seed says nothing"
+        return "one seed"
     if t["p_holm"] is None:
         return "the same difference in every seed"
     if t["p_holm"] >= LEVEL:

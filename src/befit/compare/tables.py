@@ -69,24 +69,26 @@ def grid_note(results: Mapping[str, Any], grid: Mapping[str, Any]) -> str:
 
 
 def summary_table(results: Mapping[str, Any]) -> Table:
-    """Per run: mean over seeds of the mean over clients, its SD, the worst client, wins, and the paper's number."""
-    metric, reference = results["metric"], results["reference"]
-    several = len(results["runs"]) > 1
-    papers = any(run["paper"] is not None for run in results["runs"])
-    headers = ["run", f"mean {plain(metric).replace('_', ' ')}", "SD over seeds", "worst client", "seeds"]
-    headers += (
-        [f"clients better / same / worse than {plain(reference)}"] * several + ["up", "down"] + ["paper"] * papers
-    )
+    """Per run: mean over seeds of the mean over clients, its SD, the worst client, wins, and the paper's number.
+
+    How many seeds a run has is shown where any lacks one.
+    """
+    metric, runs = results["metric"], results["runs"]
+    several = len(runs) > 1
+    papers = any(run["paper"] is not None for run in runs)
+    partly = any(len(run["seeds"]) < len(results["seeds"]) for run in runs)
+    headers = ["run", f"mean {plain(metric).replace('_', ' ')}", "SD over seeds", "worst client", *["seeds"] * partly]
+    headers += ["clients better / same / worse"] * several + ["up", "down"] + ["paper"] * papers
     rows = []
-    for run in results["runs"]:
+    for run in runs:
         mean, signed = run["mean"] or {}, (run["against"] or {}).get("signed")
         rows.append([
             plain(run["label"]),
             score_text(mean.get("mean"), metric),
             gain_text(mean.get("sd"), metric, signed=False),
             score_text((run["worst"] or {}).get("mean"), metric),
-            f"{len(run['seeds'])}",
-            *[f"{signed['better']} / {signed['ties']} / {signed['worse']}" if signed else NOTHING] * several,
+            *[str(len(run["seeds"]))] * partly,
+            *[f"{signed['better']}/{signed['ties']}/{signed['worse']}" if signed else NOTHING] * several,
             bytes_text(run["bytes_up"]),
             bytes_text(run["bytes_down"]),
             *[NOTHING if run["paper"] is None else f"{run['paper']:.2f}"] * papers,
@@ -97,36 +99,31 @@ def summary_table(results: Mapping[str, Any]) -> Table:
 def summary_note(results: Mapping[str, Any]) -> str:
     text = (
         f"Mean over seeds of the mean over clients, on {results['split']} examples; SD with n - 1. Worst client: the "
-        "lowest of each seed, mean over seeds. Better, same and worse count the clients of all seeds."
+        "lowest of each seed, mean over seeds."
     )
+    if len(results["runs"]) > 1:
+        text += f" Better, same and worse than {results['reference']}: clients of all seeds together."
     if any(run["paper"] is not None for run in results["runs"]):
         text += f" Paper: {results['paper']}{', ' + results['table'] if results['table'] else ''}. {results['note']}"
     return plain(text.strip())
 
 
 def difference_table(results: Mapping[str, Any]) -> Table:
-    """Per run: mean difference from the reference, its interval, both tests, and what follows."""
+    """Per run: mean difference from the reference with half its interval, both tests, and what follows."""
     metric = results["metric"]
-    headers = ["run", "difference", "95% interval", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
+    headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
     rows = []
     for run in results["runs"]:
         if run["label"] == results["reference"]:
             continue
         if run["against"] is None:
-            rows.append([plain(run["label"]), *[NOTHING] * 4, _unpaired(results, run)])
+            rows.append([plain(run["label"]), *[NOTHING] * 3, _unpaired(results, run)])
             continue
         t, signed = run["against"]["t"], run["against"]["signed"]
-        interval = NOTHING
+        text = gain_text(t["mean"], metric)
         if t["low"] is not None:
-            interval = f"{gain_text(t['low'], metric)} to {gain_text(t['high'], metric)}"
-        rows.append([
-            plain(run["label"]),
-            gain_text(t["mean"], metric),
-            interval,
-            p_text(t["p_holm"]),
-            p_text(signed["p_holm"]),
-            verdict(run["against"]),
-        ])  # fmt: skip
+            text += f" ± {gain_text(t['high'] - t['mean'], metric, signed=False)}"
+        rows.append([plain(run["label"]), text, p_text(t["p_holm"]), p_text(signed["p_holm"]), verdict(run["against"])])
     return headers, rows
 
 
@@ -140,13 +137,13 @@ def _unpaired(results: Mapping[str, Any], run: Mapping[str, Any]) -> str:
 
 def difference_note(results: Mapping[str, Any]) -> str:
     compared = [run["against"] for run in results["runs"] if run["against"]]
-    tests = sum(one["t"]["p"] is not None for one in compared)
+    counts = {key: sum(one[key]["p"] is not None for one in compared) for key in ("t", "signed")}
     n = max((one["t"]["n"] for one in compared), default=0)
-    return plain(
+    return (
         f"p (t, seeds): paired t test of the seeds' means over clients, n = {n}; what follows is taken from it at "
         f"{LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that differ; "
         "clients of one seed share a model, so it takes them for more evidence than they are. Both are adjusted for "
-        f"{tests} comparisons (Holm); the intervals are not."
+        f"the number of runs compared (Holm; {counts['t']} and {counts['signed']}); the interval is not."
     )
 
 

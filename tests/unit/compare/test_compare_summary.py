@@ -118,7 +118,7 @@ def test_verdicts_follow_the_corrected_test_over_seeds() -> None:
     assert verdict(against()) == "better"
     assert verdict(against(mean=-0.1)) == "worse"
     assert verdict(against(p_holm=0.06)) == "no difference shown"
-    assert verdict(against(n=1, p_holm=None)) == "one seed says nothing"
+    assert verdict(against(n=1, p_holm=None)) == "one seed"
     assert verdict(against(p_holm=None)) == "the same difference in every seed"
     assert verdict(None) == "not the same clients and data"
 
@@ -146,7 +146,11 @@ def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
     headers, rows = summary_table(results)
     assert headers[-1] == "paper" and rows[0][-1] == "60.00" and rows[1][-1] == NOTHING
     assert rows[1][1:4] == ["70.0%", "0.0", "60.0%"]
-    assert rows[1][5] == "3 / 2 / 1"
+    assert rows[1][4] == "3/2/1"
+    partly = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9])]})
+    assert summary_table(partly)[0][4] == "seeds" and summary_table(partly)[1][1][4] == "1"
+    row = next(row for row in difference_table(results)[1] if row[0] == "Fed_IT")
+    assert row[1] == "+5.0 ± 63.5"  # differences +.1 and 0: half of the interval is 12.706 * 0.05
     assert cost_table(results)[1][1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
     headers, rows = grid_table(results, results["tables"][0])
     assert headers == ["method", "low", "high"]
