@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +30,14 @@ class ModuleShape:
 
 
 class Form(Protocol):
-    """How one slot's adapter is parametrised on the target modules."""
+    """How one slot's adapter is parametrised on the target modules.
+
+    basis  another slot whose arrays of the same module the branch uses too, so that several slots hold them once; ""
+           for none
+    """
+
+    @property
+    def basis(self) -> str: ...
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         """Shape of every array, by factor and then by module: buffers lie in this order."""
@@ -52,10 +59,16 @@ class Form(Protocol):
         """`B` (d_out x r) and `A` (r x d_in) whose product, times the scale, is this module's update."""
         ...
 
+    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        """(d_out,), what the branch adds whatever its input, before the scale; None where that is nothing."""
+        ...
+
 
 @dataclass(frozen=True)
 class Lora:
     """`B A` (Hu et al. 2021): `A` Kaiming-uniform, `B` zero, so that a fresh adapter changes nothing."""
+
+    basis: ClassVar[str] = ""
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         return {
@@ -75,10 +88,15 @@ class Lora:
     def low_rank(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return arrays["B"], arrays["A"]
 
+    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        return None
+
 
 @dataclass(frozen=True)
 class Dense:
     """A module's whole update as one matrix; for what a merge leaves and no low-rank form can hold. Its scale is 1."""
+
+    basis: ClassVar[str] = ""
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         return {"weight": {name: (shape.d_out, shape.d_in) for name, shape in targets.items()}}
@@ -97,6 +115,9 @@ class Dense:
         weight = arrays["weight"]
         d_out, d_in = weight.shape
         return (torch.eye(d_out), weight) if d_out < d_in else (weight, torch.eye(d_in))
+
+    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        return arrays.get("bias")
 
 
 LORA, DENSE = Lora(), Dense()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,27 @@ __all__ = ["Branch", "DenseBranch", "LoraBranch", "Router", "SlotLinear"]
 Recorder = Callable[[str, "Branch", Tensor, Tensor], None]
 
 
+class Branch(Protocol):
+    """What one slot computes beside a layer.
+
+    scale  the multiplier of its output
+    drops  whether adapter dropout applies to the input
+    """
+
+    scale: float
+
+    @property
+    def drops(self) -> bool: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, d_out) from x (…, d_in), unscaled."""
+        ...
+
+    def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients by factor, from the input (m, t, d_in) and the gradient of the unscaled output."""
+        ...
+
+
 @dataclass
 class LoraBranch:
     """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the adapter's dtype."""
@@ -26,7 +47,7 @@ class LoraBranch:
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
     scale: float
-    drops: ClassVar = True  # whether adapter dropout applies to the input
+    drops: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.A), self.B)
@@ -50,7 +71,7 @@ class DenseBranch:
     weight: Tensor  # (d_out, d_in)
     bias: Tensor | None  # (d_out,)
     scale: float = 1.0
-    drops: ClassVar = False
+    drops: ClassVar[bool] = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -59,9 +80,6 @@ class DenseBranch:
         """Per-sample gradients, as for `LoraBranch.gradients`."""
         gradients = {"weight": torch.einsum("mto,mti->moi", grad, x)}
         return gradients if self.bias is None else {**gradients, "bias": grad.sum(1)}
-
-
-Branch = LoraBranch | DenseBranch
 
 
 @dataclass
@@ -84,7 +102,7 @@ class SlotLinear(nn.Module):
         self.name = name
         self.router = router
         self.branches: dict[str, Branch] = {}
-        self.gate: Tensor | None = None  # (slots, d_in)
+        self.gate: Tensor | None = None  # in the shape of the layout's gate
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)

@@ -3,7 +3,7 @@
 Factors of one module in one slot: `A` (rank x d_in) and `B` (d_out x rank) of a low-rank update; `weight` and `bias`
 of a dense update, of the task head or of a dense slot, kept as a difference from the backbone's so that slots add up
 and interpolate alike; `G` (slots x d_in) of a gate; `H` (references x hidden) of what inputs are compared with. Other
-forms bring arrays of their own: see `befit.adapters.forms`.
+forms and gates bring arrays of their own: see `befit.adapters.forms` and `befit.adapters.gates`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from befit.adapters.forms import LORA, Form, ModuleShape, kaiming_uniform
+from befit.adapters.forms import LORA, Form, ModuleShape
+from befit.adapters.gates import SOFTMAX, Gate
 from befit.adapters.keys import join, split
 from befit.types import State, TensorSpec
 
-__all__ = ["GATE", "REFERENCES", "Layout", "ModelShapes", "Slot", "initial_values", "lora"]
+__all__ = ["GATE", "REFERENCES", "Extra", "Layout", "ModelShapes", "Slot", "initial_values", "lora"]
 
 GATE = "gate"
 REFERENCES = "instance/references/H"
@@ -26,11 +28,21 @@ REFERENCES = "instance/references/H"
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """What a layout needs to know of a backbone: target modules and task head, by canonical name, and its width."""
+    """What a layout needs to know of a backbone: target modules and task head, by canonical name, and its width.
+
+    last  outputs and inputs of the last block's output projection, in the smallest backbone of the federation
+    """
 
     targets: Mapping[str, ModuleShape]
     heads: Mapping[str, ModuleShape] = field(default_factory=dict)
     hidden: int = 0
+    last: tuple[int, int] = (0, 0)
+
+
+class Extra(Protocol):
+    """Arrays that go with a model without taking part in its forward pass, such as statistics that a client sends."""
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +75,15 @@ class Layout:
 
     gated       the slots that a gate weighs, in the order of the gate's rows
     references  how many examples, as hidden states, every input is compared with; see `befit.adapters.instance`
+    gate        how the gate weighs; see `befit.adapters.gates`
+    extras      arrays beside the slots, zero at the start
     """
 
     slots: tuple[Slot, ...]
     gated: tuple[str, ...] = ()
     references: int = 0
+    gate: Gate = SOFTMAX
+    extras: tuple[Extra, ...] = ()
 
     def slot(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
@@ -85,28 +101,29 @@ class Layout:
                     specs[join(slot.name, name, "bias")] = TensorSpec((shape.d_out,))
         if self.gated:
             for name, shape in {**shapes.targets, **shapes.heads}.items():
-                specs[join(GATE, name, "G")] = TensorSpec((len(self.gated), shape.d_in))
+                specs[join(GATE, name, self.gate.factor)] = TensorSpec(self.gate.shape(len(self.gated), shape.d_in))
         if self.references:
             specs[REFERENCES] = TensorSpec((self.references, shapes.hidden))
+        for extra in self.extras:
+            specs |= extra.specs(shapes)
         return specs
 
     def initial(self, shapes: ModelShapes, seed: int) -> State:
-        """Initial values, of which a fresh adapter changes nothing: as the forms say, `G` Kaiming-uniform, else zero.
+        """Initial values, of which a fresh adapter changes nothing: as the forms and the gate say, else zero.
 
         They depend on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """
         forms = {slot.name: slot.form for slot in self.slots}
         return {
-            key: _initial(key, spec.shape, seed, forms.get(split(key)[0], LORA), shapes)
+            key: self._initial(key, spec.shape, seed, forms.get(split(key)[0], LORA), shapes)
             for key, spec in self.specs(shapes).items()
         }
 
-
-def _initial(key: str, shape: tuple[int, ...], seed: int, form: Form, shapes: ModelShapes) -> torch.Tensor:
-    _, name, factor = split(key)
-    if factor == "G":
-        return kaiming_uniform(name, factor, shape, seed)
-    return form.initial(name, factor, shape, seed) if name in shapes.targets else torch.zeros(shape)
+    def _initial(self, key: str, shape: tuple[int, ...], seed: int, form: Form, shapes: ModelShapes) -> torch.Tensor:
+        slot, name, factor = split(key)
+        if slot == GATE:
+            return self.gate.initial(name, shape, seed)
+        return form.initial(name, factor, shape, seed) if name in shapes.targets else torch.zeros(shape)
 
 
 def initial_values(specs: Mapping[str, TensorSpec], seed: int) -> State:

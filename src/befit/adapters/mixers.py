@@ -8,27 +8,34 @@ y        (…, d_out) output of the frozen module, in the backbone's dtype, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from befit.adapters.keys import slot_of, split
 from befit.adapters.layer import Mixer, SlotLinear
 from befit.errors import ModelError
+from befit.types import State
 
 if TYPE_CHECKING:
+    from befit.adapters.layout import Layout
     from befit.adapters.model import AdaptedModel
 
-__all__ = ["Weighted", "add_up", "gated", "make_mixer", "weigh_up"]
+__all__ = ["Weighted", "add_up", "constant_weights", "make_mixer", "weigh_up"]
+
+
+Weights = Callable[[str], tuple[float, ...]]
 
 
 def make_mixer(text: str, model: AdaptedModel) -> Mixer:
     """The mixer of that name for a model. Raises ValueError for an unknown one."""
     kind, *arguments = text.split()
+    if kind == "gate":
+        return model.layout.gate
     if kind == "instance":
         from befit.adapters.instance import InstanceMixer
 
@@ -41,10 +48,22 @@ def make_mixer(text: str, model: AdaptedModel) -> Mixer:
 def _plain_mixer(kind: str, numbers: tuple[float, ...]) -> Mixer:
     if kind == "weighted":
         return Weighted(numbers)
-    known = {"sum": add_up, "gate": gated}
-    if kind not in known:
-        raise ValueError(f"no mixer {kind!r}; there are {', '.join(known)}, weighted and instance")
-    return known[kind]
+    if kind != "sum":
+        raise ValueError(f"no mixer {kind!r}; there are sum, gate, weighted and instance")
+    return add_up
+
+
+def constant_weights(text: str, layout: Layout, slots: Sequence[str], arrays: State) -> Weights | None:
+    """The slots' weights at each layer, by its name, in the order of `slots`; None where they depend on the input."""
+    kind, *arguments = text.split()
+    if kind in ("sum", "weighted"):
+        same = tuple(map(float, arguments)) if arguments else (1.0,) * len(slots)
+        return lambda layer: same
+    if kind != "gate":
+        return None
+    gates = {split(key)[1]: layout.gate.constants(array) for key, array in arrays.items() if slot_of(key) == "gate"}
+    found = {layer: weights for layer, weights in gates.items() if weights is not None}
+    return found.__getitem__ if found and len(found) == len(gates) else None
 
 
 def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
@@ -53,21 +72,6 @@ def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         output = layer.branch_output(slot, x, dropped)
         if output is not None:
             y = torch.add(y, output.to(y.dtype), alpha=layer.branches[slot].scale)
-    return y
-
-
-def gated(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
-    """`y + sum_s alpha_s(x) scale_s h_s`, `alpha = softmax(G x)` per token (FedALT, Bian et al. 2025).
-
-    The gate sees the input before dropout; its rows are in the order of the active slots; softmax in float32.
-    """
-    if layer.gate is None:
-        return add_up(layer, x, dropped, y)
-    weights = F.linear(x, layer.gate).softmax(-1)  # (…, slots)
-    for row, slot in enumerate(layer.router.active):
-        output = layer.branch_output(slot, x, dropped)
-        if output is not None:
-            y = torch.add(y, (weights[..., row : row + 1] * output).to(y.dtype), alpha=layer.branches[slot].scale)
     return y
 
 

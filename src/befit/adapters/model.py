@@ -11,7 +11,7 @@ from befit.adapters.flat import FlatState
 from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
 from befit.adapters.layer import Recorder, Router, SlotLinear
-from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
+from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
@@ -76,17 +76,19 @@ class AdaptedModel:
         for layer in self.layers.values():
             layer.branches = {}
             layer.gate = None
+        slots = {slot.name: slot for slot in layout.slots}
         arrays: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, leaf in self._state.leaves.items():
             slot, name, factor = split(key)
             if slot == GATE:
                 self.layers[name].gate = leaf
-            elif key != REFERENCES:
+            elif slot in slots:
                 arrays.setdefault((slot, name), {})[factor] = leaf
         for (slot, name), factors in arrays.items():
-            held = layout.slot(slot)
+            held = slots[slot]
             form = held.form if name in self.shapes.targets else DENSE
-            self.layers[name].branches[slot] = form.branch(factors, held.scale)
+            common = arrays.get((form.basis, name), {})
+            self.layers[name].branches[slot] = form.branch({**common, **factors}, held.scale)
 
     def reset(self) -> None:
         """Back to the initial adapters, no slot active, nothing trainable, dropout off."""

@@ -1,13 +1,13 @@
 """Adapters as standard PEFT checkpoints, and back.
 
-A deployment of one or several slots that add up becomes one LoRA adapter; a task head goes into `modules_to_save`.
-Weights that depend on the input cannot be folded: then the checkpoint holds the client's own slot, and says so.
+A deployment of one or several slots becomes one LoRA adapter; a task head goes into `modules_to_save`. Weights that
+depend on the input cannot be folded: then the checkpoint holds the client's own slot, and says so.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.forms import LORA
-from befit.adapters.keys import join, select, slot_of, split
-from befit.adapters.keys import slot as in_slot
-from befit.adapters.layout import GATE, Slot
+from befit.adapters.keys import join, slot_of, split
+from befit.adapters.layout import Slot
+from befit.adapters.mixers import Weights, constant_weights
 from befit.adapters.model import AdaptedModel
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import ModelError, PayloadMismatch
@@ -44,20 +44,27 @@ def write_adapter(
     """
     import peft
 
-    arrays, own_slot = deployed.arrays, deployed.slots[-1]
-    if deployed.mixer != "sum":
-        arrays = select(arrays, in_slot(own_slot))
+    arrays, slots = deployed.arrays, deployed.slots
+    weights = constant_weights(deployed.mixer, model.layout, slots, arrays)
+    if weights is None:
+        slots, weights = (slots[-1],), lambda layer: (1.0,)
         mixed = ", ".join(deployed.slots)
         note += (
             f" The deployed model mixes the slots {mixed} by weights that depend on the input, which no PEFT adapter "
-            f"can hold: this checkpoint is the slot {own_slot!r} alone. `befit predict` uses the whole."
+            f"can hold: this checkpoint is the slot {slots[0]!r} alone. `befit predict` uses the whole."
         )
-    tensors, slot = _fold(arrays, model)
+    tensors, slot = _fold(arrays, slots, weights, model)
+    biases = _biases(arrays, slots, weights, model, slot.scale)
+    if biases:
+        note += (
+            " It has biases beside its low-rank updates (lora_bias), which PEFT applies but merges only into modules "
+            "that have a bias of their own."
+        )
     ranks = {name: len(tensors[f"{_PREFIX}{path}.lora_A.weight"]) for name, path in model.paths.items()
              if name in model.shapes.targets}  # fmt: skip
     other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
-    heads = _saved_modules(arrays, model)
-    tensors = {**_head_tensors(heads, model), **tensors}
+    heads = _saved_modules(arrays, slots, model)
+    tensors = {**_head_tensors(heads, model), **tensors, **biases}
     _check_worth_writing(tensors, folder)
     alpha = slot.alpha
     config = peft.LoraConfig(
@@ -72,6 +79,7 @@ def write_adapter(
         fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
         lora_dropout=0.0,
         bias="none",
+        lora_bias=bool(biases),
         rank_pattern=other,
         alpha_pattern={path: rank * alpha / slot.rank for path, rank in other.items()},  # the same scale everywhere
     )
@@ -81,39 +89,63 @@ def write_adapter(
     atomic_write(folder / "README.md", _card(base, note).encode())
 
 
-def _fold(arrays: State, model: AdaptedModel) -> tuple[State, Slot]:
-    """One LoRA adapter from all slots: `B = [s_1 B_1, s_2 B_2, …] / s`, `A` stacked, for the scale s of the result.
+def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel) -> tuple[State, Slot]:
+    """One LoRA adapter from slots with weights w: `B = [w_1 s_1 B_1, w_2 s_2 B_2, …] / s`, `A` stacked, for the scale s
+    of the result. Slots with one and the same A add up in B.
 
     What holds no low-rank adapter becomes one by its form: a dense slot one of full rank.
     """
-    slots = [model.layout.slot(name) for name in dict.fromkeys(slot_of(key) for key in arrays) if name != GATE]
-    pairs = {name: [_factors(arrays, slot, name) for slot in slots] for name in model.shapes.targets}
-    rank = max(sum(len(A) for _, A in factors) for factors in pairs.values())
+    slots = [model.layout.slot(name) for name in names]
+    pairs = {
+        name: [slot.form.low_rank(_arrays_of(arrays, slot, name)) for slot in slots] for name in model.shapes.targets
+    }
+    rank = max(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values())
     folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
-    scale = folded.scale
     tensors: State = {}
     for name, factors in pairs.items():
+        sums: dict[int, tuple[Tensor, Tensor]] = {}
+        for slot, weight, (B, A) in zip(slots, weights(name), factors, strict=True):
+            B = B * (weight * (slot.scale / folded.scale))
+            sums[id(A)] = (sums[id(A)][0] + B if id(A) in sums else B, A)
         path = _PREFIX + model.paths[name]
-        tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in factors], 0)
-        parts = [B * (slot.scale / scale) for slot, (B, _) in zip(slots, factors, strict=True)]
-        tensors[f"{path}.lora_B.weight"] = torch.cat(parts, 1)
+        tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in sums.values()], 0)
+        tensors[f"{path}.lora_B.weight"] = torch.cat([B for B, _ in sums.values()], 1)
     for name in model.shapes.heads:
         path, base = _PREFIX + model.paths[name], model.layers[name].base
         for part in ("weight", "bias"):
-            changes = [arrays[key] for slot in slots if (key := join(slot.name, name, part)) in arrays]
+            found = [(join(slot, name, part), weight) for slot, weight in zip(names, weights(name), strict=True)]
+            changes = [weight * arrays[key] for key, weight in found if key in arrays]
             if changes:
                 tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
     return tensors, folded
 
 
-def _factors(arrays: State, slot: Slot, name: str) -> tuple[Tensor, Tensor]:
-    prefix = join(slot.name, name, "")
-    return slot.form.low_rank({key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)})
+def _biases(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel, scale: float) -> State:
+    """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
+    tensors: State = {}
+    found = False
+    for name in model.shapes.targets:
+        total = torch.zeros(model.shapes.targets[name].d_out)
+        for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
+            offset = slot.form.offset(_arrays_of(arrays, slot, name))
+            if offset is not None:
+                found, total = True, total + weight * slot.scale / scale * offset
+        tensors[f"{_PREFIX}{model.paths[name]}.lora_B.bias"] = total
+    return tensors if found else {}
 
 
-def _saved_modules(arrays: State, model: AdaptedModel) -> list[str]:
+def _arrays_of(arrays: State, slot: Slot, name: str) -> State:
+    """The arrays of a slot at a module, by factor, with those of the slot that it builds on."""
+    found: State = {}
+    for holder in (slot.form.basis, slot.name):
+        prefix = join(holder, name, "")
+        found |= {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+    return found
+
+
+def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
     """The children of the model that hold a trained head. PEFT saves a child whole: it takes no parts of one."""
-    trained = {split(key)[1] for key in arrays}
+    trained = {split(key)[1] for key in arrays if slot_of(key) in slots}
     return sorted({model.paths[name].split(".")[0] for name in model.shapes.heads if name in trained})
 
 
@@ -159,7 +191,7 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
         for part in ("weight", "bias") if shape.bias else ("weight",):
             value = _take(tensors, f"{path}.{part}", folder)
             state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
-    for name, value in _head_tensors(_saved_modules(state, model), model).items():
+    for name, value in _head_tensors(_saved_modules(state, (slot,), model), model).items():
         if name in tensors and torch.equal(tensors[name], value):
             del tensors[name]  # the part of a head that no slot changes
     if tensors:

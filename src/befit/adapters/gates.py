@@ -1,0 +1,137 @@
+"""Gates: weights of two or more slots that a client learns for every adapted layer.
+
+A gate is a mixer (see `befit.adapters.mixers`) with one array for each layer. `h_s` is slot s's scaled output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from befit.adapters.forms import kaiming_uniform
+from befit.adapters.layer import SlotLinear
+from befit.adapters.mixers import add_up
+
+__all__ = ["SOFTMAX", "Gate", "InputGate", "ScalarGate", "SoftmaxGate"]
+
+
+class Gate(Protocol):
+    """How the slots of a layer are weighed. `factor` names the array."""
+
+    factor: ClassVar[str]
+
+    def shape(self, slots: int, d_in: int) -> tuple[int, ...]: ...
+
+    def initial(self, module: str, shape: tuple[int, ...], seed: int) -> Tensor: ...
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor: ...
+
+    def constants(self, array: Tensor) -> tuple[float, ...] | None:
+        """The slots' weights at a layer where they are the same for every input; None where they are not."""
+        ...
+
+
+@dataclass(frozen=True)
+class SoftmaxGate:
+    """`y + sum_s alpha_s(x) h_s`, `alpha = softmax(G x)` per token (FedALT, Bian et al. 2025); G (slots, d_in).
+
+    The gate sees the input before dropout; its rows are in the order of the active slots; softmax in float32.
+    """
+
+    factor: ClassVar[str] = "G"
+
+    def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
+        return slots, d_in
+
+    def initial(self, module: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        return kaiming_uniform(module, self.factor, shape, seed)
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        if layer.gate is None:
+            return add_up(layer, x, dropped, y)
+        weights = F.linear(x, layer.gate).softmax(-1)  # (…, slots)
+        return _weigh(layer, list(weights.split(1, -1)), x, dropped, y)
+
+    def constants(self, array: Tensor) -> tuple[float, ...] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class ScalarGate:
+    """`y + (1 - b) h_1 + b h_2`, `b = sigmoid(beta)`, one number beta for each layer, 0 at the start (FedMosaic,
+    eq. 7; specification fedmosaic.md, section 2.5). The weights do not depend on the input."""
+
+    factor: ClassVar[str] = "beta"
+
+    def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
+        return (_of_two(slots),)
+
+    def initial(self, module: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.zeros(shape)
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        if layer.gate is None:
+            return add_up(layer, x, dropped, y)
+        b = layer.gate.sigmoid()  # (1,)
+        return _weigh(layer, [1 - b, b], x, dropped, y)
+
+    def constants(self, array: Tensor) -> tuple[float, ...] | None:
+        b = float(array.double().sigmoid())
+        return 1 - b, b
+
+
+@dataclass(frozen=True)
+class InputGate:
+    """`y + (1 - b_t) h_1 + b_t h_2`, `b_t = sigmoid(<w, x_t> + n_t)`, every token t by itself; w (d_in,), 0 at first
+
+    noise  standard deviation of n_t in training; the released code of FedMosaic has ln 2 (`InputGate.RELEASED`)
+
+    Deviation (specification fedmosaic.md, section 2.5): the released code averages the logits over the sequence, so
+    that its gate sees later tokens and padding, and another one while text is generated. This one is causal.
+    """
+
+    noise: float = 0.0
+    factor: ClassVar[str] = "w"
+    RELEASED: ClassVar[float] = math.log(2)  # softplus(0) of a weight that never gets a gradient
+
+    def shape(self, slots: int, d_in: int) -> tuple[int, ...]:
+        _of_two(slots)
+        return (d_in,)
+
+    def initial(self, module: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.zeros(shape)
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        if layer.gate is None:
+            return add_up(layer, x, dropped, y)
+        logits = (x @ layer.gate).unsqueeze(-1)  # (…, 1)
+        if self.noise and layer.training:
+            logits = logits + self.noise * torch.randn_like(logits)
+        b = logits.sigmoid()
+        return _weigh(layer, [1 - b, b], x, dropped, y)
+
+    def constants(self, array: Tensor) -> tuple[float, ...] | None:
+        return None if bool(array.any()) else (0.5, 0.5)
+
+
+SOFTMAX = SoftmaxGate()
+
+
+def _weigh(layer: SlotLinear, weights: list[Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+    """`y + sum_s weight_s scale_s h_s`; a weight is (1,) or (…, 1)."""
+    for slot, weight in zip(layer.router.active, weights, strict=True):
+        output = layer.branch_output(slot, x, dropped)
+        if output is not None:
+            y = torch.add(y, (weight * output).to(y.dtype), alpha=layer.branches[slot].scale)
+    return y
+
+
+def _of_two(slots: int) -> int:
+    if slots != 2:
+        raise ValueError(f"this gate weighs two slots, got {slots}")
+    return 1
