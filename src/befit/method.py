@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 
 from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout
+from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
@@ -122,6 +123,10 @@ class Method(Exchange):
     def trainable(self) -> Selector:
         """Everything that a client may train in some stage."""
         return EVERYTHING
+
+    def work(self) -> tuple[Work, ...]:
+        """What a client computes in a step of local training, for estimates; nothing where a method does not say."""
+        return ()
 
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...

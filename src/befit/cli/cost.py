@@ -154,6 +154,8 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         _print_columns(stages, "Stages")
     text = (
         f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
+        " Compute (products of parameters and tokens of a training step) and memory (parameters held) are relative to "
+        "plain fine-tuning of one adapter."
     )
     console.print(text, style="dim", markup=False, soft_wrap=True)
 
@@ -173,6 +175,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, "down a round", down)
     for way in ("up", "down"):
         _add_bytes(table, f"{way} in all", [row[f"{way}load_bytes_total"] for row in rows])
+    table["compute"] = ["-" if row["compute"] is None else f"{row['compute']:.3f}" for row in rows]
+    table["memory"] = [f"{row['memory']:.3f}" for row in rows]
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
         _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:

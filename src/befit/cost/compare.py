@@ -12,6 +12,7 @@ from befit.adapters.keys import split
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import find_modules, model_shapes
 from befit.cost.architecture import Architecture
+from befit.cost.compute import relative_compute, relative_memory
 from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.errors import ConfigError
@@ -60,7 +61,12 @@ def compare(
         "labels": labels,
     }
     return [
-        {**about, "method": name, **method_cost(method, shapes, rounds, dtype, clients)}
+        {
+            **about,
+            "method": name,
+            **method_cost(method, shapes, rounds, dtype, clients),
+            **relative_cost(method, shapes, about["backbone_parameters"]),
+        }
         for name, method in methods.items()
     ]
 
@@ -111,6 +117,15 @@ def method_cost(
         "head_bytes": _bytes(totals(stages, lambda key: split(key)[1] in shapes.heads)),
         **several,
         "stages": [_stage(stage) for stage in stages],
+    }
+
+
+def relative_cost(method: Method, shapes: ModelShapes, backbone: int) -> dict[str, float | None]:
+    """`compute` and `memory` of a step, relative to plain fine-tuning; see `befit.cost.compute`."""
+    specs = method.layout.specs(shapes)
+    return {
+        "compute": relative_compute(method.work(), specs, method.trainable(), backbone),
+        "memory": relative_memory(specs, method.trainable(), backbone),
     }
 
 

@@ -18,6 +18,7 @@ from befit.registry import register
 from befit.seeds import derive_seed
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
+from befit.train.work import Work
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
 
@@ -72,6 +73,9 @@ class Relora(Method):
 
     def trainable(self) -> Selector:
         return slot("personal")
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work(("base", "personal"), slot("personal")),)
 
     def server_init(self, site: ServerSite) -> Payload:
         return Payload({}, {"pieces": 0})

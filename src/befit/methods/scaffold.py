@@ -18,6 +18,7 @@ from befit.registry import register
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.terms import Tilt
+from befit.train.work import Work
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
 _LOG = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class Scaffold(Method):
 
     def trainable(self) -> Selector:
         return slot("shared")
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work(("shared",), slot("shared")),)
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, slot("shared"))

@@ -17,6 +17,7 @@ from befit.recipe.personal import PersonalStage, Use, start_of
 from befit.recipe.route import Broadcast, Route
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
+from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Scalar, Stage, TensorSpec, Tick, Update
 
 __all__ = ["Recipe"]
@@ -76,6 +77,10 @@ class Recipe(Method):
 
     def trainable(self) -> Selector:
         return union(part.trainable for part in (*self.passes, *self.before, *self.then))
+
+    def work(self) -> tuple[Work, ...]:
+        passes = self.passes or tuple(one for stage in (*self.before, *self.then) for one in stage.passes)
+        return tuple(work for one in passes for work in one.work)
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)

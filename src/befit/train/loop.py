@@ -14,6 +14,7 @@ from befit.adapters.keys import Selector
 from befit.train.blend import Blend
 from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
 from befit.train.terms import Guide, Term
+from befit.train.work import Work
 from befit.types import State, Tick
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Pass:
     keep_optimiser: bool = False
     first_round: int = 1
     blend: Blend | None = None
+
+    @property
+    def work(self) -> tuple[Work, ...]:
+        """This pass, and what its terms compute beside it."""
+        return (Work(self.active, self.trainable), *(work for term in self.terms for work in getattr(term, "work", ())))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from befit.adapters.keys import join, slot, to_slot
 from befit.adapters.lowrank import align
+from befit.train.work import Work
 
 if TYPE_CHECKING:
     from befit.site import Site
@@ -117,6 +118,10 @@ class Distil:
     direction: Literal["local_global", "global_local", "js"] = "local_global"
     divide_by_vocab: bool = False
     weight: float = 1.0
+
+    @property
+    def work(self) -> tuple[Work, ...]:
+        return (Work((self.teacher,)),)
 
     def bind(self, site: Site) -> Guide:
         def divergence(batch: Batch, logits: Tensor) -> Tensor:

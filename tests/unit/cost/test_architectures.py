@@ -16,6 +16,10 @@ PUBLISHED = {
     "qwen2.5-3b": 3_085_938_688, "qwen3-4b": 4_022_468_096,
     # Published as 1.4B only. 2*32000*2048 + 24*(4*2048^2 + 3*2048*5632 + 2*2048) + 2048, embeddings not tied.
     "mobilellama-1.4b": 1_364_297_728,
+    # The language model, CLIP ViT-L/14-336 (303,507,456) and the projector 1024 -> d -> d with biases (FedMosaic
+    # specification, section 7).
+    "llava-llama-3.2-1b": 1_545_617_408, "llava-llama-3.2-3b": 3_528_846_336, "llava-llama-3.1-8b": 8_354_748_416,
+    "llava-qwen2.5-0.5b": 799_262_336, "llava-qwen2.5-1.5b": 1_851_156_992, "llava-qwen2.5-3b": 3_395_741_696,
 }  # fmt: skip
 # Width of the residual stream, of all queries, and of all keys: hidden, heads * head_dim, kv heads * head_dim.
 WIDTHS = {
@@ -23,6 +27,9 @@ WIDTHS = {
     "llama-3.2-3b": (3072, 3072, 1024), "llama-3.1-8b": (4096, 4096, 1024), "qwen2.5-0.5b": (896, 896, 128),
     "qwen2.5-1.5b": (1536, 1536, 256), "qwen2.5-3b": (2048, 2048, 256), "qwen3-4b": (2560, 4096, 1024),
     "mobilellama-1.4b": (2048, 2048, 2048),
+    "llava-llama-3.2-1b": (2048, 2048, 512), "llava-llama-3.2-3b": (3072, 3072, 1024),
+    "llava-llama-3.1-8b": (4096, 4096, 1024), "llava-qwen2.5-0.5b": (896, 896, 128),
+    "llava-qwen2.5-1.5b": (1536, 1536, 256), "llava-qwen2.5-3b": (2048, 2048, 256),
 }  # fmt: skip
 
 
@@ -35,7 +42,7 @@ def test_parameters_are_those_that_are_published(name):
     """A classifier's head for c classes is 768 c + c more."""
     found = find_architecture(name)
     model = found.skeleton(labels=10)
-    head = 0 if found.task == "causal-lm" else 7_690
+    head = 0 if found.task in ("causal-lm", "vqa") else 7_690
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name] + head
     assert all(parameter.is_meta for parameter in model.parameters())
 

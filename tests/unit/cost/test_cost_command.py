@@ -54,9 +54,9 @@ def test_the_table_has_a_row_for_each_method_and_one_unit_a_column():
                 env={"COLUMNS": "100"})  # fmt: skip
     assert done.exit_code == 0
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
-    assert lines["fedit"][1:] == ["3,211,264", "12.8", "7,707.0", "7,707.0", "0.0%"]
-    assert lines["fedsa"][1:] == ["3,211,264", "8.3", "4,954.5", "4,954.5", "35.7%"]
-    assert lines["potara"][1:] == ["6,422,528", "12.8", "642.3", "655.1", "91.7%"]
+    assert lines["fedit"][1:] == ["3,211,264", "12.8", "7,707.0", "7,707.0", "1.000", "1.000", "0.0%"]
+    assert lines["fedsa"][1:] == ["3,211,264", "8.3", "4,954.5", "4,954.5", "1.000", "1.000", "35.7%"]
+    assert lines["potara"][1:] == ["6,422,528", "12.8", "642.3", "655.1", "1.000", "1.002", "91.7%"]
     assert "A 2,064,384, B 1,146,880" in done.stdout
 
 
@@ -111,7 +111,7 @@ def test_a_language_model_can_be_a_classifier():
 def test_the_built_in_models_are_listed():
     assert "Qwen/Qwen3-4B-Instruct-2507" in call("--models", env={"COLUMNS": "120"}).stdout
     found = json.loads(call("--models", "--json").stdout)
-    assert len(found) == 10
+    assert len(found) == 16
     assert next(one for one in found if one["name"] == "mbert")["config"]["vocab_size"] == 119_547
 
 

@@ -1,0 +1,57 @@
+"""What a step of training computes and holds, relative to training one adapter alone, from shapes alone.
+
+The unit is one parameter met by one token (FedMosaic specification, section 7): a forward pass costs N + the entries of
+the active adapters; a backward pass the same for the gradients of activations, and the trained entries once more for
+their own. N counts every parameter of the backbone, embeddings and vision tower too, as if each token met it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from befit.adapters.keys import NOTHING, Selector, slot, slot_of
+from befit.cost.parameters import count
+from befit.train.work import Work
+from befit.types import TensorSpec
+
+__all__ = ["alone", "relative_compute", "relative_memory", "step_cost"]
+
+
+def step_cost(work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: int) -> float:
+    """Units of one step on one token.
+
+    specs     all arrays of the layout
+    backbone  parameters of the frozen model
+    """
+    total = 0.0
+    for one in work:
+        forward = backbone + count(specs, slot(*one.active))
+        trained = count(specs, one.trainable) if one.trainable != NOTHING else None
+        total += one.times * (forward if trained is None else 2 * forward + trained)
+    return total
+
+
+def alone(specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int) -> tuple[float, float]:
+    """Units of a step of plain fine-tuning of the first slot that is trained, 2 N + 3 n, and what it holds, N + n."""
+    first = next((slot_of(key) for key in specs if trainable(key)), None)
+    entries = count(specs, slot(first)) if first else 0
+    return 2.0 * backbone + 3 * entries, float(backbone + entries)
+
+
+def relative_compute(
+    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int
+) -> float | None:
+    """A step's units over those of plain fine-tuning; None where the method does not say what it computes.
+
+    >>> from befit.adapters.keys import EVERYTHING
+    >>> specs = {"shared/x/A": TensorSpec((1, 10)), "personal/x/A": TensorSpec((1, 10))}
+    >>> ditto = [Work(("shared",), slot("shared")), Work(("personal",), slot("personal"))]
+    >>> relative_compute(ditto, specs, EVERYTHING, 1000)
+    2.0
+    """
+    return step_cost(work, specs, backbone) / alone(specs, trainable, backbone)[0] if work else None
+
+
+def relative_memory(specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int) -> float:
+    """Parameters held, backbone and every slot, over those of plain fine-tuning; optimisers and activations aside."""
+    return (backbone + count(specs)) / alone(specs, trainable, backbone)[1]

@@ -1,0 +1,84 @@
+"""Compute and memory of a training step, against the FedMosaic paper's table 15 and its derivation (section 7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.layout import lora
+from befit.adapters.model import model_shapes
+from befit.cost.architecture import find_architecture
+from befit.cost.compare import compare
+from befit.cost.compute import relative_compute, relative_memory
+from befit.cost.parameters import count
+from befit.registry import build_method
+from befit.train.work import Work
+
+LLAVA_3B = "llava-llama-3.2-3b"
+# Entries of one LoRA of rank 128 on all seven linear layers of every block (section 7): none on tower or projector.
+ADAPTER = {
+    "llava-llama-3.2-1b": 90_177_536, "llava-llama-3.2-3b": 194_510_848, "llava-llama-3.1-8b": 335_544_320,
+    "llava-qwen2.5-0.5b": 70_385_664, "llava-qwen2.5-1.5b": 147_718_144, "llava-qwen2.5-3b": 239_468_544,
+}  # fmt: skip
+BOTH = ("shared", "personal")
+
+
+def own(name: str) -> Selector:
+    return slot(name)
+
+
+@pytest.mark.parametrize("name", ADAPTER)
+def test_an_adapter_of_a_model_that_sees_images_is_on_its_language_model_alone(name: str) -> None:
+    shapes = model_shapes(find_architecture(name).skeleton(), "all", head=False)
+    assert count(lora(128, 256.0).specs(shapes)) == ADAPTER[name]
+
+
+# The paper's figures for LLaVA-Llama-3B at rank 128, N = 3,528,846,336 and n = 194,510,848: derivation beside each.
+TABLE_15 = {
+    "SFT": (1.000, [Work(("shared",), own("shared"))]),  # 2N + 3n
+    "DITTO": (2.000, [Work(("shared",), own("shared")), Work(("personal",), own("personal"))]),
+    # The shared adapter's step, and one of the personal adapter beside the frozen one: 2(2N + 3n) + 2n.
+    "FedDPA": (2.051, [Work(("shared",), own("shared")), Work(BOTH, own("personal"))]),
+    # A teacher's forward pass with both, the shared step, the pair's step: (N + 2n) + (2N + 3n) + (2N + 5n).
+    "FedDAT": (2.564, [Work(BOTH), Work(("shared",), own("shared")), Work(BOTH, own("personal"))]),
+    # As published, one backward pass: (2N + 3n) + (N + n). Both adapters train, so an honest count is 2.000.
+    "FedSim": (1.487, [Work(("shared",), own("shared")), Work(("personal",))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE_15)
+def test_figures_of_table_15_follow_from_passes(name: str) -> None:
+    published, work = TABLE_15[name]
+    shapes = model_shapes(find_architecture(LLAVA_3B).skeleton(), "all", head=False)
+    specs = lora(128, 256.0, BOTH).specs(shapes)
+    found = relative_compute(work, specs, own("shared"), 3_528_846_336)
+    assert found == pytest.approx(published, abs=5e-4)
+
+
+def test_a_second_and_a_third_adapter_hold_what_the_paper_says() -> None:
+    """Table 15's M: 1.052 for two adapters, 1.104 for three: (N + c n) / (N + n)."""
+    shapes = model_shapes(find_architecture(LLAVA_3B).skeleton(), "all", head=False)
+    for slots, published in (((*BOTH,), 1.052), ((*BOTH, "teacher"), 1.104)):
+        specs = lora(128, 256.0, slots).specs(shapes)
+        assert relative_memory(specs, own("shared"), 3_528_846_336) == pytest.approx(published, abs=5e-4)
+
+
+def test_a_forward_pass_now_and_then_counts_by_its_share() -> None:
+    shapes = model_shapes(find_architecture(LLAVA_3B).skeleton(), "all", head=False)
+    specs = lora(128, 256.0).specs(shapes)
+    step = Work(("shared",), own("shared"))
+    once_in_ten = [step, Work((), NOTHING, 0.1)]
+    units = 2 * 3_528_846_336 + 3 * 194_510_848
+    assert relative_compute(once_in_ten, specs, own("shared"), 3_528_846_336) == pytest.approx(
+        1 + 0.1 * 3_528_846_336 / units
+    )
+
+
+def test_registered_methods_give_the_figures_of_their_own_passes() -> None:
+    methods = {name: build_method(name) for name in ("fedit", "ditto", "feddpa", "local", "ffa_lora")}
+    methods["function"] = build_method({"name": "guidance", "guide": "function"})
+    rows = {row["method"]: row for row in compare(find_architecture(LLAVA_3B), methods, "all", rounds=1)}
+    assert [round(rows[name]["compute"], 3) for name in ("fedit", "local", "ditto")] == [1.0, 1.0, 2.0]
+    assert rows["ffa_lora"]["compute"] < 1
+    assert 1.4 < rows["function"]["compute"] < 1.55  # a step and a teacher's forward pass
+    assert rows["ditto"]["memory"] > rows["fedit"]["memory"] == 1.0
