@@ -36,8 +36,7 @@ class Form(Protocol):
            for none
     """
 
-    @property
-    def basis(self) -> str: ...
+    basis: ClassVar[str]
 
     def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
         """Shape of every array, by factor and then by module: buffers lie in this order."""

@@ -28,8 +28,7 @@ class Branch(Protocol):
 
     scale: float
 
-    @property
-    def drops(self) -> bool: ...
+    drops: ClassVar[bool]
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, d_out) from x (…, d_in), unscaled."""
