@@ -107,12 +107,12 @@ class CompareProgress:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True)
         table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=44)
-        table.add_column("seeds", no_wrap=True)
+        table.add_column("seeds", no_wrap=True, min_width=max(5, len(self.plan.seeds)))
         table.add_column("mean", justify="right", no_wrap=True, min_width=5)
         table.add_column("± SD", justify="right", no_wrap=True, min_width=5)
-        table.add_column("now", no_wrap=True, overflow="ellipsis")
+        table.add_column("now", no_wrap=True, overflow="ellipsis", ratio=1)
         shown, hidden = self._shown(max(3, self.console.size.height - AROUND))
         for label in shown:
             table.add_row(*self._row(label))
