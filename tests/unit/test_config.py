@@ -139,10 +139,12 @@ def test_what_a_method_refuses_is_told_together_with_the_other_blocks():
 
 def test_generation_is_refused_for_a_task_without_texts_to_generate():
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"generate": True}})
-    assert problem == "evaluate.generate: is for causal-lm, and the task is image-classification; set it to false"
+    assert (
+        problem == "evaluate.generate: is for causal-lm and vqa, and the task is image-classification; set it to false"
+    )
     assert len(problems_of({"method": "fedit", "benchmark": "digts", "evaluate": {"generate": True}})) == 1
     (problem,) = problems_of({"method": "fedit", "benchmark": "digits", "evaluate": {"metrics": ["rougeL"]}})
-    assert problem == "evaluate.metrics: is for causal-lm, and the task is image-classification; set it to null"
+    assert problem == "evaluate.metrics: is for causal-lm and vqa, and the task is image-classification; set it to null"
 
 
 def test_metrics_and_prompts_that_mean_nothing_are_named_together():
