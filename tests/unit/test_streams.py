@@ -1,6 +1,7 @@
 """Streams of tasks: the properties of FedMosaic's specification, section 9.3, item 15, and sampling by hand."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def rng(seed=0):
 def tasks_of(sizes):
     """Positions of tasks that lie one after the other."""
     ends = np.cumsum([0, *sizes])
-    return [list(range(start, end)) for start, end in zip(ends, ends[1:], strict=False)]
+    return [list(range(start, end)) for start, end in pairwise(ends)]
 
 
 @given(SIZES, st.integers(1, 30))
@@ -58,8 +59,8 @@ def test_five_rounds_of_each_of_four_tasks_have_twelve_new_records():
 
 
 def test_a_round_spans_two_tasks_where_rounds_do_not_divide():
-    """Two tasks of 10 and 20 over three rounds: round 1 has the shares [2/3, 1] of the first and [0, 1/3] of the second,
-    records int(6.67) to 10 and 0 to int(6.67)."""
+    """Two tasks of 10 and 20 over three rounds: round 1 has the shares [2/3, 1] of the first, records int(6.67) to 10,
+    and [0, 1/3] of the second, 0 to int(6.67)."""
     slices = dynamic_slices(tasks_of([10, 20]), 3, rng())
     assert [len(part) for part in slices] == [6, 10, 14]
     assert int((slices[1] < 10).sum()) == 4
@@ -128,8 +129,8 @@ def test_every_round_gives_its_steps_and_every_batch_only_what_was_seen(arrivals
 
 
 def test_counts_decay_and_then_grow_by_the_size_of_a_batch():
-    """One batch of 2 of 4 records: 0.99 * (1 + 2 + 3 + 4) + 2 = 11.9. With such counts, 8 apart in the exponent for every
-    1 of count, the two least used are drawn."""
+    """One batch of 2 of 4 records: each count times 0.99, and 1 more for the two that are drawn. They are the least used,
+    since the others' chances are below e^-200."""
     memory = Memory(np.arange(4), np.array([1.0, 2.0, 30.0, 40.0]))
     (batch,), after = memory_batches(memory, [], 1, 2, rng())
     assert sorted(batch.tolist()) == [0, 1]
