@@ -16,7 +16,7 @@ from befit.schema import plain
 
 __all__ = [
     "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
-    "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
+    "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings", "StreamSettings",
     "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names", "to_dict", "to_yaml",
 ]  # fmt: skip
 
@@ -85,6 +85,7 @@ class DataSettings:
     label_names    names of the classes in order; null collects them from the training files
     val_fraction   share of the training records held out where a client has no validation file
     test_fraction  share of all records held out where a client has no test file
+    newcomers      clients that take no part in training, in the same form; they may have a test file alone
     """
 
     clients: str | dict[str, str | dict[str, str]]
@@ -94,6 +95,7 @@ class DataSettings:
     label_names: list[str] | None = None
     val_fraction: float = 0.1
     test_fraction: float = 0.2
+    newcomers: str | dict[str, str | dict[str, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,20 @@ class TrainSettings:
     grad_clip: float = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Training data that arrives over the rounds of a stage instead of being there from the start.
+
+    kind      none; dynamic: a client's tasks one after the other, in the order of its records' field `task`; static:
+              all tasks mixed, in equal parts
+    sampling  which records of those seen so far a batch is made of: frequency prefers those that were used less,
+              uniform takes all alike
+    """
+
+    kind: Literal["none", "static", "dynamic"] = "none"
+    sampling: Literal["frequency", "uniform"] = "frequency"
 
 
 @dataclass(frozen=True)
@@ -253,6 +269,7 @@ class Experiment:
     method      name and arguments of the method, defaults filled in
     baselines   methods to compare with, in the same form
     train       local training
+    stream      whether training data arrives over time
     federation  rounds and cohorts
     evaluate    measurements
     engine      what runs the clients
@@ -270,6 +287,7 @@ class Experiment:
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     train: TrainSettings = field(default_factory=TrainSettings)
+    stream: StreamSettings = field(default_factory=StreamSettings)
     federation: FederationSettings = field(default_factory=FederationSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)

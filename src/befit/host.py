@@ -18,6 +18,7 @@ from befit.method import Method
 from befit.models import load_backbone
 from befit.registry import build_method
 from befit.site import Backbone, ServerSite, Site
+from befit.stream import Stream
 from befit.tasks import GENERATIVE, make_task
 from befit.types import ClientInfo, Needs, State
 
@@ -48,11 +49,14 @@ class Host:
         self.backbones = {one.key: one for one in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
         self.smallest = min(self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
+        for one in self.backbones.values():
+            one.model.shapes = replace(one.model.shapes, last=self.smallest.model.shapes.last)
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
         self._prepared: dict[tuple[str, str, str], Examples] = {}
         self._public: dict[str, Examples] = {}
+        self._streams: dict[str, Stream] = {}
 
     def _load(self, name: str) -> Backbone:
         experiment = family_experiment(self.experiment, name)
@@ -115,10 +119,19 @@ class Host:
             smallest=smallest,
             small_examples=lambda split: self.examples(info.id, split, smallest),
             public=lambda: self.public(own.key),
+            stream=self._stream(info.id),
             others=lambda split: {
                 one.id: self.examples(one.id, split, own) for one in self.federation.clients if one.id != info.id
             },
         )
+
+    def _stream(self, client: str) -> Stream | None:
+        settings = self.experiment.stream
+        if settings.kind == "none":
+            return None
+        if client not in self._streams:
+            self._streams[client] = Stream.of(client, self._data[client].train, settings.kind, settings.sampling)
+        return self._streams[client]
 
     def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
@@ -229,6 +242,7 @@ def load_federation(experiment: Experiment) -> Federation:
         val_fraction=data.val_fraction,
         test_fraction=data.test_fraction,
         seed=experiment.federation.seed,
+        newcomers=data.newcomers,
     )
 
 

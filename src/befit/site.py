@@ -15,6 +15,7 @@ from befit.types import ClientInfo, State, Tick
 
 if TYPE_CHECKING:
     from befit.config import TrainSettings
+    from befit.stream import Stream
     from befit.tasks.base import Batch, Examples, Task
 
 __all__ = ["Backbone", "ServerSite", "Site", "shuffled_batches"]
@@ -51,6 +52,7 @@ class Site:
     smallest        the smallest backbone of the federation, the same one at all clients, to be used bare
     small_examples  this client's records, by split, in that backbone's terms
     public          the federation's public records, in the terms of this client's model
+    stream          where training data arrives over time, what a round's batches are made of
     others          the other clients' examples by client, of a split, where all are on this machine; for scores alone
     """
 
@@ -63,19 +65,28 @@ class Site:
     smallest: Backbone | None = None
     small_examples: Callable[[str], Examples] | None = None
     public: Callable[[], Examples] | None = None
+    stream: Stream | None = None
     others: Callable[[str], Mapping[str, Examples]] | None = None
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:
         """`steps` mini-batches: epochs without replacement, shuffled anew each time, by a seed of this client and tick.
 
-        A client with fewer examples than a batch gives all of them each time.
+        A client with fewer examples than a batch gives all of them each time. Training data that arrives over time
+        comes as its stream says.
         """
         examples = self.examples(split)
-        if not len(examples):
-            raise DataError(f"client {self.info.id} has no {split} examples")
-        generator = torch.Generator().manual_seed(at.seed_for(self.info.id, "batches"))
-        for indices in shuffled_batches(len(examples), self.budget.batch_size, steps, generator):
+        for indices in self.indices(split, steps, at):
             yield self.to_device(examples.batch(indices))
+
+    def indices(self, split: str, steps: int, at: Tick) -> Iterator[Tensor]:
+        """Which examples are in each of those batches, by their place in the split."""
+        count = len(self.examples(split))
+        if not count:
+            raise DataError(f"client {self.info.id} has no {split} examples")
+        if self.stream is not None and split == "train":
+            return self.stream.batches(steps, self.budget.batch_size, at)
+        generator = torch.Generator().manual_seed(at.seed_for(self.info.id, "batches"))
+        return shuffled_batches(count, self.budget.batch_size, steps, generator)
 
     def to_device(self, batch: Batch) -> Batch:
         if self.model.device.type == "cpu":

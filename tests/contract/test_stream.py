@@ -1,0 +1,105 @@
+"""Data that arrives over time: what a round trains on, and that a resumed run trains on the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import befit
+from befit.config import load_experiment
+from befit.errors import DataError
+from befit.host import Host
+from befit.stream import Stream
+from befit.types import Tick
+
+TASKS = [range(0, 30), range(30, 50), range(50, 90)]
+
+
+def stream(kind: Any = "dynamic", sampling: Any = "frequency") -> Stream:
+    return Stream("c", TASKS, kind, sampling)
+
+
+def played(one: Stream, round_: int, rounds: int = 6, steps: int = 5, seed: int = 3) -> list[list[int]]:
+    return [batch.tolist() for batch in one.batches(steps, 4, Tick("federate", round_, rounds, seed))]
+
+
+def test_a_dynamic_stream_brings_its_tasks_one_after_the_other_and_trains_on_nothing_that_is_still_to_come() -> None:
+    one, seen = stream(), set[int]()
+    for round_ in range(1, 7):
+        batches = played(one, round_)
+        assert [len(batch) for batch in batches] == [4] * 5
+        there = {index for batch in batches for index in batch}
+        current = (round_ - 1) // 2
+        assert max(there) < TASKS[current].stop
+        assert there & set(TASKS[current])
+        seen |= there
+    assert all(seen & set(task) for task in TASKS)
+
+
+def test_a_static_stream_has_all_tasks_from_the_first_round() -> None:
+    there = {index for batch in played(stream("static"), 1, rounds=2) for index in batch}
+    assert all(there & set(task) for task in TASKS)
+
+
+def test_a_round_that_is_played_by_another_process_has_the_same_batches() -> None:
+    one = stream()
+    in_order = [played(one, round_) for round_ in range(1, 7)]
+    assert played(stream(), 6) == in_order[5]
+    assert played(stream(), 4) == in_order[3]
+    assert played(one, 2) == in_order[1]  # and back again
+    assert played(one, 3) == in_order[2]
+    assert played(stream(), 6, seed=4) != in_order[5]
+
+
+def test_another_number_of_steps_or_another_stage_is_another_history() -> None:
+    one = stream()
+    played(one, 3)
+    assert played(one, 4, steps=2) == played(stream(), 4, steps=2)
+    tick = Tick("local", 4, 6, 3)
+    assert [b.tolist() for b in one.batches(5, 4, tick)] == [b.tolist() for b in stream().batches(5, 4, tick)]
+
+
+def test_fewer_records_than_rounds_are_refused_where_the_first_has_none() -> None:
+    with pytest.raises(DataError, match="2 records over 9 rounds leave round 1 without any"):
+        list(Stream("c", [range(2)], "dynamic").batches(1, 4, Tick("federate", 1, 9, 0)))
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    return {
+        "name": "stream",
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "method": "fedit",
+        "baselines": [],
+        "train": {"max_steps": 2, "lr": 5e-3},
+        "federation": {"rounds": 4},
+        "stream": {"kind": "dynamic"},
+        **more,
+    }
+
+
+def test_a_site_gives_its_batches_from_the_stream_and_its_validation_data_as_ever() -> None:
+    host = Host(load_experiment(settings()))
+    info = host.infos[0]
+    site, plain = host.site(info), replace(host.site(info), stream=None)
+    at = Tick("federate", 1, 4, 0)
+    first = [i for batch in site.indices("train", 3, at) for i in batch.tolist()]
+    assert max(first) < info.num_examples
+    assert first != [i for batch in plain.indices("train", 3, at) for i in batch.tolist()]
+    val = [torch.equal(a, b) for a, b in zip(site.indices("val", 2, at), plain.indices("val", 2, at), strict=True)]
+    assert all(val)
+
+
+def test_a_stream_changes_the_run_and_workers_do_not(tmp_path: Path) -> None:
+    adapters = {}
+    for name, more in {
+        "stream": {}, "again": {"engine": {"workers": 2}}, "uniform": {"stream": {"kind": "dynamic", "sampling":
+        "uniform"}}, "plain": {"stream": {"kind": "none"}},
+    }.items():  # fmt: skip
+        run = befit.run(settings(**more), out=tmp_path / name)
+        adapters[name] = (run.path / "clients" / "client-00" / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert adapters["stream"] == adapters["again"]
+    assert len(set(adapters.values())) == 3
