@@ -1,7 +1,7 @@
 """A client whose data arrives over time: the batches of a round come from what it has seen by then.
 
 Nothing of it is stored. Which records a round brings, and which of those seen so far its batches are made of, follows
-from seed, stage, client and round alone; a process that resumes plays the earlier rounds' draws again, without training.
+from seed, stage, client and round alone; who resumes plays the earlier rounds' draws again, without training.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from befit.host import Host
 from befit.stream import Stream
 from befit.types import Tick
 
-TASKS = [range(0, 30), range(30, 50), range(50, 90)]
+TASKS = [range(30), range(30, 50), range(50, 90)]
 
 
 def stream(kind: Any = "dynamic", sampling: Any = "frequency") -> Stream:
