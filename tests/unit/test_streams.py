@@ -129,8 +129,8 @@ def test_every_round_gives_its_steps_and_every_batch_only_what_was_seen(arrivals
 
 
 def test_counts_decay_and_then_grow_by_the_size_of_a_batch():
-    """One batch of 2 of 4 records: each count times 0.99, and 1 more for the two that are drawn. They are the least used,
-    since the others' chances are below e^-200."""
+    """One batch of 2 of 4 records: each count times 0.99, and 1 more for the two that are drawn: the least used, since
+    the others' chances are below e^-200."""
     memory = Memory(np.arange(4), np.array([1.0, 2.0, 30.0, 40.0]))
     (batch,), after = memory_batches(memory, [], 1, 2, rng())
     assert sorted(batch.tolist()) == [0, 1]
