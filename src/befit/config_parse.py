@@ -266,13 +266,15 @@ def _places(engine: Any) -> list[str]:
 
 
 def _files(data: Any) -> list[str]:
-    clients = data.clients if isinstance(data.clients, dict) else {"all": data.clients}
-    problems = [] if clients else ["data.clients: must name at least one client"]
-    problems += [
-        f"data.clients.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
-        for name in clients
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
-    ]
+    problems: list[str] = []
+    for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
+        held = given if isinstance(given, dict) else {"all": given}
+        problems += [] if held else [f"data.{key}: must name at least one client"]
+        problems += [
+            f"data.{key}.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
+            for name in held
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
+        ]
     if data.val_fraction + data.test_fraction >= 1:
         shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
         problems.append(f"data.test_fraction: {shares} leave nothing to train on")
@@ -293,15 +295,16 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
     families = {name: replace(one, model=place(one.model)) for name, one in experiment.families.items()}
     if data is not None:
-        clients: Any = data.clients
-        if isinstance(clients, str):
-            clients = resolve(clients)
-        else:
-            clients = {
+
+        def placed(clients: Any) -> Any:
+            if clients is None or isinstance(clients, str):
+                return None if clients is None else resolve(clients)
+            return {
                 name: resolve(one) if isinstance(one, str) else {split: resolve(path) for split, path in one.items()}
                 for name, one in clients.items()
             }
-        data = replace(data, clients=clients)
+
+        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers))
     return replace(experiment, model=place(model), data=data, families=families)
 
 

@@ -643,3 +643,45 @@ def test_the_example_configuration_fits_files_beside_it(tmp_path: Path) -> None:
     assert found.label_names == ("1", "2", "3", "4", "5")
     assert found.manifest["counts"]["berlin"] == {"train": 29, "val": 3, "test": 8}
     assert found.manifest["counts"]["lyon"] == {"train": 36, "val": 4, "test": 40}
+
+
+def test_newcomers_are_read_as_clients_are_and_take_no_part(tmp_path: Path) -> None:
+    for index, client in enumerate(("a", "b")):
+        jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20, start=100 * index))
+    new = {"c": jsonl(tmp_path / "c.jsonl", reviews(20, start=300)),
+           "d": {"test": jsonl(tmp_path / "d.jsonl", reviews(6, start=400))}}  # fmt: skip
+    alone = load_files(tmp_path / "clients", task=TEXT)
+    federation = load_files(tmp_path / "clients", task=TEXT, newcomers=new)
+    assert federation.clients == alone.clients and federation.label_names == ("bad", "good")
+    c, d = federation.newcomers
+    assert (c.id, len(c.train), len(c.val), len(c.test)) == ("c", 14, 2, 4)
+    assert (d.id, len(d.train), len(d.val), texts(d.test)) == ("d", 0, 0, [f"film {400 + i}" for i in range(6)])
+    assert federation.manifest["counts"]["d"] == {"train": 0, "val": 0, "test": 6}
+    assert federation.manifest["partition"]["sha256"] != alone.manifest["partition"]["sha256"]
+
+
+def test_a_newcomer_that_is_a_client_or_has_a_new_class_is_refused_by_name(tmp_path: Path) -> None:
+    first = jsonl(tmp_path / "clients" / "a.jsonl", reviews(20))
+    with pytest.raises(DataError, match="newcomer a: there is a client of this name"):
+        load_files(tmp_path / "clients", task=TEXT, newcomers={"a": jsonl(tmp_path / "a.jsonl", reviews(20))})
+    with pytest.raises(DataError, match=r"newcomer b: .*a\.jsonl is client a's"):
+        load_files(tmp_path / "clients", task=TEXT, newcomers={"b": first})
+    strange = jsonl(tmp_path / "new.jsonl", [*reviews(19), {"text": "film", "label": "middling"}])
+    with pytest.raises(DataError, match=r"client b: .*middling"):
+        load_files(tmp_path / "clients", task=TEXT, newcomers={"b": strange})
+    with pytest.raises(DataError, match=r"client b: the mapping has no train.*found nothing"):
+        load_files(tmp_path / "clients", task=TEXT, newcomers={"b": {}})
+
+
+def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_checked(tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20))
+    jsonl(tmp_path / "new" / "c" / "test.jsonl", reviews(4, start=50))
+    config = tmp_path / "run.yaml"
+    text = f"model: {{id: m}}\nmethod: local\ndata: {{clients: clients, newcomers: new, task: {TEXT}}}\n"
+    config.write_text(text)
+    experiment = load_experiment(config)
+    assert [one.id for one in load_federation(experiment).newcomers] == ["c"]
+    config.write_text(text.replace("newcomers: new", "newcomers: {c d: new}"))
+    with pytest.raises(ConfigError, match=r"data\.newcomers\.c d: a client's id is"):
+        load_experiment(config)

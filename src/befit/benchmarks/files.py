@@ -37,6 +37,7 @@ def load_files(
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
     seed: int = 0,
+    newcomers: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]] | None = None,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
@@ -48,6 +49,7 @@ def load_files(
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
     test_fraction  share of them held out before, where a client has no test file; 0 holds out none
     seed           of what is held out
+    newcomers      where the records of clients lie that take no part in training; they may have a test split alone
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; each class (or task) gives its share where it has enough records.
@@ -62,20 +64,24 @@ def load_files(
         raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
                            f"and {test_fraction}"])  # fmt: skip
     sources = client_sources(clients)
-    read = dict(gather(lambda one: (one[0], _read(*one, task, columns)), sources.items()))
+    arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
+    _check_apart(sources, arriving)
+    everybody = {**sources, **arriving}
+    read = dict(gather(lambda one: (one[0], _read(*one, task, columns)), everybody.items()))
     names: tuple[str, ...] = ()
     if classification:
-        training = (item for splits in read.values() for item in splits["train"])
+        training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
         gather(lambda one: _resolve(*one, names, classes, label_names is not None), read.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     held = tuple(_client(client, splits) for client, splits in read.items())
+    clients_held, newcomers_held = held[: len(sources)], held[len(sources) :]
     counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
-            for client, splits in sources.items()
+            for client, splits in everybody.items()
             for split, paths in splits.items()
             for path in paths
         ],
@@ -88,13 +94,27 @@ def load_files(
         },
         "counts": counts,
     }
-    return Federation("files", "1", task, held, label_names=names, manifest=manifest)
+    return Federation("files", "1", task, clients_held, label_names=names, newcomers=newcomers_held, manifest=manifest)
+
+
+def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
+    """Raise DataError for a newcomer that is a client, by its id or by its files."""
+    held = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
+    problems = [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
+    problems += [
+        f"newcomer {name}: {path} is client {held[path.resolve()]}'s"
+        for name, splits in newcomers.items()
+        for path in (path for paths in splits.values() for path in paths)
+        if path.resolve() in held
+    ]
+    if problems:
+        raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
 
 
 def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str]) -> Splits:
     """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
     wanted = set(column_names(task, columns).values())
-    splits: Splits = {}
+    splits: Splits = {"train": []}
     try:
         for split, paths in sources.items():
             rows = [row for path in paths for row in read_rows(path, wanted)]
@@ -118,7 +138,7 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
     """Hold out the splits that the client has no file for, test first; returns their names."""
     carved = []
     for split, fraction in (("test", test_fraction), ("val", val_fraction)):
-        if split in splits or fraction == 0:
+        if split in splits or fraction == 0 or not splits["train"]:
             continue
         items = splits["train"]
         count = max(1, int(fraction * len(items) + 0.5))

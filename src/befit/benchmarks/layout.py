@@ -18,11 +18,14 @@ SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 _SHARD = re.compile(r"(?P<split>.+)-\d+-of-0*(?P<count>\d+)")
 
 
-def client_sources(clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]]) -> dict[str, Sources]:
+def client_sources(
+    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]], trains: bool = True
+) -> dict[str, Sources]:
     """For every client, in order, the files of `train`, `val` and `test`, or of `ALL`.
 
     clients  a folder that has a file or a folder for each client, in the order of their names; or a mapping from
              client to a file, a folder or {train, val, test}
+    trains   whether each needs training data, as clients do and newcomers do not
 
     A client's folder has train, perhaps val (or validation) and test: files, shards such as
     `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError that names the client.
@@ -36,7 +39,7 @@ def client_sources(clients: str | Path | Mapping[str, str | Path | Mapping[str, 
     found: dict[str, Sources] = {}
     for client, value in given.items():
         try:
-            found[client] = _named(value) if isinstance(value, Mapping) else _one(Path(value))
+            found[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
     missing = [(client, path) for client, sources in found.items() for paths in sources.values() for path in paths
@@ -69,7 +72,7 @@ def _entries(folder: Path) -> dict[str, Path]:
     return entries
 
 
-def _named(splits: Mapping[str, str | Path]) -> Sources:
+def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     sources: Sources = {}
     for name, path in splits.items():
         if name not in SPLITS:
@@ -77,10 +80,10 @@ def _named(splits: Mapping[str, str | Path]) -> Sources:
         if SPLITS[name] in sources:
             raise DataError("val and validation are the same split: give one of them")
         sources[SPLITS[name]] = [Path(path)]
-    return _checked(sources, "the mapping")
+    return _checked(sources, "the mapping", trains)
 
 
-def _one(path: Path) -> Sources:
+def _one(path: Path, trains: bool) -> Sources:
     if not path.is_dir() or is_dataset(path):
         return {ALL: [path]}
     sources: Sources = {}
@@ -103,12 +106,12 @@ def _one(path: Path) -> Sources:
         if len(paths) != shards.get(split, 1):
             names = ", ".join(one.name for one in paths)
             raise DataError(f"{path} must have {shards.get(split, 1)} of {split}, and has {len(paths)} of it: {names}")
-    return _checked(sources, str(path))
+    return _checked(sources, str(path), trains)
 
 
-def _checked(sources: Sources, where: str) -> Sources:
-    """The sources, if there is something to train on and no file is in two splits."""
-    if "train" not in sources:
+def _checked(sources: Sources, where: str, trains: bool) -> Sources:
+    """The sources, if there is something to train on where that is needed and no file is in two splits."""
+    if not sources or (trains and "train" not in sources):
         kinds = f"train{{{','.join(SUFFIXES)}}} or a datasets directory"
         raise DataError(f"{where} has no train ({kinds}); found {', '.join(sources) or 'nothing'}")
     seen: dict[Path, str] = {}
