@@ -136,11 +136,14 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs:
 BROKEN = {"method": {"name": "fedit", "rank": 2}, "set": {"train.lr": 1e30}}
 
 
-def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(whole: Compared, tmp_path: Path) -> None:
-    """The loss of the broken run is not finite: every client fails, so too few reply."""
+def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
+    whole: Compared, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Updates of the broken run are not finite and refused, so too few reply. This process hears of each."""
     out = compare({**RECIPE, "runs": {**RECIPE["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
     assert [(one.label, one.seed) for one in out.failures] == [("Broken", 0), ("Broken", 1)]
     assert "NotEnoughReplies" in out.failures[0].error and "Traceback" in out.failures[0].traceback
+    assert "client client-00, stage federate, round 1: refused" in caplog.text
     shared = compare(RECIPE, jobs=2, out=tmp_path)
     assert not shared.failures
     assert numbers(shared.path) == numbers(whole.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import traceback
@@ -122,6 +123,9 @@ def _in_workers(cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int
                 message = worker.receive()
                 if message is not None and message["kind"] == "event":
                     tell({**message["event"], "cell": number})
+                    continue
+                if message is not None and message["kind"] == "warning":
+                    logging.getLogger(message["logger"]).warning("%s", message["text"])
                     continue
                 del busy[connection]
                 if message is None:

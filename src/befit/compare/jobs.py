@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -71,14 +72,22 @@ def main() -> None:
             except (EOFError, OSError):
                 os._exit(1)  # at once: the parent's successor may want the directory
 
-    threading.Thread(target=listen, daemon=True).start()
-    from befit.compare.execute import Runner, failure_text
-
-    runner = Runner()
-
     def tell(message: dict[str, Any]) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
+    class Forward(logging.Handler):
+        """Warnings go to the parent, which knows whether a live table is on the screen."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            tell({"kind": "warning", "logger": record.name, "text": record.getMessage()})
+
+    threading.Thread(target=listen, daemon=True).start()
+    logger = logging.getLogger("befit")
+    logger.addHandler(Forward(logging.WARNING))
+    logger.propagate = False
+    from befit.compare.execute import Runner, failure_text
+
+    runner = Runner()
     while True:
         task = tasks.get()
         try:

@@ -13,6 +13,7 @@ from befit.compare.cells import Cell, Collector, PlannedRun
 from befit.compare.grids import GridTable, add_grid
 from befit.compare.recipe import Head, Recipe
 from befit.config import Experiment, load_experiment, run_names, to_dict
+from befit.config_overrides import apply_overrides
 from befit.errors import ConfigError, did_you_mean
 from befit.registry import get_method
 
@@ -81,6 +82,8 @@ def plan_recipe(
 
     overrides  `key=value` on top of every run, whatever the recipe says
     """
+    if problems := apply_overrides({}, overrides):  # said once, and not of every run
+        raise ConfigError(problems, "the command")
     base = {**copy.deepcopy(recipe.base), "baselines": []}
     base.setdefault("name", recipe.name)
     own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0

@@ -227,6 +227,8 @@ def test_mistakes_of_the_command_are_named() -> None:
     assert any(
         one.startswith("--methods: unknown method 'fedti'. Did you mean: fedit?") for one in caught.value.problems
     )
+    with pytest.raises(ConfigError, match=r'1 problem in the command\n  "train.lr": must be key=value'):
+        plan(overrides=["train.lr"])
     with pytest.raises(ConfigError, match="--seeds: must be different whole numbers"):
         make_plan(CONFIG, seeds=[1, 1])
     with pytest.raises(ConfigError, match="--methods: is for configurations"):
