@@ -103,3 +103,15 @@ def test_a_stream_changes_the_run_and_workers_do_not(tmp_path: Path) -> None:
         adapters[name] = (run.path / "clients" / "client-00" / "adapter" / "adapter_model.safetensors").read_bytes()
     assert adapters["stream"] == adapters["again"]
     assert len(set(adapters.values())) == 3
+
+
+def test_own_and_other_clients_examples_at_the_end_and_over_time_are_in_results_and_report(tmp_path: Path) -> None:
+    more = {"evaluate": {"every": 1, "others": "always"}, "baselines": ["local"]}
+    run = befit.run(settings(**more), out=tmp_path / "run")
+    found, clients = run.results["summary"]["over_time"], run.results["clients"]
+    assert found["self_last"] == run.results["summary"]["mean"] == run.results["curves"]["fedit"][-1]["mean"]
+    assert found["self_auc"] == pytest.approx(sum(point["mean"] for point in run.results["curves"]["fedit"]) / 4)
+    assert found["others_last"] == pytest.approx(sum(row["others"] for row in clients.values()) / 3)
+    assert found["others_auc"] != found["others_last"]
+    for name in ("report.md", "report.html"):
+        assert f"{100 * found['others_auc']:.1f}" in (run.path / name).read_text()

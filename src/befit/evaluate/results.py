@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.evaluate.streams import a_auc, a_last
 from befit.rundir import read_lines
 
 __all__ = ["against_baselines", "method_results"]
@@ -24,7 +25,9 @@ def method_results(
     last          the last stage and its last round: a client without a score there has none, whatever it had before
     ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
 
-    `updates` counts the rounds whose update was used. Bytes include those of exchanges that failed.
+    `summary.over_time` has A_last and A_AUC (FedMosaic specification, section 6): the last value and the mean over all
+    scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
+    (`others`). `updates` counts the rounds whose update was used. Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
@@ -61,10 +64,17 @@ def method_results(
         "seconds": seconds,
         "peak_memory_mib": peak,
     }
+    curve, others = (_curve(metrics, ledger, name, curve_stages) for name in (metric, "others"))
+    summary["over_time"] = {
+        f"{name}_{which}": value([point["mean"] for point in points])
+        for name, points in (("self", curve), ("others", others))
+        for which, value in (("last", a_last), ("auc", a_auc))
+        if points
+    }
     return {
         "clients": rows,
         "summary": summary,
-        "curve": _curve(metrics, ledger, metric, curve_stages),
+        "curve": curve,
         "failures": failures,
     }
 

@@ -16,6 +16,7 @@ from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
     GROUPS_SHOWN,
+    OVER_TIME_NOTE,
     client_notes,
     facts,
     failure_note,
@@ -35,6 +36,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += ["", "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts(results))]
     parts += _section("Summary", tables.summary_table(results))
     parts += _section("Clients", tables.client_table(results), "\n\n".join(client_notes(results)))
+    parts += _section("Own and other clients' examples", tables.over_time_table(results), OVER_TIME_NOTE)
     parts += _newcomers(results)
     parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)

@@ -27,6 +27,7 @@ from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
     GROUPS_SHOWN,
+    OVER_TIME_NOTE,
     client_notes,
     facts,
     failure_note,
@@ -60,6 +61,8 @@ def render_page(record: RunRecord) -> str:
         plots=[_drawn(plot) for plot in plots_of(record)],
         failures=tables.failure_table(results),
         failure_note=failure_note(results),
+        over_time=tables.over_time_table(results),
+        over_time_note=OVER_TIME_NOTE,
         communication=tables.communication_table(results),
         communication_note=COMMUNICATION_NOTE,
         per_client=tables.client_communication_table(results),

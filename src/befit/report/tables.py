@@ -26,7 +26,7 @@ from befit.report.weights import by_group, weight_header, weight_of, weight_text
 
 __all__ = [
     "Table", "client_communication_table", "client_table", "communication_table", "curve_table", "diagnostics_table",
-    "failure_table", "headline", "is_numeric", "stage_table", "summary_table", "updates_differ",
+    "failure_table", "headline", "is_numeric", "over_time_table", "stage_table", "summary_table", "updates_differ",
 ]  # fmt: skip
 
 Table = tuple[list[str], list[list[str]]]
@@ -121,6 +121,23 @@ def _mean_gain_text(gains: Mapping[str, Gain], metric: str) -> str:
     mean = mean_gain(gains)
     error = f" ± {gain_text(mean.error, metric, signed=False)}" if mean.error is not None else ""
     return gain_text(mean.value, metric) + error
+
+
+def over_time_table(results: Mapping[str, Any]) -> Table:
+    """Baselines and method on own and on other clients' examples, at the end and on average over the scored rounds.
+
+    Empty where no model was measured on other clients' examples.
+    """
+    metric, labels = results["metric"], baseline_labels(results)
+    runs = [*((run_title(label), (results.get("baselines") or {}).get(label) or {}) for label in labels),
+            (run_title(results["method"]), results["summary"])]  # fmt: skip
+    found = [(title, one.get("over_time") or {}) for title, one in runs]
+    if not any("others_last" in one for _, one in found):
+        return [], []
+    keys = {"self_last": "own, last", "self_auc": "own, over time", "others_last": "others, last",
+            "others_auc": "others, over time"}  # fmt: skip
+    rows = [[title, *(score_text(score_of(one, key), metric) for key in keys)] for title, one in found]
+    return ["", *keys.values()], rows
 
 
 def communication_table(results: Mapping[str, Any]) -> Table:

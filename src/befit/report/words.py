@@ -14,6 +14,7 @@ from befit.report.weights import by_group, weight_note
 __all__ = [
     "COMMUNICATION_NOTE",
     "GROUPS_SHOWN",
+    "OVER_TIME_NOTE",
     "client_notes",
     "facts",
     "failure_note",
@@ -43,6 +44,11 @@ _KEPT = "guard_kept_"
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
     "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
+)
+OVER_TIME_NOTE = (
+    "Own: each client's model on its own test examples; others: on those of all other clients, mean over clients. Over "
+    "time is the mean over all rounds that were scored, last the final one. Others are measured where all clients are "
+    "on one machine; no example travels for it."
 )
 _OUTBOUND_NOTE = (
     "Counted at the client, from every message as encoded, before it was handed over. Single values are texts and "
