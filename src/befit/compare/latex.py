@@ -49,7 +49,7 @@ def _grid(results: Mapping[str, Any], grid: Mapping[str, Any]) -> str:
             text = "--" if label is None else _spread(by_label[label]["mean"], results["metric"], label in best)
             cells.append(text if paper is None else f"{text} [{paper:.2f}]")
         body.append(" & ".join(cells) + r" \\")
-    caption = f"{grid['title']}. {_unit(results)}, mean $\\pm$ SD over seeds, best in bold"
+    caption = f"{escape_latex(grid['title'])}. {_unit(results)}, {_seeds(results)}, best in bold"
     if any(number is not None for row in grid["paper"] for number in row):
         caption += f"; in brackets: {escape_latex(results['paper'] or 'the paper')}"
     return _table("l" + "c" * len(grid["columns"]), lines, body, caption, grid["name"])
@@ -87,7 +87,7 @@ def _runs(results: Mapping[str, Any]) -> str:
         ]
         body.append(" & ".join(cells) + r" \\")
     caption = (
-        f"{_unit(results)}, mean $\\pm$ SD over seeds of the mean over clients, best in bold. $^{{\\ast}}$: differs "
+        f"{_unit(results)}, {_seeds(results)}, of the mean over clients, best in bold. $^{{\\ast}}$: differs "
         f"from {escape_latex(reference)} (paired $t$ test over seeds, $p < 0.05$ after Holm's correction)"
     )
     return _table("l" + "r" * (len(headers) - 1), [_line(headers)], body, caption, "runs")
@@ -98,7 +98,7 @@ def _clients(results: Mapping[str, Any]) -> str:
                                                 for run in results["runs"])]) + r" \\"
             for client in clients_of(results)]  # fmt: skip
     headers = ["client", *(run["label"] for run in results["runs"])]
-    caption = f"{_unit(results)} of every client, mean $\\pm$ SD over seeds"
+    caption = f"{_unit(results)} of every client, {_seeds(results)}"
     return _table("l" + "r" * len(results["runs"]), [_line(headers)], body, caption, "clients")
 
 
@@ -119,6 +119,11 @@ def _line(cells: Sequence[str]) -> str:
 def _unit(results: Mapping[str, Any]) -> str:
     name = escape_latex(results["metric"].replace("_", " "))
     return name[:1].upper() + name[1:] + (r" (\%)" if is_share(results["metric"]) else "")
+
+
+def _seeds(results: Mapping[str, Any]) -> str:
+    count = len(results["seeds"])
+    return rf"mean $\pm$ SD over {count} seeds" if count > 1 else "one seed"
 
 
 def _best(runs: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -148,7 +148,7 @@ def client_gains(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
                     continue
                 value = known[client]
                 axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, linewidth=0,
-                                         facecolor=run_ink(0 if value > 0 else 2),
+                                         facecolor=run_ink(0 if value > 0 else 2 if value < 0 else 1),
                                          alpha=0.08 + 0.62 * abs(value) / largest))  # fmt: skip
                 axes.annotate(gain_text(value, results["metric"]), (column, row), ha="center", va="center", fontsize=9,
                               color=TEXT)  # fmt: skip
