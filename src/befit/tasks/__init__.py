@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from befit.errors import ConfigError, did_you_mean
+from befit.tasks.meteor import unavailable
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
@@ -42,7 +43,7 @@ def make_task(
     """
     if name not in TASKS:
         raise ConfigError([f"task: {name!r} is not one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}"])
-    if problems := _problems(name, processor, label_names, max_length):
+    if problems := _problems(name, processor, label_names, max_length) + unavailable(metrics):
         raise ConfigError(problems, f"the task {name}")
     if name == "image-classification":
         from befit.tasks.image_classification import ImageClassification

@@ -10,13 +10,14 @@ from functools import cache
 from typing import Any
 
 from befit.errors import DataError
+from befit.tasks.meteor import METEORS, meteor
 
 __all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_choice"]
 
 # Of a generated answer; those of the likelihood of given answers are `befit.tasks.choices`.
 GENERATED = (
     "exact_match", "token_f1", "rouge1", "rougeL", "rouge1_stem", "rougeL_stem", "rouge1_unicode", "rougeL_unicode",
-    "rougeL_char", "choice_parse",
+    "rougeL_char", *METEORS, "choice_parse",
 )  # fmt: skip
 LIKELIHOOD = ("choice_sum", "choice_per_token", "choice_per_char")
 METRICS = ("token_accuracy", *GENERATED, *LIKELIHOOD)
@@ -36,6 +37,7 @@ def compare(
     …_stem          with Porter's stemmer, for English
     …_unicode       words of any script, with their marks; one character each where a script has no spaces
     rougeL_char     on characters other than white space, capitals and signs among them; for answers of a word or two
+    meteor_…        see `befit.tasks.meteor`: with exact words and stems alone, or as NLTK has it
     choice_parse    the first of the record's choices that the answer names is the expected one (see `parsed_choice`);
                     `unparsable` is the share of answers that name none
 
@@ -82,6 +84,8 @@ def _score(name: str) -> Callable[[str, str], float]:
     """`score(reference, answer)` of one metric."""
     if name in _PLAIN:
         return _PLAIN[name]
+    if name in METEORS:
+        return lambda reference, answer: meteor(name, reference, answer)
     kind, _, variant = name.partition("_")
     return lambda reference, answer: _rouge(kind, variant).score(reference, answer)[kind].fmeasure
 
