@@ -16,7 +16,7 @@ from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
 
-__all__ = ["AdaptedModel", "find_modules", "model_shapes"]
+__all__ = ["AdaptedModel", "find_modules", "last_projection", "model_shapes"]
 
 _OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
@@ -200,7 +200,37 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
         {name: _shape(backbone, path) for name, path in target_paths.items()},
         {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
         getattr(_text_config(backbone), "hidden_size", 0),
+        _last_shape(backbone),
     )
+
+
+def last_projection(backbone: nn.Module) -> nn.Module:
+    """What ends the last transformer block: its down projection, or its last linear module where it has none.
+
+    With adapters around it or bare. Raises ModelError for a model without blocks.
+    """
+    modules = dict(backbone.named_modules())
+    wrappers = {path: one for path, one in modules.items() if isinstance(one, SlotLinear)}
+    bare = {path for path, one in modules.items() if _is_linear(one)} - {f"{path}.base" for path in wrappers}
+    linears = [path for path in modules if path in bare or path in wrappers]
+    inside = _language_model(backbone)
+    names = canonical_names(path for path in linears if path.startswith(inside))
+    blocks = {path: name for path, name in names.items() if name.startswith("block.")}
+    if not blocks:
+        raise ModelError(f"{type(backbone).__name__} has no transformer blocks with linear modules")
+    last = max(int(name.split(".")[1]) for name in blocks.values())
+    ends = [path for path, name in blocks.items() if int(name.split(".")[1]) == last]
+    down = [path for path in ends if blocks[path].endswith(".down_proj")]
+    return modules[(down or ends)[-1]]
+
+
+def _last_shape(backbone: nn.Module) -> tuple[int, int]:
+    try:
+        module = last_projection(backbone)
+    except ModelError:
+        return 0, 0  # nothing asks for it but methods that then refuse the model
+    module = module.base if isinstance(module, SlotLinear) else module
+    return (module.out_features, module.in_features) if hasattr(module, "in_features") else (module.nf, module.nx)  # type: ignore[return-value]
 
 
 def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dict[str, str], dict[str, str]]:

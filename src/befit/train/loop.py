@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from befit.train.work import Work
 from befit.types import State, Tick
 
 if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
     from befit.site import Site
     from befit.tasks.base import Batch
 
@@ -36,6 +37,7 @@ class Pass:
                     slot that no download overwrites
     first_round     the round from which on the pass takes part
     blend           how strongly the terms count against the task; None adds them to it
+    rates           parts that learn at a rate of their own, each with a multiple of the budget's
     """
 
     trainable: Selector
@@ -46,6 +48,7 @@ class Pass:
     keep_optimiser: bool = False
     first_round: int = 1
     blend: Blend | None = None
+    rates: tuple[tuple[Selector, float], ...] = ()
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -87,7 +90,7 @@ def train(
     model, budget = site.model, site.budget
     steps = budget.max_steps if steps is None else steps
     passes = [one for one in passes if one.first_round <= at.round]
-    optimisers = [make_optimiser(model.parameters(one.trainable), budget) for one in passes]
+    optimisers = [make_optimiser(_groups(model, one), budget) for one in passes]
     guides = [[term.bind(site) for term in one.terms] for one in passes]
     strengths = [one.blend.strength(site, at) if one.blend else None for one in passes]
     for one, optimiser in zip(passes, optimisers, strict=True):
@@ -110,7 +113,7 @@ def train(
                     if budget.grad_clip:
                         torch.nn.utils.clip_grad_norm_(model.parameters(one.trainable), budget.grad_clip)
                     for group in optimisers[index].param_groups:
-                        group["lr"] = rate
+                        group["lr"] = rate * group["multiple"]
                     optimisers[index].step()
                     totals[index] += task_loss.detach()
     losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
@@ -123,6 +126,15 @@ def train(
         if one.keep_optimiser:
             kept |= dump_moments(optimiser, one.name)
     return TrainingReport(steps, losses, kept)
+
+
+def _groups(model: AdaptedModel, one: Pass) -> list[dict[str, Any]]:
+    """What a pass trains, by learning rate: first all that has the budget's."""
+    rest, groups = one.trainable, []
+    for chosen, multiple in one.rates:
+        groups.append({"params": model.parameters(rest & chosen), "multiple": multiple})
+        rest = rest & ~chosen
+    return [{"params": model.parameters(rest), "multiple": 1.0}, *groups]
 
 
 def _objective(task: Tensor, guides: Sequence[Guide], beta: float | None, batch: Batch, logits: Tensor) -> Tensor:

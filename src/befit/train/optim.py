@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["dump_moments", "learning_rate", "load_moments", "make_optimiser"]
 
 
-def make_optimiser(parameters: list[nn.Parameter], budget: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters."""
+def make_optimiser(
+    parameters: list[nn.Parameter] | list[dict[str, Any]], budget: TrainSettings
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) or SGD with momentum, on long flat parameters or groups of them."""
     if budget.optimiser == "adamw":
         return torch.optim.AdamW(
             parameters, lr=budget.lr, betas=budget.betas, weight_decay=budget.weight_decay, foreach=False
@@ -49,7 +51,7 @@ def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:
     """The optimiser's running averages and step counts, as arrays `optimiser:<name>/<parameter>/<quantity>`."""
     return {
         join(f"optimiser:{name}", str(index), quantity): value.detach().cpu().clone()
-        for index, parameter in enumerate(optimiser.param_groups[0]["params"])
+        for index, parameter in enumerate(_parameters(optimiser))
         for quantity, value in optimiser.state.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
     }
@@ -57,11 +59,15 @@ def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:
 
 def load_moments(optimiser: torch.optim.Optimizer, name: str, state: Mapping[str, torch.Tensor]) -> None:
     """Put back what `dump_moments` took; without any, the optimiser starts fresh."""
-    prefix = f"optimiser:{name}/"
+    prefix, parameters = f"optimiser:{name}/", _parameters(optimiser)
     for key, value in state.items():
         if key.startswith(prefix):
             _, index, quantity = key.split("/")
-            parameter = optimiser.param_groups[0]["params"][int(index)]
+            parameter = parameters[int(index)]
             # AdamW keeps its step count on the CPU, its averages beside the parameter.
             device = "cpu" if quantity == "step" else parameter.device
             optimiser.state[parameter][quantity] = value.clone().to(device)
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -1,0 +1,70 @@
+"""FedMosaic (Seo et al.): clients with different data, and different models, that learn from whom it helps."""
+
+from typing import Literal
+
+from befit.adapters.gates import InputGate, ScalarGate
+from befit.adapters.layout import Layout, Slot
+from befit.adapters.pq import BASIS, Basis, PQLora
+from befit.errors import ConfigError
+from befit.registry import register
+from befit.rela.mosaic import BOTH, Mosaic, Relevance
+from befit.rela.options import relevance_problems
+from befit.rela.sketch import Sketch
+
+
+@register("fedmosaic", title="FedMosaic", paper="arXiv:2506.11024", year=2026)
+def fedmosaic(
+    rank: int = 8,
+    alpha: float = 16.0,
+    blocks: int = 4,
+    pq_rate: float = 2.5,
+    temperature: float = 0.5,
+    similarity: Literal["flat", "colmean"] = "flat",
+    include_self: bool = False,
+    every: int = 10,
+    ema: float = 0.5,
+    noise: float = 1e-4,
+    share: float = 0.4,
+    mask: Literal["random", "rows"] = "random",
+    gate: Literal["scalar", "input"] = "scalar",
+) -> Mosaic:
+    """RELA over PQ-LoRA: in some blocks only r x r cores are trained, which clients of all backbones share.
+
+    rank          rank of both adapters, the same for every backbone
+    alpha         their scaling: delta = alpha / rank * B A
+    blocks        N_B, how many blocks carry PQ-LoRA
+    pq_rate       learning rate of P and Q, as a multiple of train.lr
+    temperature   tau of the softmax over cosines
+    similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
+    include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
+    every         the frozen model's gradient is taken at every so many steps
+    ema           weight of a round's mean gradient in the running one
+    noise         standard deviation of the noise on every gradient
+    share         share of the gradient's entries that travel
+    mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
+    gate          "scalar", one number per layer, or "input", by token
+
+    In a PQ block `h_own = s B (P A x + Q)` with frozen orthonormal A and B, elsewhere `h_own = s B A x`;
+    `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`.
+    up = down = r(d_in + d_out) per module outside the PQ blocks and r^2 + r inside, and up the entries of the gradient.
+    Without PQ blocks it is the method rela. Source: specification fedmosaic.md, sections 2 to 4.
+    """
+    problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
+    if blocks < 1:
+        problems.append(f"blocks: must be at least 1, got {blocks}; without PQ blocks take the method rela")
+    if not pq_rate > 0:
+        problems.append(f"pq_rate: must be positive, got {pq_rate}")
+    if problems:
+        raise ConfigError(problems, "fedmosaic")
+    sketch = Sketch(share, mask)
+    slots = (
+        Slot(BASIS, rank, alpha, head=False, form=Basis(blocks)),
+        *(Slot(name, rank, alpha, form=PQLora(blocks)) for name in BOTH),
+    )
+    return Mosaic(
+        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,)),
+        sketch,
+        Relevance(temperature, similarity, include_self, every, ema, noise),
+        blocks,
+        pq_rate,
+    )

@@ -1,0 +1,55 @@
+"""RELA (FedMosaic, Seo et al.): the others' adapters, weighed by how alike their data's gradients are."""
+
+from typing import Literal
+
+from befit.adapters.gates import InputGate, ScalarGate
+from befit.adapters.layout import Layout, Slot
+from befit.errors import ConfigError
+from befit.registry import register
+from befit.rela.mosaic import BOTH, Mosaic, Relevance
+from befit.rela.options import relevance_problems
+from befit.rela.sketch import Sketch
+
+
+@register("rela", title="RELA", paper="arXiv:2506.11024", year=2026)
+def rela(
+    rank: int = 8,
+    alpha: float = 16.0,
+    temperature: float = 0.5,
+    similarity: Literal["flat", "colmean"] = "flat",
+    include_self: bool = False,
+    every: int = 10,
+    ema: float = 0.5,
+    noise: float = 1e-4,
+    share: float = 0.4,
+    mask: Literal["random", "rows"] = "random",
+    gate: Literal["scalar", "input"] = "scalar",
+) -> Mosaic:
+    """Train an adapter beside a frozen mixture of relevant others' adapters, with a gate at every layer.
+
+    rank          rank of both adapters
+    alpha         their scaling: delta = alpha / rank * B A
+    temperature   tau of the softmax over cosines
+    similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
+    include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
+    every         the frozen model's gradient is taken at every so many steps
+    ema           weight of a round's mean gradient in the running one
+    noise         standard deviation of the noise on every gradient
+    share         share of the gradient's entries that travel
+    mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
+    gate          "scalar", one number per layer, or "input", by token
+
+    `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`; `w_ij = softmax_j(cos(g_i, g_j) / tau)`, `g` the
+    gradient of the last projection of the smallest frozen backbone.
+    up = down = r(d_in + d_out) per module, and up the entries of the gradient. What the paper calls its homogeneous
+    mode; clients with other backbones mix within their own. Source: specification fedmosaic.md, sections 2.5 and 4.
+    """
+    if problems := relevance_problems(temperature, every, ema, noise, share, similarity, mask):
+        raise ConfigError(problems, "rela")
+    sketch = Sketch(share, mask)
+    slots = tuple(Slot(name, rank, alpha) for name in BOTH)
+    return Mosaic(
+        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,)),
+        sketch,
+        Relevance(temperature, similarity, include_self, every, ema, noise),
+    )

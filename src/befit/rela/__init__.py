@@ -1,0 +1,1 @@
+"""Relevance-guided aggregation: which clients' knowledge is worth how much to which client."""

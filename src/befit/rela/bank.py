@@ -1,0 +1,139 @@
+"""The last uploads of all clients, stacked: one array for each key, with a row for each client.
+
+Arrays of a family (clients of one backbone) are stacked over that family, under `own:FAMILY/module/factor`; the cores
+of PQ sites over all clients, under `own/K.projection/P`: what lies at the same place of two backbones meets there, and
+nothing else does. Rows are in the order of client ids, so nothing depends on who answers first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from befit.adapters.keys import join, split
+from befit.adapters.pq import sites
+from befit.errors import ModelError
+from befit.rela.relevance import mixtures, relevance
+from befit.rela.sketch import SKETCH
+from befit.types import Payload, Scalar, State, Update
+
+__all__ = ["absorb", "described", "members", "mixed", "received_by"]
+
+Members = dict[str, list[str]]
+EVERYBODY = ""
+_CORES = ("P", "Q")
+
+
+def members(scalars: Mapping[str, Scalar]) -> Members:
+    """Ids of the clients with a row, by family, and under "" of all of them."""
+    found = {key.removeprefix("clients:"): list(value) for key, value in scalars.items() if key.startswith("clients:")}  # type: ignore[arg-type]
+    return {EVERYBODY: sorted(id_ for ids in found.values() for id_ in ids), **found}
+
+
+def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
+    """Where the PQ sites are in each family, from its initial adapters: `sites:FAMILY`, as "K.projection module".
+
+    Raises ModelError where families do not have the same sites.
+    """
+    found: dict[str, Scalar] = {}
+    names: dict[str, set[str]] = {}
+    for family, start in starts.items():
+        modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
+        placed = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
+        found[f"sites:{family}"] = [f"{site} {module}" for module, site in placed.items()]
+        names[family] = set(placed.values())
+    (first, *others) = names
+    for family in others:
+        if different := names[first] ^ names[family]:
+            raise ModelError(f"the backbones {first} and {family} differ in their PQ sites: {min(different)} is in one "
+                             "of them; set adapter.targets to projections that both have")  # fmt: skip
+    return found
+
+
+def _sites_of(scalars: Mapping[str, Scalar], family: str) -> dict[str, str]:
+    """Module of each PQ site in this family."""
+    pairs: list[str] = scalars[f"sites:{family}"]  # type: ignore[assignment]
+    return dict(pair.split(" ", 1) for pair in pairs)
+
+
+def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
+    """The stacks with these updates' rows, and whose rows they are. Goes through the updates once."""
+    before = members(server.scalars)
+    after = {key: list(ids) for key, ids in before.items()}
+    for update in updates:
+        for group in (EVERYBODY, update.client.backbone):
+            after[group] = sorted({*after.get(group, ()), update.client.id})
+    stacks = {key: value for key, value in server.arrays.items() if key == SKETCH or _slot(key) == "own"}
+    fresh: set[str] = set()
+    modules: dict[str, dict[str, str]] = {}
+    for update in updates:
+        family = update.client.backbone
+        if family not in modules:
+            modules[family] = {name: site for site, name in _sites_of(server.scalars, family).items()}
+        for key, tensor in update.payload.arrays.items():
+            name, group = _place(key, family, modules[family])
+            if name not in fresh:
+                fresh.add(name)
+                stack = torch.zeros(len(after[group]), *tensor.shape)
+                if name in stacks:
+                    stack[[after[group].index(id_) for id_ in before[group]]] = stacks[name]
+                stacks[name] = stack
+            stacks[name][after[group].index(update.client.id)] = tensor
+    return stacks, after
+
+
+def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]:
+    """Where an uploaded array is stacked, and over whom."""
+    _, module, factor = split(key)
+    if key == SKETCH:
+        return key, EVERYBODY
+    if factor in _CORES:
+        return join("own", modules[module], factor), EVERYBODY
+    assert module not in modules, f"{key}: the frozen factors of a PQ site are nobody's to send"
+    return join(f"own:{family}", module, factor), family
+
+
+def _slot(key: str) -> str:
+    return split(key)[0].partition(":")[0]
+
+
+def _group(key: str) -> str:
+    return split(key)[0].partition(":")[2]
+
+
+def mixed(
+    stacks: State, whose: Members, cosines: torch.Tensor, temperature: float, include_self: bool
+) -> tuple[State, torch.Tensor]:
+    """What each client gets, stacked as what it sent but under `world`; and the weights over all clients.
+
+    The softmax of a family's arrays runs over the family alone; whoever is the only one of a family gets its own back
+    (specification fedmosaic.md, section 4.4).
+    """
+    order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
+    weights = {
+        group: relevance(cosines, temperature, [order[id_] for id_ in ids], include_self)
+        for group, ids in whose.items()
+    }
+    worlds = {
+        key.replace("own", "world", 1): mixtures(weights[_group(key)], stack)
+        for key, stack in stacks.items()
+        if _slot(key) == "own"
+    }
+    return worlds, weights[EVERYBODY]
+
+
+def received_by(server: Payload, client: str, family: str, slot: str) -> State:
+    """One client's row of every stack that is its own, in the terms of its backbone; nothing before it has a row."""
+    whose = members(server.scalars)
+    if client not in whose.get(family, ()):
+        return {}
+    rows = {group: whose[group].index(client) for group in (EVERYBODY, family)}
+    modules = _sites_of(server.scalars, family)
+    found: State = {}
+    for key, stack in server.arrays.items():
+        group = _group(key)
+        if _slot(key) == "world" and group in rows:
+            _, module, factor = split(key)
+            found[join(slot, modules[module] if group == EVERYBODY else module, factor)] = stack[rows[group]]
+    return found

@@ -1,0 +1,63 @@
+"""How much each client's knowledge counts for each other client (FedMosaic, eq. 4; specification, section 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["mixtures", "relevance", "similarities"]
+
+_CHUNK = 2**24  # entries of what is normalised at a time: 64 MiB
+
+
+def similarities(sketches: Tensor, kind: str = "flat") -> Tensor:
+    """Cosines of all pairs of clients' gradients: (N, N) float32.
+
+    sketches  (N, entries), or (N, rows, columns)
+    kind      "flat" compares them as vectors; "colmean" is the mean over columns of the cosine of each column, which is
+              what the released code computes
+
+    A gradient, or a column, of zero has cosine 0 with everything. Memory beyond the arguments: a chunk, and N x N.
+    """
+    N = len(sketches)
+    if kind == "flat":
+        flat = sketches.reshape(N, -1)
+        products, squares = flat.new_zeros(N, N, dtype=torch.float64), flat.new_zeros(N, dtype=torch.float64)
+        for part in flat.split(max(1, _CHUNK // N), 1):
+            part = part.float()
+            products += part @ part.T
+            squares += part.square().sum(1)
+        inverse = _inverse(squares.sqrt())
+        return (inverse[:, None] * products * inverse).float()
+    columns = sketches.shape[2]
+    products = sketches.new_zeros(N, N, dtype=torch.float64)
+    for part in sketches.split(max(1, _CHUNK // (N * sketches.shape[1])), 2):  # (N, rows, some columns)
+        part = part.float()
+        unit = (part * _inverse(part.norm(dim=1, keepdim=True))).reshape(N, -1)
+        products += unit @ unit.T
+    return (products / columns).float()
+
+
+def _inverse(lengths: Tensor) -> Tensor:
+    return torch.where(lengths > 0, 1 / lengths, 0.0)
+
+
+def relevance(cosines: Tensor, temperature: float, members: Sequence[int], include_self: bool = False) -> Tensor:
+    """`W_ij = exp(S_ij / tau) / sum_n exp(S_in / tau)` over some clients: (M, M) float32, whose rows sum to 1.
+
+    members       the clients that count, by their place in `cosines` (N, N)
+    include_self  count the client itself, as eq. 4 is printed; without it the diagonal is 0, as in the released code
+
+    A client without anybody else gets its own: W = 1.
+    """
+    chosen = cosines[members][:, members].double() / temperature
+    if not include_self and len(members) > 1:
+        chosen.fill_diagonal_(float("-inf"))
+    return chosen.softmax(1).float()
+
+
+def mixtures(weights: Tensor, held: Tensor) -> Tensor:
+    """`G_i = sum_j W_ij X_j` for all clients at once: (M, …) from W (M, M) and X (M, …), float32."""
+    return (weights @ held.reshape(len(held), -1)).view(held.shape)

@@ -1,0 +1,127 @@
+"""What a client's data ask of a frozen model: the gradient of its last layer (FedMosaic, section 3; eq. 2 and 3).
+
+All clients use one small frozen model, without any adapter, so that their gradients can be compared. Specification
+fedmosaic.md, sections 4.1 and 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.layout import ModelShapes
+from befit.adapters.model import last_projection
+from befit.errors import ConfigError, DataError, ModelError
+from befit.seeds import derive_seed
+from befit.site import Backbone, Site
+from befit.types import TensorSpec, Tick
+
+__all__ = ["SKETCH", "Sketch", "last_gradient", "mean_sketch"]
+
+SKETCH = "sketch/last/gradient"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Which entries of the last layer's gradient G (d_out, d_in) travel: an array of the layout beside the slots.
+
+    share  how much of it
+    mask   "random" entries, the same for all clients and rounds, from the run's seed; or the first "rows"
+
+    Entries have to be the same for everybody, since a cosine compares them: with masks of one's own it shrinks to about
+    `share` times its value.
+    """
+
+    share: float = 0.4
+    mask: Literal["random", "rows"] = "random"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError([f"share: must be above 0 and at most 1, got {self.share}"])
+
+    def shape(self, last: tuple[int, int]) -> tuple[int, ...]:
+        d_out, d_in = last
+        if self.mask == "rows":
+            return max(1, int(self.share * d_out)), d_in
+        return (max(1, int(self.share * d_out * d_in)),)
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
+        if not all(shapes.last):
+            raise ModelError("the gradient of the last layer needs a model with transformer blocks of linear modules")
+        return {SKETCH: TensorSpec(self.shape(shapes.last))}
+
+    def take(self, gradient: Tensor, seed: int) -> Tensor:
+        """The entries that travel, float32, of a whole gradient."""
+        d_out, d_in = gradient.shape
+        count = self.shape((d_out, d_in))[0]
+        if self.mask == "rows":
+            return gradient[:count].float()
+        return gradient.flatten()[_entries(d_out * d_in, count, seed)].float()
+
+
+@lru_cache(maxsize=2)
+def _entries(size: int, count: int, seed: int) -> Tensor:
+    """`count` of `size` places, in order."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "entries of the last layer's gradient"))
+    return torch.randperm(size, generator=generator)[:count].sort().values
+
+
+def last_gradient(small: Backbone, batch: dict[str, Tensor]) -> Tensor:
+    """Gradient of the task's loss with respect to the weight of the last block's output projection (d_out, d_in).
+
+    `G = sum_t g_t u_t^T` with u the projection's input and g the gradient of its output: exact, for every model, and
+    backward only through what follows the last block. float32, on the CPU.
+    """
+    projection = last_projection(small.model.backbone)
+    with small.model.training(False), small.model.active(), _watching(projection) as seen:
+        loss = small.task.loss(small.task.logits(small.model.backbone, batch), batch)
+        (g,) = torch.autograd.grad(loss, seen["output"])
+    g, u = (value.reshape(-1, value.shape[-1]).float() for value in (g, seen["input"]))
+    learnt = g.any(-1)  # a token that the loss does not ask about adds nothing, padding neither
+    return (g[learnt].T @ u[learnt]).cpu()
+
+
+@contextmanager
+def _watching(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Keep the module's input, and its output as a leaf that gets a gradient."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        if "output" in seen:
+            raise ModelError("the last block's output projection ran twice in one forward pass")
+        seen["input"], seen["output"] = inputs[0].detach(), output.detach().requires_grad_(True)
+        return seen["output"]
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def mean_sketch(site: Site, at: Tick, sketch: Sketch, every: int, noise: float) -> Tensor:
+    """Mean of `take(G) + noise * eps` over the round's batches 0, every, 2 every, … as the small model sees them.
+
+    eps  standard normal, fresh for every batch, by a seed of client and round
+
+    Deviation: the released code takes one example of a batch, at irregular steps; here it is the whole batch.
+    """
+    if site.smallest is None or site.small_examples is None:
+        raise DataError(f"client {site.info.id} has no small common model to take gradients of")
+    examples, device = site.small_examples("train"), site.smallest.model.device
+    generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on gradients"))
+    total, count = torch.zeros(()), 0
+    for step, indices in enumerate(site.indices("train", site.budget.max_steps, at)):
+        if step % every:
+            continue
+        batch = {name: value.to(device) for name, value in examples.batch(indices).items()}
+        taken = sketch.take(last_gradient(site.smallest, batch), at.seed)
+        total = total + taken + noise * torch.randn(taken.shape, generator=generator)
+        count += 1
+    return total / count
