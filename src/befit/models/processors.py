@@ -42,7 +42,7 @@ def load_tokenizer(directory: Path, model: nn.Module, found: str) -> tuple[Any, 
             f"{found}: its tokenizer has {len(tokenizer)} tokens and its model {config.get_text_config().vocab_size}; "
             "they do not belong together"
         )
-    if config.pad_token_id is None:
+    if getattr(config, "pad_token_id", None) is None:  # LLaVA has none of its own
         # Sequence classifiers on decoders find the last real token by it.
         config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions(model))

@@ -57,8 +57,9 @@ def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where:
             raise DataError(f"{where}: the chat template of this model does not repeat the conversation so far before "
                             f"turn {2 * number + 1}; set model.prompt: plain, or keep to one question")  # fmt: skip
         before = whole[len(done) :]
-        if number and tokenizer.eos_token:
-            before = before.removeprefix(tokenizer.eos_token)  # every answer ends with it already
+        end = tokenizer.eos_token
+        if number and end and before.lstrip().startswith(end):
+            before = before.lstrip().removeprefix(end)  # every answer ends with it already
         parts.append((before, answer))
         done = whole + (answer or "")
     return parts
