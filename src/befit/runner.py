@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from befit.benchmarks.base import ClientData
 from befit.claim import check_directory, environment, free_directory, identify, locked
 from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names
 from befit.deployed import export, predict, write_client
@@ -19,6 +20,7 @@ from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError, RunError
+from befit.evaluate.groups import by_group, group_keys
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
 from befit.host import Host, check_needs, family_experiment, resolve_model
@@ -268,9 +270,11 @@ def write_results(
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
         row["model"] = family_experiment(host.experiment, families[client]).model.id
     against_baselines(results, baselines, metric)
+    add_groups(host, name, results, baselines, host.federation.clients)
     if "newcomers" in results:
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
         against_baselines(results["newcomers"], arrived, metric)
+        add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
     curve, failures = results.pop("curve"), results.pop("failures")
     head = {
         "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,
@@ -283,6 +287,21 @@ def write_results(
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
     write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})
+
+
+def add_groups(
+    host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]],
+    clients: Sequence[ClientData],
+) -> None:  # fmt: skip
+    """What is known of each client, and all runs compared by it."""
+    infos = {client.id: dict(client.info) for client in clients if client.id in results["clients"]}
+    for client, info in infos.items():
+        if info:
+            results["clients"][client]["info"] = info
+    runs = {**{label: other["clients"] for label, other in baselines.items()}, name: results["clients"]}
+    metrics = host.experiment.evaluate.metrics or [host.task.metric]
+    if keys := group_keys(infos):
+        results["groups"] = {key: by_group(runs, infos, key, metrics) for key in keys}
 
 
 def shared(experiment: Experiment) -> Experiment:

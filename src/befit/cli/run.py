@@ -110,21 +110,26 @@ def _resume_hint(out: Path) -> str:
 
 def _show(done: Run) -> None:
     from befit.report import newcomers, tables
+    from befit.report.groups import group_tables
 
     console = screen()
-    for title, make in (
-        ("Clients", tables.client_table),
-        ("Summary", tables.summary_table),
-        ("Newcomers", newcomers.newcomer_table),
-        ("Newcomers in summary", newcomers.newcomer_summary_table),
-        ("Communication", tables.communication_table),
-    ):
-        headers, rows = make(done.results)
+    results = done.results
+    shown = [
+        ("Clients", tables.client_table(results), ""),
+        ("Summary", tables.summary_table(results), ""),
+        *((what.capitalize(), table, wins) for what, table, wins in group_tables(results)),
+        ("Newcomers", newcomers.newcomer_table(results), ""),
+        ("Newcomers in summary", newcomers.newcomer_summary_table(results), ""),
+        ("Communication", tables.communication_table(results), ""),
+    ]
+    for title, (headers, rows), note in shown:
         if rows:
             console.print()
             console.print(make_table(headers, rows[:SHOWN_CLIENTS], title=title))
         if len(rows) > SHOWN_CLIENTS:
             console.print(f"and {len(rows) - SHOWN_CLIENTS} more, in the report", style="dim")
+        if note:
+            console.print(note, markup=False)
     console.print()
     console.print(tables.headline(done.results), markup=False)
     if said := newcomers.newcomer_sentences(done.results):

@@ -8,8 +8,15 @@ from typing import Any
 
 from befit.report import tables
 from befit.report.comparison import run_title
+from befit.report.groups import GROUP_NOTE, group_tables
 from befit.report.headline import headline_sentences
-from befit.report.newcomers import NEWCOMER_NOTE, newcomer_sentences, newcomer_summary_table, newcomer_table
+from befit.report.newcomers import (
+    NEWCOMER_NOTE,
+    newcomer_sentences,
+    newcomer_summary_table,
+    newcomer_table,
+    newcomers_of,
+)
 from befit.report.numbers import count_text, plain
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.record import RunRecord, export_note, written_files
@@ -37,6 +44,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += _section("Summary", tables.summary_table(results))
     parts += _section("Clients", tables.client_table(results), "\n\n".join(client_notes(results)))
     parts += _section("Own and other clients' examples", tables.over_time_table(results), OVER_TIME_NOTE)
+    parts += _groups(results)
     parts += _newcomers(results)
     parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)
@@ -88,7 +96,15 @@ def _newcomers(results: dict[str, Any]) -> list[str]:
         markdown_table(summary),
         markdown_table(newcomer_table(results)),
         NEWCOMER_NOTE,
+        *_groups(newcomers_of(results), " of newcomers"),
     ]
+
+
+def _groups(results: dict[str, Any], whose: str = "") -> list[str]:
+    parts = []
+    for what, table, wins in group_tables(results) if results else ():
+        parts += [f"### {escape(what.capitalize())}{whose}", escape(wins), markdown_table(table)]
+    return [*parts, GROUP_NOTE] if parts else []
 
 
 def _outbound(record: RunRecord) -> list[str]:

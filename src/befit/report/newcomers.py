@@ -23,7 +23,7 @@ def newcomers_of(results: Mapping[str, Any]) -> dict[str, Any]:
     found = results.get("newcomers") or {}
     if not found.get("clients"):
         return {}
-    return {**results, "baselines": {}, "failures": [], "curves": {}, **found}
+    return {**results, "baselines": {}, "failures": [], "curves": {}, "groups": {}, **found}
 
 
 def newcomer_table(results: Mapping[str, Any]) -> Table:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from befit.report import tables
 from befit.report.comparison import baseline_labels, compared_with, gain_over, run_title
+from befit.report.groups import GROUP_NOTE, group_tables
 from befit.report.headline import headline_sentences
 from befit.report.markdown import flat
 from befit.report.newcomers import (
@@ -57,6 +58,9 @@ def render_page(record: RunRecord) -> str:
         newcomer_summary=newcomer_summary_table(results),
         newcomers=newcomer_table(results),
         newcomer_marks=_marks(newcomers_of(results) or results),
+        groups_of_clients=group_tables(results),
+        groups_of_newcomers=group_tables(newcomers_of(results) or {**results, "groups": {}}),
+        group_note=GROUP_NOTE,
         newcomer_note=NEWCOMER_NOTE,
         plots=[_drawn(plot) for plot in plots_of(record)],
         failures=tables.failure_table(results),

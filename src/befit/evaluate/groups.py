@@ -1,0 +1,80 @@
+"""Scores by what is known of clients, such as their language, and who wins how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["by_group", "group_keys", "winner"]
+
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What divides these clients into more than one group, of which at least one has several members.
+
+    >>> group_keys({"a": {"language": "en"}, "b": {"language": "en"}, "c": {"language": "de"}})
+    ['language']
+    """
+    keys = dict.fromkeys(key for info in infos.values() for key in info)
+    counts = {key: len({info.get(key) for info in infos.values()}) for key in keys}
+    return [key for key, count in counts.items() if 1 < count < len(infos)]
+
+
+def by_group(
+    runs: Mapping[str, Rows], infos: Mapping[str, Mapping[str, str]], key: str, metrics: Sequence[str]
+) -> dict[str, Any]:
+    """Every run's mean over the examples of each group, who is best there, and how often each run is.
+
+    runs     per run, its rows: metrics and `examples` by client
+    key      of `infos` by which clients are grouped; clients of which it is not known are left out
+    metrics  the headline first
+    ->  groups (per group: clients, examples, `scores` by run and metric, winner), wins (by run)
+
+    A group's score is `sum_i n_i m_i / sum_i n_i` over its clients (FedP2EFT specification, section 7), and None where
+    a run has no score for one of them, since it would then be of other examples. Groups are in order of first clients.
+    """
+    members: dict[str, list[str]] = {}
+    for client, info in infos.items():
+        if key in info:
+            members.setdefault(info[key], []).append(client)
+    groups: dict[str, Any] = {}
+    for name, clients in members.items():
+        scores = {
+            label: {metric: _micro([rows[client] for client in clients], metric) for metric in metrics}
+            for label, rows in runs.items()
+        }
+        examples = max(sum(rows[client]["examples"] for client in clients) for rows in runs.values())
+        groups[name] = {"clients": len(clients), "examples": examples, "scores": scores,
+                        "winner": winner(scores, metrics)}  # fmt: skip
+    wins = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
+    return {"groups": groups, "wins": wins}
+
+
+def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:
+    """The run that is strictly best in more than half of the metrics, by unrounded scores; None where there is none.
+
+    With one metric a tie for first place is nobody's win; with three, two of them are needed (FedP2EFT specification,
+    section 7).
+
+    >>> winner({"a": {"m": 0.5}, "b": {"m": 0.4}}, ["m"]), winner({"a": {"m": 0.5}, "b": {"m": 0.5}}, ["m"])
+    ('a', None)
+    """
+    if len(scores) < 2:
+        return None
+    best = [_strictly_best({label: one[metric] for label, one in scores.items()}) for metric in metrics]
+    return next((label for label in scores if 2 * best.count(label) > len(metrics)), None)
+
+
+def _strictly_best(values: Mapping[str, float | None]) -> str | None:
+    known = {label: value for label, value in values.items() if value is not None}
+    if len(known) < 2:  # nobody to win against
+        return None
+    first, second = sorted(known, key=lambda label: known[label], reverse=True)[:2]
+    return first if known[first] > known[second] else None
+
+
+def _micro(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
+    if any(row.get(metric) is None for row in rows):
+        return None
+    return sum(row[metric] * row["examples"] for row in rows) / sum(row["examples"] for row in rows)
