@@ -1,0 +1,288 @@
+"""FedMosaic with two backbones of different depth and width: who gets what of whom (specification, section 4.4;
+properties 11 and 12; traps of section 9.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests.conftest import assert_same, tiny_examples, tiny_task
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from befit.adapters.keys import EVERYTHING, select, slot, slot_of, split
+from befit.adapters.layout import GATE
+from befit.adapters.model import AdaptedModel
+from befit.adapters.pq import BASIS
+from befit.adapters.state import specs_of
+from befit.config import TrainSettings
+from befit.errors import ConfigError, ModelError, NotTrained
+from befit.method import Method
+from befit.registry import build_method
+from befit.rela.bank import absorb, described
+from befit.rela.relevance import relevance, similarities
+from befit.rela.sketch import SKETCH
+from befit.seeds import derive_seed
+from befit.site import Backbone, ServerSite, Site
+from befit.types import ClientInfo, Payload, State, Tick, Update
+
+SMALL, LARGE = "small", "large"
+FAMILIES = {"a": SMALL, "b": LARGE, "c": SMALL, "d": LARGE, "e": SMALL}
+SETTINGS = {"rank": 4, "blocks": 2}
+
+
+def llama(name: str) -> LlamaForCausalLM:
+    torch.manual_seed(derive_seed("llama", name))
+    width, depth = {SMALL: (16, 2), LARGE: (24, 5)}[name]
+    config = LlamaConfig(hidden_size=width, intermediate_size=width + 8, num_hidden_layers=depth, vocab_size=32,
+                         num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3)  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@dataclass
+class Federation:
+    method: Method
+    backbones: dict[str, Backbone]
+    server_site: ServerSite
+    memories: dict[str, Payload]
+    server: Payload
+
+    def info(self, client: str) -> ClientInfo:
+        return ClientInfo(client, FAMILIES[client], 12)
+
+    def site(self, client: str) -> Site:
+        one, small = self.backbones[FAMILIES[client]], self.backbones[SMALL]
+        one.model.reset()
+        examples = {split: tiny_examples("llama", 12, derive_seed(client, split)) for split in ("train", "test")}
+        budget = TrainSettings(max_steps=2, batch_size=4, lr=1e-2)
+        return Site(self.info(client), one.model, one.task, budget, examples.__getitem__, smallest=small,
+                    small_examples=examples.__getitem__)  # fmt: skip
+
+    def update(self, client: str, number: int) -> tuple[Payload, Update]:
+        """One client's reply, and what it received for it."""
+        at = Tick("federate", number, 3, 0)
+        received = self.method.dispatch(self.server, self.info(client), at)
+        memory, reply = self.method.client_update(self.memories.get(client, Payload()), received, self.site(client), at)
+        self.memories[client] = memory
+        return received, Update(self.info(client), reply)
+
+    def round(self, number: int, clients: str = "abcde") -> dict[str, Update]:
+        updates = {client: self.update(client, number)[1] for client in clients}
+        self.server = self.method.aggregate(
+            self.server, list(updates.values()), self.server_site, Tick("federate", number, 3, 0)
+        )
+        return updates
+
+
+def start(name: str = "fedmosaic", **settings: object) -> Federation:
+    method = build_method({"name": name, **(SETTINGS if name == "fedmosaic" else {"rank": 4}), **settings})
+    backbones = {
+        key: Backbone(key, key.ljust(64, "0"), AdaptedModel(llama(key), "all"), tiny_task("llama"))
+        for key in (SMALL, LARGE)
+    }
+    last = backbones[SMALL].model.shapes.last
+    starts: dict[str, State] = {}
+    for key, one in backbones.items():
+        one.model.shapes = replace(one.model.shapes, last=last)
+        one.model.install(method.layout, 0)
+        starts[key] = one.model.dump(EVERYTHING)
+    infos = tuple(ClientInfo(client, family, 12) for client, family in FAMILIES.items())
+    public = {key: tiny_examples("llama", 40, 99) for key in starts}
+    site = ServerSite(starts, infos, backbones, public.__getitem__)
+    return Federation(method, backbones, site, {}, method.server_init(site))
+
+
+@pytest.fixture(scope="module")
+def twice() -> Iterator[tuple[Federation, dict[str, Update], dict[str, Payload]]]:
+    """Two rounds; the second round's uploads, and what was received before them."""
+    federation = start()
+    federation.round(1)
+    at = Tick("federate", 2, 3, 0)
+    received = {
+        client: federation.method.dispatch(federation.server, federation.info(client), at) for client in FAMILIES
+    }
+    yield federation, federation.round(2), received
+
+
+Twice = tuple[Federation, dict[str, Update], dict[str, Payload]]
+
+
+def weights_of(updates: dict[str, Update], clients: str) -> torch.Tensor:
+    cosines = similarities(torch.stack([updates[client].payload.arrays[SKETCH] for client in "abcde"]))
+    return relevance(cosines, 0.5, ["abcde".index(client) for client in clients])
+
+
+def test_cores_of_both_backbones_mix_at_the_same_place(twice: Twice) -> None:
+    """Blocks 0 and 1 of the small model, 1 and 4 of the large: client b's core of block 1 goes to a's block 0."""
+    federation, updates, _ = twice
+    W = weights_of(updates, "abcde")
+    mixture = federation.method.dispatch(federation.server, federation.info("a"), Tick("federate", 3, 3, 0)).arrays
+    for k, (small, large) in enumerate(((0, 1), (1, 4))):
+        for part in ("q_proj/P", "down_proj/Q"):
+
+            def sent(
+                client: str, k: int = k, part: str = part, blocks: tuple[int, int] = (small, large)
+            ) -> torch.Tensor:
+                block = blocks[FAMILIES[client] == LARGE]
+                return updates[client].payload.arrays[f"personal/block.{block:02d}.{part}"]
+
+            expected = sum(float(W[0, place]) * sent(client) for place, client in enumerate("abcde") if client != "a")
+            torch.testing.assert_close(mixture[f"shared/block.{small:02d}.{part}"], expected)
+            assert sent("b").any() and not torch.equal(sent("b"), sent("d")), k
+
+
+def test_plain_factors_mix_within_a_backbone_with_weights_that_sum_to_one_there(twice: Twice) -> None:
+    federation, updates, _ = twice
+    mixture = federation.method.dispatch(federation.server, federation.info("d"), Tick("federate", 3, 3, 0)).arrays
+    for part in ("q_proj/A", "up_proj/B"):  # b is the only other client with this backbone
+        expected = updates["b"].payload.arrays[f"personal/block.02.{part}"]
+        torch.testing.assert_close(mixture[f"shared/block.02.{part}"], expected)
+
+
+def test_frozen_factors_and_gates_never_leave_and_nothing_else_is_missing(twice: Twice) -> None:
+    federation, updates, received = twice
+    for client, update in updates.items():
+        arrays = update.payload.arrays
+        assert {slot_of(key) for key in arrays} == {"personal", "sketch"}
+        cores = {split(key)[1] for key in arrays if split(key)[2] in ("P", "Q")}
+        assert not any(split(key)[2] in ("A", "B") and split(key)[1] in cores for key in arrays)
+        declared = federation.method.uplink(
+            federation.method.plan()[0], specs_of(federation.server_site.starts[FAMILIES[client]])
+        )
+        assert {key: tuple(value.shape) for key, value in arrays.items()} == {
+            key: spec.shape for key, spec in declared.items()
+        }
+        assert {slot_of(key) for key in received[client].arrays} == {"shared"}
+        assert not any(slot_of(key) == GATE for key in (*arrays, *received[client].arrays))
+
+
+def test_what_a_client_sends_has_the_size_that_its_widths_give(twice: Twice) -> None:
+    """Small model, both blocks PQ: 14 modules of 4^2 + 4 = 20 entries, and 0.4 of a 16 x 24 gradient = 153."""
+    _, updates, _ = twice
+    assert sum(value.numel() for value in updates["a"].payload.arrays.values()) == 14 * 20 + 153
+    large = {"q_proj": 48, "k_proj": 36, "v_proj": 36, "o_proj": 48, "gate_proj": 56, "up_proj": 56, "down_proj": 56}
+    expected = 2 * 7 * 20 + 3 * 4 * sum(large.values()) + 153
+    assert sum(value.numel() for value in updates["b"].payload.arrays.values()) == expected
+
+
+def test_local_training_leaves_the_mixture_and_the_basis_as_received() -> None:
+    federation = start()
+    federation.round(1)
+    received, _ = federation.update("a", 2)
+    model = federation.backbones[SMALL].model
+    held = model.dump(slot("shared"))
+    assert_same(held, received.arrays)
+    start_of = federation.server_site.starts[SMALL]
+    assert federation.memories["a"].arrays.keys().isdisjoint(held)
+    basis = {**select(start_of, slot(BASIS)), **select(federation.memories["a"].arrays, slot(BASIS))}
+    assert_same(model.dump(slot(BASIS)), basis)
+
+
+def test_before_anybody_has_sent_anything_the_mixture_is_the_initial_adapter() -> None:
+    federation = start("rela")
+    received = federation.method.dispatch(federation.server, federation.info("a"), Tick("federate", 1, 3, 0))
+    assert not received.arrays
+    initial = federation.server_site.starts[SMALL]
+    own, mixture = (
+        {key.partition("/")[2]: value for key, value in initial.items() if slot_of(key) == name}
+        for name in ("personal", "shared")
+    )
+    assert_same(own, mixture)
+
+
+def test_whoever_is_alone_with_its_backbone_gets_its_own_adapter_back() -> None:
+    federation = start("rela")
+    updates = federation.round(1, "ab")
+    for client in "ab":
+        got = federation.method.dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0)).arrays
+        own = {f"shared/{key.partition('/')[2]}": value for key, value in updates[client].payload.arrays.items()
+               if slot_of(key) == "personal"}  # fmt: skip
+        assert_same(got, own)
+
+
+def test_mixtures_are_of_one_snapshot_whoever_is_first(twice: Twice) -> None:
+    """In-place use of the first client's new state would break the symmetry of two clients."""
+    federation = start("rela")
+    updates = federation.round(1, "ac")
+    for client, other in (("a", "c"), ("c", "a")):
+        got = federation.method.dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0)).arrays
+        for key, value in got.items():
+            assert torch.equal(value, updates[other].payload.arrays[key.replace("shared", "personal")]), key
+
+
+def test_a_client_that_sits_out_counts_with_what_it_sent_last() -> None:
+    federation = start()
+    first = federation.round(1)
+    federation.round(2, "bd")
+    stacks = {key: value for key, value in federation.server.arrays.items() if slot_of(key) == f"own:{SMALL}"}
+    assert not stacks  # both blocks of the small model are PQ blocks
+    cores = federation.server.arrays["own/0.q_proj/P"]
+    assert torch.equal(cores[0], first["a"].payload.arrays["personal/block.00.q_proj/P"])
+    assert not torch.equal(cores[1], first["b"].payload.arrays["personal/block.01.q_proj/P"])
+    assert federation.server.arrays[SKETCH].shape == (5, 153)
+
+
+def test_the_running_gradient_starts_whole_and_then_takes_the_share_of_the_new_round() -> None:
+    """g_1, then 0.75 g_1 + 0.25 g_2; from zeros the first would be 0.25 g_1."""
+    federation = start("rela", noise=0.0, ema=0.25, every=1)
+    _, one = federation.update("a", 1)
+    first = one.payload.arrays[SKETCH]
+    _, two = federation.update("a", 2)
+    alone = start("rela", noise=0.0, every=1)
+    _, fresh = alone.update("a", 2)
+    torch.testing.assert_close(two.payload.arrays[SKETCH], 0.75 * first + 0.25 * fresh.payload.arrays[SKETCH])
+    assert torch.equal(federation.memories["a"].arrays[SKETCH], two.payload.arrays[SKETCH])
+
+
+def test_the_frozen_factors_of_a_pq_site_are_refused_by_the_bank() -> None:
+    federation = start()
+    _, update = federation.update("a", 1)
+    smuggled = {**update.payload.arrays, "personal/block.00.q_proj/A": torch.ones(4, 16)}
+    with pytest.raises(AssertionError, match="nobody's to send"):
+        absorb(federation.server, [replace(update, payload=Payload(smuggled))])
+
+
+def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:
+    with pytest.raises(ModelError, match=r"small and large differ in their PQ sites: 0\.k_proj"):
+        described(
+            {
+                "small": {"personal/block.00.q_proj/P": torch.ones(1)},
+                "large": {"personal/block.00.q_proj/P": torch.ones(1), "personal/block.00.k_proj/P": torch.ones(1)},
+            },
+            1,
+        )
+
+
+def test_cores_learn_at_a_multiple_of_the_rate_and_the_rest_at_the_rate_itself() -> None:
+    """One step of AdamW moves every entry by its learning rate, as the first step has no history."""
+    federation = start(pq_rate=2.5)
+    site = federation.site("b")
+    site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
+    before = site.model.dump(slot("personal"))
+    federation.method.client_update(Payload(), Payload(), site, Tick("federate", 1, 3, 0))
+    after = site.model.dump(slot("personal"))
+    core, plain = "personal/block.01.v_proj/P", "personal/block.00.v_proj/B"
+    assert float((after[core] - before[core]).abs().median()) == pytest.approx(2.5e-3, rel=1e-2)
+    assert float((after[plain] - before[plain]).abs().median()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_who_never_took_part_has_nothing_to_deploy() -> None:
+    federation = start("rela")
+    with pytest.raises(NotTrained, match="client a has no 'personal' adapter: it never completed"):
+        federation.method.deploy(Payload(), Payload(), federation.site("a"))
+
+
+def test_a_rank_or_a_number_of_blocks_that_a_backbone_cannot_have_is_refused() -> None:
+    with pytest.raises(ModelError, match="PQ-LoRA in 4 blocks: this model has 2"):
+        start(blocks=4)
+    with pytest.raises(ModelError, match=r"rank 9 .* narrower: block\.00\.k_proj \(8\)"):
+        start(rank=9)
+
+
+def test_every_wrong_option_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_method({"name": "fedmosaic", "blocks": 0, "temperature": 0.0, "ema": 0.0, "every": 0, "share": 2.0,
+                      "noise": -1.0, "pq_rate": 0.0, "similarity": "colmean"})  # fmt: skip
+    keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
+    assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "similarity"}
