@@ -26,6 +26,8 @@ check: $(VENV)/.installed-dev
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m befit.zoo.digits_vit
 	$(BIN)/python -m befit.zoo.skills_llama
+	$(BIN)/python -m befit.zoo.digits_llava
+	$(BIN)/python -m befit.zoo.names_bert
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from befit.benchmarks import registry
 from befit.benchmarks.digits import load
-from befit.benchmarks.digits_vqa import BLOCKS, deal, digits_vqa, pool_of
+from befit.benchmarks.digits_vqa import BLOCKS, deal, digits_vqa, digits_vqa_hetero, pool_of
 from befit.benchmarks.digits_vqa_tasks import (
     NAMES,
     NEWCOMER_TASKS,
@@ -264,7 +264,15 @@ def test_impossible_sizes_are_told_all_at_once():
 
 def test_it_is_a_benchmark_by_name():
     entry = registry.get("digits-vqa")
-    assert (entry.task, entry.default_model) == ("vqa", "digits-llava-s")
+    assert (entry.task, entry.default_model, entry.families) == ("vqa", "digits-llava-s", {})
+
+
+def test_hetero_has_the_same_records_and_two_backbones(federation):
+    entry = registry.get("digits-vqa-hetero")
+    assert (entry.default_model, entry.families) == ("digits-llava-l", {"size=small": "digits-llava-s"})
+    made = digits_vqa_hetero(clients=4, train=3, test=2)
+    assert made.manifest == digits_vqa(clients=4, train=3, test=2).manifest
+    assert [client.info for client in made.clients] == [client.info for client in federation.clients[:4]]
 
 
 def test_a_record_does_not_depend_on_how_many_others_there_are(digits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,7 @@ from befit.benchmarks.partition import partition_hash
 from befit.benchmarks.registry import benchmark
 from befit.errors import ConfigError
 
-__all__ = ["BLOCKS", "deal", "digits_vqa", "pool_of"]
+__all__ = ["BLOCKS", "deal", "digits_vqa", "digits_vqa_hetero", "pool_of"]
 
 BLOCKS = {"public": range(500), "train": range(500, 1150), "test": range(1150, 1797)}  # indices in the file
 PUBLIC = 2000
@@ -92,6 +93,26 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     return Federation(
         "digits-vqa", "1", "vqa", tuple(held), newcomers=tuple(new), public=tuple(public), manifest=manifest
     )
+
+
+@benchmark(
+    "digits-vqa-hetero",
+    "1",
+    summary="`digits-vqa` with a small backbone for four of the clients and a large one for the others",
+    default_model="digits-llava-l",
+    families={"size=small": "digits-llava-s"},
+    task="vqa",
+)
+def digits_vqa_hetero(clients: int = 10, train: int = 60, val: int = 0, test: int = 60, seed: int = 0) -> Federation:
+    """The records of `digits-vqa`; clients 0, 1, 2 and 6 have another backbone than the others.
+
+    clients  how many of the ten, from the first; four or more, so that there are two sizes
+    train    records of each task to train on
+    val      records of each task to validate on, about 20 of the client's images that are then kept for it
+    test     records of each task that a client is tested on
+    seed     of which images a client holds, and of what it asks
+    """
+    return replace(digits_vqa(clients, train, val, test, seed), name="digits-vqa-hetero")
 
 
 def deal(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
