@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from befit.errors import DataError
 
 __all__ = [
-    "Partition", "dirichlet_class", "dirichlet_shares", "generator", "iid", "lda_equal", "natural", "partition_hash",
-    "redraw_until", "shards", "split_by_shares",
+    "Partition", "dirichlet_class", "dirichlet_shares", "generator", "iid", "lda_equal", "lda_mixtures", "natural",
+    "partition_hash", "redraw_until", "shards", "split_by_shares",
 ]  # fmt: skip
 
 Labels = Sequence[int] | NDArray[np.integer]
 Partition = list[NDArray[np.int64]]
+Rounding = Literal["remainder", "cumfloor"]
 _ATTEMPTS = 1000
 
 
@@ -46,14 +48,25 @@ def dirichlet_shares(classes: int, clients: int, alpha: float, rng: np.random.Ge
     return rng.dirichlet(np.full(clients, alpha), size=classes)
 
 
-def split_by_shares(labels: Labels, shares: NDArray[np.float64], rng: np.random.Generator) -> Partition:
-    """Deal every class by its row of `shares`: largest-remainder counts, consecutive blocks of the shuffled class."""
+def split_by_shares(
+    labels: Labels, shares: NDArray[np.float64], rng: np.random.Generator, rounding: Rounding = "remainder"
+) -> Partition:
+    """Deal every class by its row of `shares`: whole counts, consecutive blocks of the shuffled class.
+
+    rounding  remainder: the largest fractions are rounded up; cumfloor: floors of cumulative sums, as is common
+              elsewhere, which gives what is left over to later clients
+    """
     labels = np.asarray(labels)
+    if rounding not in ("remainder", "cumfloor"):
+        raise DataError(f"rounding {rounding!r} is not one of remainder, cumfloor")
+    if len(labels) and labels.max() >= len(shares):
+        raise DataError(f"class {labels.max()} has no share; there are shares of {len(shares)} classes")
+    count = _largest_remainder if rounding == "remainder" else _cumulative_floor
     clients = shares.shape[1]
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(_largest_remainder(len(members), shares[label]))
+        ends = np.cumsum(count(len(members), shares[label]))
         for client, block in enumerate(np.split(members, ends[:-1])):
             parts[client].append(block)
     return [np.sort(np.concatenate(blocks)).astype(np.int64) for blocks in parts]
@@ -68,28 +81,41 @@ def _largest_remainder(total: int, shares: NDArray[np.float64]) -> NDArray[np.in
     return counts
 
 
+def _cumulative_floor(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    ends = np.floor(np.cumsum(shares) * total).astype(np.int64)
+    ends[-1] = total
+    return np.diff(ends, prepend=0)
+
+
 def dirichlet_class(
-    labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train", minimum: int = 10
-) -> Partition:
-    """D1: per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`."""
+    labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train",
+    minimum: int = 10, rounding: Rounding = "remainder",
+) -> Partition:  # fmt: skip
+    """D1: per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
+
+    For splits that share one draw, use `dirichlet_shares` and `split_by_shares` inside one `redraw_until`.
+    """
     _check(clients, alpha)
     _check_size(len(labels), clients)
     classes = int(np.max(labels)) + 1
 
     def draw(rng: np.random.Generator) -> Partition:
-        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng)
+        return split_by_shares(labels, dirichlet_shares(classes, clients, alpha, rng), rng, rounding)
 
     return redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, federation, stage)
 
 
 def lda_equal(
     labels: Labels, clients: int, alpha_per_class: float, seed: int, federation: str = "", stage: str = "train",
-    mixtures: NDArray[np.float64] | None = None,
+    mixtures: NDArray[np.float64] | None = None, sizes: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Partition:  # fmt: skip
     """D3: equal sizes, client k draws classes from its own `q_k ~ Dirichlet(alpha 1)` until it is full.
 
+    mixtures  (clients, classes) uses given q_k, for a test set of the same mix
+    sizes     of the clients, for other than equal ones; they add up to the number of labels
+
     Exhausted classes are left out and the rest renormalised (with 1e-5 added), so late clients get leftovers.
-    `mixtures` (clients, classes) uses given q_k, for a test set of the same mix. (Hsu et al. 2019; FedP2EFT.)
+    Hsu et al. 2019 scale a prior that adds up to 1, FedP2EFT does not: see `partition_sizes.from_hsu`.
     """
     labels = np.asarray(labels)
     _check(clients, alpha_per_class)
@@ -100,10 +126,14 @@ def lda_equal(
     rng = generator(seed, federation, stage)
     if mixtures is None:
         mixtures = lda_mixtures(clients, classes, alpha_per_class, seed, federation)
+    if sizes is None:
+        sizes = [len(labels) // clients + (client < len(labels) % clients) for client in range(clients)]
+    if len(sizes) != clients or min(sizes) < 0 or sum(sizes) != len(labels):
+        raise DataError(f"{len(sizes)} sizes that add up to {sum(sizes)} do not divide {len(labels)} examples among "
+                        f"{clients} clients")  # fmt: skip
     pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(classes)]
     parts: Partition = []
-    for client in range(clients):
-        size = len(labels) // clients + (client < len(labels) % clients)
+    for client, size in enumerate(sizes):
         mine = []
         for _ in range(size):
             open_ = np.array([bool(pool) for pool in pools])
@@ -140,18 +170,24 @@ def iid(count: int, clients: int, seed: int, federation: str = "", stage: str = 
 
 
 def natural(
-    groups: Sequence[str], minimum: int = 1, largest: int | None = None
+    groups: Sequence[str], minimum: int = 1, largest: int | None = None, others: str | None = None
 ) -> tuple[dict[str, NDArray[np.int64]], list[int]]:
     """One client per value of a column, in order of first appearance, and the indices of groups that are too small.
 
     largest  keep at most so many clients, the first ones
+    others   make of the records of all other groups one client of this name, instead of dropping them
     """
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
     kept = [group for group, indices in members.items() if len(indices) >= minimum][:largest]
     dropped = sorted(index for group, indices in members.items() if group not in kept for index in indices)
-    return {group: np.array(members[group], dtype=np.int64) for group in kept}, dropped
+    found = {group: np.array(members[group], dtype=np.int64) for group in kept}
+    if others is None or not dropped:
+        return found, dropped
+    if others in found:
+        raise DataError(f"a group is called {others!r} already; give the client of all other groups another name")
+    return {**found, others: np.array(dropped, dtype=np.int64)}, []
 
 
 def redraw_until(
