@@ -41,8 +41,9 @@ def measure_newcomers(
 
     server  the server's final memory
     stages  the method's, with every number of rounds filled in
-    ->  clients (per newcomer: the metrics at the end, `download` the headline before any stage of its own, bytes,
-        seconds, diagnostics; `reason` where it has no model), summary, failures
+    ->  clients (per newcomer: the metrics at the end; the headline before any stage of its own, `download`, and of the
+        backbone without adapters, `backbone`; bytes, seconds, diagnostics; `reason` where it has no model; `unchanged`
+        where all metrics are the backbone's), summary, failures
 
     Every newcomer's result is written when it is known, and is not made again by a resumed run.
     """
@@ -57,7 +58,7 @@ def measure_newcomers(
     metric = host.task.metric
     summary = {
         **spread({client: row[metric] for client, row in rows.items()}),
-        "download": spread({client: row["download"] for client, row in rows.items()}),
+        **{name: spread({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")},
         **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
     }
     failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]
@@ -78,11 +79,14 @@ def _measure(
     at = Tick(stages[-1].name, last, last, experiment.federation.seed)
     request = {info.id: final_download(method, server, info, at)}
     row: dict[str, Any] = {
-        metric: None, "download": None, "examples": len(host.examples(info.id, experiment.evaluate.split)),
+        metric: None, "download": None, "backbone": None, "unchanged": False,
+        "examples": len(host.examples(info.id, experiment.evaluate.split)),
         "train_examples": info.num_examples, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "diagnostics": {},
         "adapter": None, "reason": "", "failures": [],
     }  # fmt: skip
     personal = [stage for stage in stages if not stage.uplink]
+    bare = _backbone(host, info)
+    row["backbone"] = bare[metric]
     (found,) = engine.score(request, at, experiment.evaluate.split)
     if not isinstance(found, Failure):
         row["download"] = found.metrics[metric]
@@ -102,10 +106,20 @@ def _measure(
                 {"stage": found.stage, "round": found.round, "kind": found.kind, "reason": found.reason}
             ]
         return row
-    row |= found.metrics
+    row |= {**found.metrics, "unchanged": dict(found.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
     row["adapter"] = f"newcomers/{info.id}/adapter"
     return row
+
+
+def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
+    """The metrics of the newcomer's backbone without adapters."""
+    site, evaluate = host.site(info), host.experiment.evaluate
+    site.model.reset()
+    with site.model.active():
+        return site.task.evaluate(
+            site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device
+        )
 
 
 def _personalise(

@@ -70,6 +70,7 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_sends_nothing(
         assert not (tmp_path / "newcomers" / info.id / "adapter").exists()
     else:
         assert 0 <= row["accuracy"] <= 1 and (tmp_path / row["adapter"] / "adapter_config.json").is_file()
+    assert row["unchanged"] == (name == "fedsa") and 0 <= row["backbone"] <= 1
     personal = [stage for stage in method.plan() if not stage.uplink]
     if not personal:
         assert row["download"] == row["accuracy"]
@@ -101,6 +102,15 @@ def test_a_shared_adapter_serves_a_newcomer_as_it_is(experiment: Experiment, tmp
     first, second = ((one / "adapter" / "adapter_model.safetensors").read_bytes() for one in (new, old))
     assert first == second and row["download"] == row["accuracy"] and row["bytes_down"] > 0
     assert newcomer_sentences(done.results)[0].endswith("with FedIT, as downloaded.")
+
+
+def test_a_method_that_shares_too_little_to_change_a_model_says_so(tmp_path: Path) -> None:
+    """FedSA's A beside a B of zero: the backbone's own score, to the last digit of the loss."""
+    only = load_experiment({**SETTINGS, "method": "fedsa", "baselines": []})
+    results = run(only, out=tmp_path / "run", host=arrivals(only)).results
+    (row,) = results["newcomers"]["clients"].values()
+    assert row["unchanged"] and row["accuracy"] == row["backbone"] == row["download"]
+    assert "what the backbone has without it" in newcomer_sentences(results)[0]
 
 
 def test_clients_end_the_same_whether_newcomers_are_measured_or_not(

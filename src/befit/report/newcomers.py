@@ -41,14 +41,22 @@ def newcomer_table(results: Mapping[str, Any]) -> Table:
 
 
 def newcomer_summary_table(results: Mapping[str, Any]) -> Table:
-    """Every run's mean over newcomers, as downloaded and at the end, and the method's gain over the others."""
+    """Every run's mean over newcomers, and the backbone's: as downloaded, at the end, the method's gain over others."""
     view = newcomers_of(results)
     if not view:
         return [], []
     metric, title, labels = view["metric"], run_title(view["method"]), baseline_labels(view)
     runs = [*((label, view["baselines"].get(label) or {}) for label in labels), (None, view["summary"])]
     partly = any(one.get("scored") != len(view["clients"]) for _, one in runs)
-    headers = ["", *["scored"] * partly, "as downloaded", f"mean {metric.replace('_', ' ')}", "std", "worst newcomer"]
+    headers = [
+        "",
+        *["scored"] * partly,
+        "backbone",
+        "as downloaded",
+        f"mean {metric.replace('_', ' ')}",
+        "std",
+        "worst newcomer",
+    ]
     headers += [f"{title}'s gain ± s.e.", "ahead"] * bool(labels)
     rows = []
     for label, one in runs:
@@ -59,7 +67,7 @@ def newcomer_summary_table(results: Mapping[str, Any]) -> Table:
         rows.append([
             title if label is None else run_title(label),
             *[f"{one.get('scored', 0)} of {len(view['clients'])}"] * partly,
-            score_text(score_of(one.get("download") or {}, "mean"), metric),
+            *(score_text(score_of(one.get(name) or {}, "mean"), metric) for name in ("backbone", "download")),
             score_text(score_of(one, "mean"), metric),
             gain_text(score_of(one, "std"), metric, signed=False),
             score_text(score_of(worst, "value"), metric),
@@ -87,6 +95,8 @@ def newcomer_sentences(results: Mapping[str, Any]) -> list[str]:
         level += f" with {title}, {score_text(before, metric)} as downloaded"
     else:
         level += f" with {title}, as downloaded"
+    if all(row.get("unchanged") for row in rows.values()):
+        level += ", which is what the backbone has without it: nothing that it shares changes a model by itself"
     sentences = [level + ".", *_gain(view)]
     for label in baseline_labels(view):
         if (view["baselines"].get(label) or {}).get("scored") == 0:
