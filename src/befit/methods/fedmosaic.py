@@ -5,6 +5,7 @@ from typing import Literal
 from befit.adapters.gates import InputGate, ScalarGate
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.pq import BASIS, Basis, PQLora
+from befit.align.settings import Alignment
 from befit.errors import ConfigError
 from befit.registry import register
 from befit.rela.mosaic import BOTH, Mosaic, Relevance
@@ -27,6 +28,7 @@ def fedmosaic(
     share: float = 0.4,
     mask: Literal["random", "rows"] = "random",
     gate: Literal["scalar", "input"] = "scalar",
+    align: Alignment = Alignment(),  # noqa: B008 frozen
 ) -> Mosaic:
     """RELA over PQ-LoRA: in some blocks only r x r cores are trained, which clients of all backbones share.
 
@@ -43,6 +45,7 @@ def fedmosaic(
     share         share of the gradient's entries that travel
     mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
     gate          "scalar", one number per layer, or "input", by token
+    align         how A and B of different backbones are aligned, see befit.align.settings.Alignment
 
     In a PQ block `h_own = s B (P A x + Q)` with frozen orthonormal A and B, elsewhere `h_own = s B A x`;
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`.
@@ -67,4 +70,5 @@ def fedmosaic(
         Relevance(temperature, similarity, include_self, every, ema, noise),
         blocks,
         pq_rate,
+        align,
     )

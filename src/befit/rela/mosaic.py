@@ -13,6 +13,8 @@ from typing import Literal, final
 from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout
 from befit.adapters.pq import BASIS
+from befit.align.run import aligned_bases
+from befit.align.settings import Alignment
 from befit.errors import NotTrained
 from befit.method import Deployment, Method
 from befit.rela.bank import EVERYBODY, absorb, described, members, mixed, received_by
@@ -55,6 +57,7 @@ class Mosaic(Method):
     layout      slots `personal` and `shared`, gated, the sketch beside them, and the basis where there are PQ sites
     blocks      how many blocks have PQ sites
     pq_rate     learning rate of P and Q, as a multiple of train.lr
+    align       how the bases of different backbones are aligned, before the first round
     """
 
     layout: Layout
@@ -62,6 +65,7 @@ class Mosaic(Method):
     relevance: Relevance
     blocks: int = 0
     pq_rate: float = 1.0
+    align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
     @property
@@ -80,7 +84,9 @@ class Mosaic(Method):
         return slot("personal", GATE)
 
     def server_init(self, site: ServerSite) -> Payload:
-        return Payload({}, described(site.starts, self.blocks))
+        several = self.blocks > 0 and len(site.families) > 1
+        bases = aligned_bases(site, self.blocks, self.align) if several else {}
+        return Payload(bases, described(site.starts, self.blocks))
 
     def client_init(self, site: Site) -> Payload:
         return Payload()

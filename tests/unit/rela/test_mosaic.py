@@ -27,7 +27,7 @@ from befit.seeds import derive_seed
 from befit.site import Backbone, ServerSite, Site
 from befit.types import ClientInfo, Payload, State, Tick, Update
 
-SMALL, LARGE = "small", "large"
+SMALL, LARGE = "5" * 16, "1" * 16
 FAMILIES = {"a": SMALL, "b": LARGE, "c": SMALL, "d": LARGE, "e": SMALL}
 SETTINGS = {"rank": 4, "blocks": 2}
 

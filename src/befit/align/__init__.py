@@ -1,0 +1,1 @@
+"""One basis for several backbones: the frozen factors of PQ-LoRA aligned on public data, before any training."""
