@@ -1,13 +1,22 @@
 """Questions about images: what is read, learnt, generated and scored, against the model itself and by hand."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny_models import Settings, save_llama, word_tokenizer
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+)
 
 from befit.adapters.layout import lora
 from befit.adapters.model import AdaptedModel, find_modules
@@ -421,6 +430,35 @@ def test_a_picture_file_is_read_in_the_models_colours_and_size(tmp_path):
     pixels = make_task("vqa", made.processor).prepare([one]).pixels[0]
     assert pixels.shape == (1, 3, 4, 4)
     assert pixels[0, :, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
+
+
+def test_tokens_and_pixels_are_those_of_transformers_own_processor(tmp_path):
+    """A checkpoint with CLIP's preprocessing and LLaVA's processor: what it makes of a text and two square pictures is
+    what the task gives to the model."""
+    path = save_llava(tmp_path, channels=3)
+    size = {"do_resize": True, "size": {"shortest_edge": 4}, "crop_size": {"height": 4, "width": 4}}
+    images = CLIPImageProcessor(**size)
+    processor = LlavaProcessor(
+        images, AutoTokenizer.from_pretrained(path), patch_size=2, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+    images.save_pretrained(path)
+    pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (8, 8, 3), np.uint8)) for n in (0, 1)]
+    text = "USER : <image> what <image> ? BOT : "
+    wanted = processor(text=text, images=pictures, return_tensors="pt")
+    loaded = load_backbone(Settings(str(path)), "vqa", (), 0).processor
+    made = make_task("vqa", loaded).prepare([{**record("<image> what <image> ?", "a"), "images": pictures}])
+    assert list(made.prompts[0].tokens) == wanted["input_ids"][0].tolist()
+    torch.testing.assert_close(made.prompts[0].pixels, wanted["pixel_values"], atol=1e-5, rtol=1e-5)
+
+
+def test_the_chat_template_of_an_older_checkpoints_processor_is_used(tmp_path):
+    path = save_llava(tmp_path, chat_template=None)
+    plain = load_backbone(Settings(str(path)), "vqa", (), 0)
+    (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    chat = load_backbone(Settings(str(path)), "vqa", (), 0)
+    assert (make_task("vqa", plain.processor).prompt, make_task("vqa", chat.processor).prompt) == ("plain", "chat")
+    assert any("chat_template.json" in note for note in chat.notes)
 
 
 def test_models_that_do_not_see_are_refused(tmp_path):

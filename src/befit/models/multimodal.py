@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,20 @@ def load_vqa_processor(directory: Path, model: nn.Module, found: str) -> tuple[V
     if not 0 <= token < len(tokenizer):
         raise ModelError(f"{found}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
                          "tokenizer with it")  # fmt: skip
+    if not tokenizer.chat_template and (template := processor_template(directory)):
+        tokenizer.chat_template = template
+        notes.append("the chat template is that of chat_template.json")
     images = image_preprocessor(directory, model, found, vision)
     return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, found)), notes
+
+
+def processor_template(directory: Path) -> str | None:
+    """The chat template that older checkpoints keep for their processor, where their tokenizer has none."""
+    try:
+        found = json.loads((directory / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def tokens_per_image(model: Any, images: ImagePreprocessor, found: str) -> int:
