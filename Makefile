@@ -32,6 +32,7 @@ zoo: $(VENV)/.installed-dev
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing PyTorch and the libraries of befit: a minute or two, once"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	touch $@
 

