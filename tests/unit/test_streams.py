@@ -14,10 +14,12 @@ from befit.benchmarks.streams import (
     draw,
     dynamic_slices,
     memory_batches,
+    round_batches,
     rounds_of_tasks,
     static_slices,
 )
 from befit.errors import DataError
+from befit.seeds import derive_seed
 
 SIZES = st.lists(st.integers(0, 25), min_size=1, max_size=5)
 
@@ -177,6 +179,22 @@ def test_a_memory_goes_on_from_its_arrays_as_if_it_had_never_been_away():
     two = memory_batches(restored, [9, 10], 4, 3, rng(5))
     assert all(np.array_equal(a, b) for a, b in zip(one[0], two[0], strict=True))
     assert np.array_equal(one[1].counts, two[1].counts)
+
+
+@pytest.mark.parametrize("order", ["dynamic", "static"])
+def test_a_round_gone_through_again_is_the_round_of_one_long_run(order):
+    """Against a memory that is kept; task by task only the first two tasks are known after 10 of 20 rounds."""
+    tasks, seeds = tasks_of([6] * 4), derive_seed
+    cut = dynamic_slices if order == "dynamic" else static_slices
+    memory = Memory()
+    for number, arriving in enumerate(cut(tasks, 20, rng(seeds("stream")))):
+        kept, memory = memory_batches(memory, arriving, 3, 2, rng(seeds(f"round {number}")))
+        again = round_batches(tasks, number, rounds=20, steps=3, batch_size=2, seeds=seeds, order=order)
+        assert [batch.tolist() for batch in again] == [batch.tolist() for batch in kept]
+        if number == 9:
+            assert (max(memory.positions) < 12) == (order == "dynamic")
+    with pytest.raises(DataError, match="there is no round 20 among 20"):
+        round_batches(tasks, 20, rounds=20, steps=3, batch_size=2, seeds=seeds)
 
 
 def test_counts_far_apart_do_not_underflow():
