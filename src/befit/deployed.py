@@ -27,7 +27,7 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
     note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
     write_adapter(
         folder / "adapter", deployed, backbone.model, base=family_experiment(host.experiment, backbone.name).model.id,
-        task=host.federation.task, note=note,
+        task=host.federation.task, note=note, label_names=host.federation.label_names,
     )  # fmt: skip
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout
 from befit.method import Deployment, Exchange, Method
+from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
+    from befit.config import TrainSettings
     from befit.site import ServerSite, Site
 
 __all__ = ["ByFamily", "each_family", "join", "part"]
@@ -98,6 +100,12 @@ class ByFamily(Method):
 
     def trainable(self) -> Selector:
         return self.method.trainable()
+
+    def remarks(self, budget: TrainSettings) -> list[str]:
+        return self.method.remarks(budget)
+
+    def work(self) -> tuple[Work, ...]:
+        return self.method.work()
 
     def server_init(self, site: ServerSite) -> Payload:
         return join({family: self.method.server_init(site.only(family)) for family in site.families})

@@ -174,7 +174,9 @@ def family_settings(experiment: Experiment, clients: Mapping[str, Mapping[str, s
     for name, family in experiment.families.items():
         for pattern in family.clients:
             if not any(_fits(pattern, client, info) for client, info in clients.items()):
-                problems.append(f"families.{name}.clients: {pattern} is nobody.{did_you_mean(pattern, clients)}")
+                known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
+                hint = did_you_mean(pattern, clients) or f" The clients are {known}"
+                problems.append(f"families.{name}.clients: {pattern} is no client.{hint}")
     if problems:
         raise ConfigError(problems)
     return found

@@ -48,6 +48,7 @@ from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
+    from befit.config import TrainSettings
     from befit.site import ServerSite, Site
 
 __all__ = ["Deployment", "Exchange", "Method", "Personal"]
@@ -123,6 +124,10 @@ class Method(Exchange):
     def trainable(self) -> Selector:
         """Everything that a client may train in some stage."""
         return EVERYTHING
+
+    def remarks(self, budget: TrainSettings) -> list[str]:
+        """What a user should know of this method together with these settings of local training, before a run."""
+        return []
 
     def work(self) -> tuple[Work, ...]:
         """What a client computes in a step of local training, for estimates; nothing where a method does not say."""

@@ -10,6 +10,7 @@ Each module of `befit.methods` registers what it defines; they are imported when
 from __future__ import annotations
 
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.errors import ConfigError, did_you_mean
-from befit.schema import Parameter, check_values, parameters_of, plain
+from befit.schema import Parameter, Rule, check_values, parameters_of, plain
 
 if TYPE_CHECKING:
     from befit.method import Method
@@ -100,7 +101,8 @@ def check_method(
     except ConfigError as error:
         return dict(config), None, [problem.replace("method.name", f"{path}.name", 1) for problem in error.problems]
     given = {key: value for key, value in config.items() if key != "name"}
-    arguments, problems = check_values(entry.parameters, given, f"{path}.", name)
+    rules = {f"{path}.{key}": rule for key, rule in _RULES.items()}
+    arguments, problems = check_values(entry.parameters, given, f"{path}.", name, rules)
     defaults = {one.name: plain(one.default) for one in entry.parameters if _writable(plain(one.default))}
     resolved = {"name": name, **defaults, **plain(given)}
     if problems:
@@ -111,6 +113,13 @@ def check_method(
         return resolved, None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
         return resolved, None, [_placed(str(error), path, entry.parameters)]
+
+
+# What the arguments of these names are in every method.
+_RULES = {
+    "rank": Rule(lambda value: not isinstance(value, int) or value >= 1, "must be 1 or more"),
+    "alpha": Rule(lambda value: not isinstance(value, (int, float)) or 0 < value < math.inf, "must be positive"),
+}
 
 
 def build_method(config: str | Mapping[str, Any]) -> Method:

@@ -138,6 +138,8 @@ def run_method(
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
     experiment, method = host.experiment, host.build(config)
+    for remark in method.remarks(experiment.train):
+        _LOG.warning("%s", remark)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
@@ -268,7 +270,7 @@ def write_results(
     """results.json of the whole run: the method, compared with its baselines."""
     metric, families = host.task.metric, host.families
     for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
-        row["model"] = family_experiment(host.experiment, families[client]).model.id
+        row["family"] = families[client]
     against_baselines(results, baselines, metric)
     add_groups(host, name, results, baselines, host.federation.clients)
     if "newcomers" in results:

@@ -110,8 +110,9 @@ def test_a_mixed_run_from_training_to_predictions(tmp_path: Path) -> None:
     for client in ("reverse.upper", "drop-first.reverse"):
         (answer,) = predict(run.path, client, [{"instruction": "Reverse: abc"}])
         assert isinstance(answer, dict) and answer
-    models = {client: row["model"] for client, row in run.results["clients"].items()}
-    assert models["reverse.upper"] == "skills-llama-s" and models["drop-first.reverse"] == "skills-llama"
+    families = {client: row["family"] for client, row in run.results["clients"].items()}
+    assert families["reverse.upper"] == "small" and families["drop-first.reverse"] == "model"
+    assert run.results["model"] == "skills-llama-s, skills-llama"
     assert "skills-llama-s" in (run.path / "report.md").read_text()
     workers = befit.run(settings(engine={"workers": 2}), out=tmp_path / "pool")
     for client in run.results["clients"]:
@@ -147,7 +148,7 @@ def test_a_client_in_two_families_and_a_pattern_that_is_nobody_are_refused() -> 
         "a": {"clients": ["*reverse*"], "model": SMALL},
         "b": {"clients": ["drop-first.reverse", "klient-9"], "model": SMALL},
     }
-    with pytest.raises(ConfigError, match=r"drop-first.reverse is in a and in b[\s\S]*klient-9 is nobody"):
+    with pytest.raises(ConfigError, match=r"drop-first.reverse is in a and in b[\s\S]*klient-9 is no client"):
         family_settings(load_experiment(settings(families=both)), {"reverse.upper": {}, "drop-first.reverse": {}})
 
 

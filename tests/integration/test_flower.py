@@ -22,6 +22,8 @@ METHODS: dict[str, tuple[int, Any]] = {
     "ditto": (2, "ditto"),
     "fedalt": (2, "fedalt"),
     "potara": (2, "potara"),
+    "knots": (3, {"name": "guidance", "guide": "parametric", "merge": {"space": "knots", "rule": "ties"}}),
+    "scaffold": (2, "scaffold"),
 }
 
 
@@ -49,7 +51,7 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
 
 
 def test_runs_over_a_network_are_the_local_runs_bit_by_bit(network: Network) -> None:
-    """Five methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
+    """Seven methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
     numbers: dict[str, str] = {}
     for name, (clients, method) in METHODS.items():
         write_app(

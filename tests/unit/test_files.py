@@ -19,6 +19,7 @@ from tiny_models import save_bert
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.files import held_out, load_files
+from befit.benchmarks.readers import read_rows
 from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
@@ -401,7 +402,12 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         ("a.jsonl", b'{"text": "\xe9", "label": 0}', "a.jsonl, line 1: is not UTF-8 text"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read as Parquet"),
-        ("a.csv", b"text,label\nx,0", "a.csv is of no kind that is read here"),
+        ("a.xlsx", b"PK", "a.xlsx is of no kind that is read here"),
+        ("a.csv", b"text,label\nx,0,1", "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3"),
+        ("a.csv", b"text;label\nx;0", "a.csv: its first line is 'text;label'; values are separated by ',' here"),
+        ("a.csv", b"text,label\n\xff,0", "a.csv cannot be read as CSV: In CSV column #0"),
+        ("a.csv", b"text,text\nx,0", "a.csv has two columns of one name"),
+        ("a.tsv", b"text\tlabel\n", "a.tsv has no records"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -478,13 +484,13 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     [
         (["a/test.jsonl"], "client a: {root}/a has no train"),
         (["a/train.jsonl", "a/dev.jsonl"], "client a: {root}/a/dev.jsonl is no split"),
-        (["a/train.jsonl", "a/test.csv"], "client a: {root}/a/test.csv is of no kind"),
+        (["a/train.jsonl", "a/test.doc"], "client a: {root}/a/test.doc is of no kind"),
         (["a/train.jsonl", "a/train.json"], "client a: {root}/a must have 1 of train, and has 2"),
         (["a/train.jsonl", "a/val.jsonl", "a/validation.jsonl"], "client a: {root}/a must have 1 of val, and has 2"),
         (["a/train-00000-of-00002.jsonl"], "client a: {root}/a must have 2 of train, and has 1"),
         (["a.jsonl", "a.json"], "client a is there twice: a.json and a.jsonl"),
         (["a.jsonl", "a/train.jsonl"], "client a is there twice"),
-        (["a.jsonl", "b.csv"], "{root}/b.csv is no client"),
+        (["a.jsonl", "b.doc"], "{root}/b.doc is no client"),
         (["train.jsonl", "test.jsonl"], "{root}/test.jsonl is a split"),
         (["a b.jsonl"], "client 'a b': an id is ASCII letters"),
         ([], "{root} has no clients"),
@@ -685,3 +691,12 @@ def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_ch
     config.write_text(text.replace("newcomers: new", "newcomers: {c d: new}"))
     with pytest.raises(ConfigError, match=r"data\.newcomers\.c d: a client's id is"):
         load_experiment(config)
+
+
+def test_values_of_csv_are_text_as_it_stands_there_also_what_looks_like_a_number_or_nothing(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbfnote,label\n"a, ""b""\nc",01\nNA,\n')
+    (tmp_path / "a.tsv").write_text("note\tlabel\na, b\t1e5\n")
+    rows = [row.values for row in read_rows(tmp_path / "a.csv", ["note", "label"])]
+    assert rows == [{"note": 'a, "b"\nc', "label": "01"}, {"note": "NA", "label": ""}]
+    assert read_rows(tmp_path / "a.tsv", ["note", "label"])[0].values == {"note": "a, b", "label": "1e5"}
+    assert [row.values for row in read_rows(tmp_path / "a.csv", ["label"])] == [{"label": "01"}, {"label": ""}]

@@ -7,10 +7,13 @@ import pytest
 import torch
 from tiny_models import save_bert, save_llama
 
+from befit.checking import check_everything
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError, ModelError
+from befit.registry import get_method, method_names
 from befit.runner import check, run
 
+SIGNATURES = {name: {one.name for one in get_method(name).parameters} for name in method_names()}
 TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
 ANSWERS = [{"instruction": "copy a b c", "output": "a b c"}] * 20
 
@@ -103,3 +106,40 @@ def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment
     assert any(one.startswith("method.token_reduction: sum is for causal-lm") for one in found)
     found = check(experiment("method={name: potara, token_reduction: mean}"))["warnings"]
     assert not any("token_reduction" in one for one in found)
+
+
+def test_settings_data_and_model_are_looked_at_together(experiment, tmp_path):
+    experiment()
+    (tmp_path / "b.jsonl").write_text('{"text": "x"}')
+    values = {
+        "method": {"name": "potara", "rank": 0}, "baselines": [], "train": {"lr": -1},
+        "model": {"id": str(tmp_path / "modle")},
+        "data": {"task": "text-classification", "clients": {one: str(tmp_path / f"{one}.jsonl") for one in "ab"}},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        check_everything(values)
+    said = str(caught.value)
+    assert "method.rank: must be 1 or more, got 0" in said and "train.lr: must be positive" in said
+    assert "client b" in said and "there is no label" in said
+    assert "model.id:" in said and "modle" in said
+
+
+@pytest.mark.parametrize("rank", [0, -3])
+@pytest.mark.parametrize("method", [name for name in method_names() if "rank" in SIGNATURES[name]])
+def test_a_rank_below_one_is_refused_by_its_key_in_every_method(method, rank):
+    with pytest.raises(ConfigError, match=rf"method\.rank: must be 1 or more, got {rank}"):
+        load_experiment({"benchmark": "digits", "method": {"name": method, "rank": rank}, "baselines": []})
+
+
+def test_a_rank_above_the_width_of_a_layer_is_warned_of(experiment):
+    (warning,) = check(experiment("method.rank=1000"))["warnings"]
+    assert warning.startswith("rank 1000 is above 16") or "rank 1000 is above" in warning
+    assert not check(experiment("method.rank=4"))["warnings"]
+
+
+def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, caplog, tmp_path):
+    wanted = experiment("method=scaffold")
+    assert [one for one in check(wanted)["warnings"] if "control variates assume plain SGD" in one]
+    assert not check(experiment("method=scaffold", "train.optimiser=sgd"))["warnings"]
+    run(wanted, out=tmp_path / "out")
+    assert len([one for one in caplog.records if "control variates" in one.message]) == 1

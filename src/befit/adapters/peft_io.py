@@ -34,12 +34,14 @@ _PREFIX = "base_model.model."
 
 
 def write_adapter(
-    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = ""
-) -> None:
+    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = "",
+    label_names: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
 
     base  name or path of the backbone, as it is written into the checkpoint
     note  a sentence for the README
+    label_names  of a classification task, in the order of the logits, for the README
     Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
     """
     import peft
@@ -86,7 +88,7 @@ def write_adapter(
     config.base_model_name_or_path = base
     write_json(folder / "adapter_config.json", _plain(config.to_dict()))
     atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
-    atomic_write(folder / "README.md", _card(base, note).encode())
+    atomic_write(folder / "README.md", _card(base, note, task, label_names).encode())
 
 
 def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel) -> tuple[State, Slot]:
@@ -219,9 +221,25 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
 
 
-def _card(base: str, note: str) -> str:
+_LOADERS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "vqa": "AutoModelForImageTextToText",
+}
+
+
+def _card(base: str, note: str, task: str, label_names: Sequence[str]) -> str:
+    loader = _LOADERS.get(task, "AutoModel")
+    labels = {index: name for index, name in enumerate(label_names)}
+    more = (
+        f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={labels!r},\n" if labels else ""
+    )
     return (
         f"---\nlibrary_name: peft\nbase_model: {json.dumps(base)}\ntags:\n- lora\n- befit\n---\n\n"
         f"# LoRA adapter\n\n{note.strip()}\n\n"
-        '```python\nfrom peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base_model, "this folder")\n```\n'
+        f"```python\nfrom peft import PeftModel\nfrom transformers import {loader}\n\n"
+        f"base = {loader}.from_pretrained({json.dumps(base)}{more})\n"
+        'model = PeftModel.from_pretrained(base, "this folder").eval()\n```\n\n'
+        "The name of the base model is the one of the machine that trained the adapter; give your own path or hub id.\n"
     )

@@ -1,4 +1,4 @@
-"""Rows of a user's file, each with the place it came from: JSON Lines, JSON, Parquet, a saved `datasets` directory."""
+"""Rows of a user's file, each with the place it came from: JSON Lines, JSON, CSV, Parquet, a `datasets` directory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from befit.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["SUFFIXES", "Row", "is_dataset", "is_readable", "read_rows", "suffix_of"]
+__all__ = ["SUFFIXES", "Row", "is_dataset", "is_readable", "read_rows", "read_table", "suffix_of", "table_rows"]
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
 def suffix_of(path: Path) -> str:
     """The ending that says how a file is read, or the empty string.
 
-    >>> suffix_of(Path("lyon.v2.jsonl.gz")), suffix_of(Path("lyon.csv"))
+    >>> suffix_of(Path("lyon.v2.jsonl.gz")), suffix_of(Path("lyon.xlsx"))
     ('.jsonl.gz', '')
     """
     return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")
@@ -60,16 +60,18 @@ def is_readable(path: Path) -> bool:
     return is_dataset(path) if path.is_dir() else bool(suffix_of(path))
 
 
-def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
+def read_rows(path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
     """All records of a file or `datasets` directory; at least one. Raises DataError that names file and line."""
     if path.is_dir():
         if not is_dataset(path):
             raise DataError(f"{path} is a folder, but not one that datasets.Dataset.save_to_disk wrote")
-        rows = _table_rows(_load_dataset(path), path, columns)
+        rows = table_rows(_load_dataset(path), path, columns, names_of_labels)
     elif not suffix_of(path):
         raise DataError(f"{path} is of no kind that is read here: {', '.join(SUFFIXES)} or a datasets directory")
     elif suffix_of(path) == ".parquet":
-        rows = _table_rows(_load_parquet(path), path, columns)
+        rows = table_rows(_load_parquet(path), path, columns, names_of_labels)
+    elif suffix_of(path) in (".csv", ".tsv"):
+        rows = table_rows(_load_csv(path, "\t" if suffix_of(path) == ".tsv" else ","), path, columns)
     elif suffix_of(path).startswith(".jsonl"):
         rows = _json_lines(_content(path), path)
     else:
@@ -77,6 +79,13 @@ def read_rows(path: Path, columns: Collection[str]) -> list[Row]:
     if not rows:
         raise DataError(f"{path} has no records")
     return rows
+
+
+def read_table(path: Path) -> pyarrow.Table:
+    """A Parquet file or `datasets` directory as it is, for data that is too large to become rows."""
+    if path.is_dir() or suffix_of(path) == ".parquet":
+        return _load_dataset(path) if path.is_dir() else _load_parquet(path)
+    raise DataError(f"{path} must be a Parquet file or a datasets directory, which is read in parts")
 
 
 def _content(path: Path) -> bytes:
@@ -143,6 +152,26 @@ def _load_parquet(path: Path) -> pyarrow.Table:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
+def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
+    """A table with a first line of names; every value is text, as it stands there. Quoted values may hold line ends."""
+    import pyarrow
+    from pyarrow import csv
+
+    if not (data := _content(path).removeprefix(b"\xef\xbb\xbf")).strip():
+        return pyarrow.table({})
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    try:
+        names = csv.open_csv(pyarrow.BufferReader(data), parse_options=parse).schema.names
+        convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, strings_can_be_null=False)
+        table = csv.read_csv(pyarrow.BufferReader(data), parse_options=parse, convert_options=convert)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+    if len(names) == 1 and ";" in names[0]:
+        raise DataError(f"{path}: its first line is {names[0]!r}; values are separated by {delimiter!r} here, so save "
+                        "it in that form")  # fmt: skip
+    return table
+
+
 def _load_dataset(path: Path) -> pyarrow.Table:
     import datasets
     import pyarrow
@@ -155,13 +184,16 @@ def _load_dataset(path: Path) -> pyarrow.Table:
         raise DataError(f"{path} cannot be read as a datasets directory: {error}") from error
 
 
-def _table_rows(table: pyarrow.Table, path: Path, columns: Collection[str]) -> list[Row]:
-    """The rows of a table. Class labels of `datasets` come as their names, which mean the same in every file."""
+def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
+    """The rows of a table. Class labels of `datasets` come as their names, which mean the same in every file.
+
+    names_of_labels  false leaves them as numbers, for data whose names are known and are not always stored
+    """
     fields = tuple(table.column_names)
     if len(set(fields)) < len(fields):
         raise DataError(f"{path} has two columns of one name: {', '.join(fields)}")
     wanted = table.select([name for name in fields if name in columns])
-    names = _class_names(wanted.schema)
+    names = _class_names(wanted.schema) if names_of_labels else {}
     rows = []
     for number, values in enumerate(wanted.to_pylist(), 1):
         for column, known in names.items():

@@ -55,7 +55,8 @@ def predict(
 
             answers = predict_inputs(run, client, values, places)
     if as_json:
-        print_json(answers)
+        inputs_of = zip(values, places, answers, strict=True)
+        print_json([{"input": value, "place": place, **answer} for value, place, answer in inputs_of])
     else:
         rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
         screen().print(make_table(("input", "answer", "sure"), rows, wrap=1))

@@ -73,7 +73,7 @@ def cost(
         )  # fmt: skip
         if not method:
             rows.sort(key=lambda row: -row["upload_bytes_total"])
-        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows)]
+        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows, "fedit")]
     if as_json:
         print_json(rows[0] if method and len(method) == 1 else rows)
     else:
@@ -181,7 +181,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
-        table[f"saved against {rows[0]['method']}"] = ["-" if one is None else f"{one:.1%}" for one in shares]
+        table[f"saved against {rows[0]['saved_against']}"] = ["-" if one is None else f"{one:.1%}" for one in shares]
     return table
 
 

@@ -35,14 +35,14 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
+    from befit.checking import check_everything
     from befit.compare.recipe import is_recipe
-    from befit.config import load_experiment
 
     if is_recipe(config):
         check_recipe(config, overrides or (), data, as_json)
         return
     with only_json(as_json):
-        experiment = load_experiment(config, overrides or ())
+        experiment = check_everything(config, overrides or ())
         found = _checked(experiment)
     if as_json:
         print_json(found)

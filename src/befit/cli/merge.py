@@ -111,7 +111,11 @@ def _progress(quiet: bool) -> Iterator[tuple[Console, Callable[[int, int], None]
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    return {**vars(report), "merge": vars(report.merge), "modules": [vars(one) for one in report.modules]}
+    return {
+        **vars(report),
+        "merge": {key: value for key, value in vars(report.merge).items() if key != "weights"},
+        "modules": [vars(one) for one in report.modules],
+    }
 
 
 def _show(report: Report) -> None:

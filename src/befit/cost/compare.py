@@ -71,18 +71,24 @@ def compare(
     ]
 
 
-def with_savings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with `upload_saving`: one minus a method's uploads over those of the first; a single row as it is.
+def with_savings(rows: Sequence[Mapping[str, Any]], reference: str = "") -> list[dict[str, Any]]:
+    """Rows with `upload_saving`: one minus a method's uploads over the reference's; a single row as it is.
 
-    None where the first uploads nothing.
+    reference  the method that the others are compared with, named in `saved_against`; the first where it is missing
+
+    None where the reference uploads nothing.
 
     >>> [row["upload_saving"] for row in with_savings([{"upload_bytes_total": 8}, {"upload_bytes_total": 2}])]
     [0.0, 0.75]
     """
     if len(rows) < 2:
         return [dict(row) for row in rows]
-    first = rows[0]["upload_bytes_total"]
-    return [{**row, "upload_saving": 1 - row["upload_bytes_total"] / first if first else None} for row in rows]
+    one = next((row for row in rows if row.get("method") == reference), rows[0])
+    sent, against = one["upload_bytes_total"], one.get("method", "")
+    return [
+        {**row, "upload_saving": 1 - row["upload_bytes_total"] / sent if sent else None, "saved_against": against}
+        for row in rows
+    ]
 
 
 def method_cost(

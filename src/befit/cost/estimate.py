@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
 from befit.benchmarks.base import Federation
 from befit.config import Experiment
 from befit.cost.parameters import count
 from befit.cost.traffic import communication
-from befit.errors import ConfigError
+from befit.errors import ConfigError, DataError, ModelError
 from befit.federate import stage_rounds
 from befit.host import (
     check_clients,
@@ -43,7 +44,10 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     the memory is that of one process that holds all backbones.
     """
     experiment = resolve_model(experiment)
-    federation = load_federation(experiment)
+    try:
+        federation = load_federation(experiment)
+    except DataError as error:
+        raise _with_the_model(error, experiment) from error
     check_clients(federation, experiment)
     runs: list[tuple[str, Method]] = [
         (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
@@ -81,9 +85,21 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
             for stage in one.plan()
         ],
         "warnings": [
+            *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
         ],
     }  # fmt: skip
+
+
+def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
+    """The data's error, with what is wrong with the model too."""
+    if experiment.data is None:
+        return error
+    try:
+        skeleton(experiment.model, experiment.data.task, experiment.data.label_names or ("a", "b"))
+    except ModelError as more:
+        return DataError(f"{error}\n  model.id: {more}")
+    return error
 
 
 def _of_family(experiment: Experiment, federation: Federation, method: Method) -> tuple[dict[str, Any], list[str]]:
@@ -91,7 +107,7 @@ def _of_family(experiment: Experiment, federation: Federation, method: Method) -
     backbone = skeleton(experiment.model, federation.task, federation.label_names)
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     specs = method.layout.specs(shapes)
-    warnings = precheck(experiment, federation, backbone)
+    warnings = precheck(experiment, federation, backbone) + _wide(method, shapes)
     width = getattr(torch, experiment.wire.dtype).itemsize
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     row = {
@@ -115,7 +131,7 @@ def memory_mib(
     Activations are a rule of thumb, 34 numbers per token, layer and hidden unit and the attention matrices
     (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing.
     """
-    config = backbone.config
+    config = backbone.config.get_text_config()  # of the part that adapters sit on, in a model that also sees
     layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(torch, experiment.model.dtype).itemsize
@@ -137,6 +153,17 @@ def _tokens(config: Any, max_length: int) -> int:
     if getattr(config, "image_size", None) and getattr(config, "patch_size", None):
         return (config.image_size // config.patch_size) ** 2 + 1
     return min(max_length, getattr(config, "max_position_embeddings", max_length) or max_length)
+
+
+def _wide(method: Method, shapes: ModelShapes) -> list[str]:
+    """A rank above what the narrowest module can use."""
+    if not shapes.targets:
+        return []
+    name, shape = min(shapes.targets.items(), key=lambda one: min(one[1].d_in, one[1].d_out))
+    width = min(shape.d_in, shape.d_out)
+    too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
+    return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
+            "can have"] if too_large else []  # fmt: skip
 
 
 def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,11 +16,14 @@ from befit.method import Deployment, Method
 from befit.registry import register
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
+from befit.train.optim import learning_rate
 from befit.train.terms import Tilt
 from befit.train.work import Work
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
-_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from befit.config import TrainSettings
+
 CONTROL = "control"
 
 
@@ -67,6 +69,13 @@ class Scaffold(Method):
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)
 
+    def remarks(self, budget: TrainSettings) -> list[str]:
+        if budget.optimiser == "sgd" and not budget.momentum:
+            return []
+        used = "sgd with momentum" if budget.optimiser == "sgd" else budget.optimiser
+        return [f"scaffold: control variates assume plain SGD, and training is by {used}; the correction is applied to "
+                "the gradients before it (train.optimiser: sgd)"]  # fmt: skip
+
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, slot("shared"))
         return Payload({**shared, **_zeros(shared)}, {"clients": len(site.clients)})
@@ -86,17 +95,13 @@ class Scaffold(Method):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         start, c = _split(received.arrays)
         _, own = _split(client.arrays)
-        if site.budget.optimiser != "sgd" and at.round == 1:
-            _LOG.warning(
-                "client %s: SCAFFOLD's control variates assume plain SGD, and train.optimiser is %s; the correction is "
-                "applied to the gradients before it", site.info.id, site.budget.optimiser,
-            )  # fmt: skip
         site.model.load(start)
         tilt = Tilt(add(c, scale(own, -1)))
         report = train(site, [Pass(slot("shared"), ("shared",), (tilt,))], at)
         site.report.update(report.numbers())
         trained = site.model.dump(slot("shared"))
-        drift = scale(add(trained, scale(start, -1)), -1 / (report.steps * site.budget.lr))
+        rates = sum(learning_rate(site.budget, step, at) for step in range(report.steps))
+        drift = scale(add(trained, scale(start, -1)), -1 / rates if rates else 0.0)
         renewed = add(add(own, scale(c, -1)), drift)
         change = add(renewed, scale(own, -1))
         return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(change, CONTROL)})

@@ -36,17 +36,17 @@ def client_table(results: Mapping[str, Any]) -> Table:
     """Per client: test examples, the baselines, the method, gains, a standard error, mixing weight.
 
     Gains are in points for percentages. The error is that of the last gain before it (`difference_error`), for metrics
-    that have one. The model, and the updates (rounds whose update was used), are shown where clients differ in them.
-    Methods without a mixing weight have no such column; all their diagnostics are in `diagnostics_table`.
+    that have one. The family of models, and the updates (rounds whose update was used), are shown where clients differ
+    in them. Methods without a mixing weight have no such column; all their diagnostics are in `diagnostics_table`.
     """
     metric, labels = results["metric"], baseline_labels(results)
     compared = compared_with(labels)
     weighted, grouped, updated = bool(weights_of(results)), by_group(results), updates_differ(results)
     judged = bool(compared) and counts_examples(metric)
-    mixed = any("model" in row for row in results["clients"].values())
+    mixed = any("family" in row for row in results["clients"].values())
     headers = [
         "client",
-        *["model"] * mixed,
+        *["family"] * mixed,
         "test examples",
         *["updates"] * updated,
         *map(run_title, labels),
@@ -60,7 +60,7 @@ def client_table(results: Mapping[str, Any]) -> Table:
         error = gains[-1].error if gains and gains[-1] else None
         rows.append([
             plain(client),
-            *[plain(str(row.get("model", NOTHING)))] * mixed,
+            *[plain(str(row.get("family", NOTHING)))] * mixed,
             str(row.get("examples") or NOTHING),  # a client that was not scored has none
             *[str(row.get("updates", NOTHING))] * updated,
             *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
