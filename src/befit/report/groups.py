@@ -18,15 +18,15 @@ GROUP_NOTE = (
 )
 
 
-def group_tables(results: Mapping[str, Any]) -> list[tuple[str, Table, str]]:
-    """One table for each thing that is known of clients: (what, table, wins in words). `results` may be a view of
-    newcomers."""
+def group_tables(results: Mapping[str, Any], who: str = "clients") -> list[tuple[str, Table, str]]:
+    """One table for each thing that is known of clients: (what, table, wins in words). `results` may be the
+    view of newcomers, `who` then says so."""
     metric = results["metric"]
     found = []
     for key, one in (results.get("groups") or {}).items():
         labels = list(one["wins"])
         compared = len(labels) > 1
-        headers = [plain(key), "clients", "test examples", *map(run_title, labels), *["best"] * compared]
+        headers = [plain(key), who, "test examples", *map(run_title, labels), *["best"] * compared]
         rows = [
             [
                 plain(name),

@@ -96,13 +96,14 @@ def _newcomers(results: dict[str, Any]) -> list[str]:
         markdown_table(summary),
         markdown_table(newcomer_table(results)),
         NEWCOMER_NOTE,
-        *_groups(newcomers_of(results), " of newcomers"),
+        *_groups(newcomers_of(results), "newcomers"),
     ]
 
 
-def _groups(results: dict[str, Any], whose: str = "") -> list[str]:
+def _groups(results: dict[str, Any], who: str = "clients") -> list[str]:
     parts = []
-    for what, table, wins in group_tables(results) if results else ():
+    whose = " of newcomers" if who == "newcomers" else ""
+    for what, table, wins in group_tables(results, who):
         parts += [f"### {escape(what.capitalize())}{whose}", escape(wins), markdown_table(table)]
     return [*parts, GROUP_NOTE] if parts else []
 

@@ -59,7 +59,7 @@ def render_page(record: RunRecord) -> str:
         newcomers=newcomer_table(results),
         newcomer_marks=_marks(newcomers_of(results) or results),
         groups_of_clients=group_tables(results),
-        groups_of_newcomers=group_tables(newcomers_of(results) or {**results, "groups": {}}),
+        groups_of_newcomers=group_tables(newcomers_of(results), "newcomers") if "newcomers" in results else [],
         group_note=GROUP_NOTE,
         newcomer_note=NEWCOMER_NOTE,
         plots=[_drawn(plot) for plot in plots_of(record)],
