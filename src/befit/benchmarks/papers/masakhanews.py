@@ -1,0 +1,107 @@
+"""`masakhanews-320`: news topics in 16 African languages (FedP2EFT, section 6.3; benchmark specification, 2.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from befit.benchmarks.base import ClientData, Federation
+from befit.benchmarks.papers.assemble import assemble, ordered, shuffled, source_entry
+from befit.benchmarks.papers.source import Place, Source, read_split
+from befit.benchmarks.partition import lda_equal, lda_mixtures
+from befit.benchmarks.readers import Row
+from befit.benchmarks.registry import benchmark
+from befit.errors import ConfigError, DataError
+
+__all__ = ["LABELS", "LANGUAGES", "masakhanews_320"]
+
+# Its main branch is a loading script, which `datasets` refuses from version 4 on: the converted branch is Parquet.
+NEWS = Source("masakhane/masakhanews", "AFL-3.0", revision="refs/convert/parquet")
+LANGUAGES = ("amh", "eng", "fra", "hau", "ibo", "lin", "lug", "orm", "pcm", "run", "sna", "som", "swa", "tir", "xho",
+             "yor")  # fmt: skip
+LABELS = ("business", "entertainment", "health", "politics", "religion", "sports", "technology")
+POOLS = ("seen", "unseen")
+FIELDS = ("headline_text", "label")
+
+
+@benchmark(
+    "masakhanews-320",
+    "1",
+    summary="News topics in 16 languages, 160 clients and 160 newcomers of all sizes (FedP2EFT); needs the data",
+    default_model="google-bert/bert-base-multilingual-cased",
+    task="text-classification",
+)
+def masakhanews_320(
+    root: str = "", hub: bool = False, clients: int = 10, alpha: float = 0.5, seed: int = 42,
+    revisions: dict[str, str] | None = None,
+) -> Federation:  # fmt: skip
+    """Half of each language is the clients', half the newcomers'; validation rows are training rows. Languages differ
+    in size, and clients with them.
+
+    root       directory with LANGUAGE/train, validation and test, as Parquet, JSON Lines or `datasets` directories
+    hub        load the converted branch of masakhane/masakhanews from the hub instead
+    clients    for each language and pool
+    alpha      of each client's Dirichlet distribution over the seven classes, for each class
+    seed       of the halves and of the partition
+    revisions  hub id to the commit that is wanted
+    """
+    place = Place("masakhanews-320", root, hub, revisions)
+    if problems := [text for wrong, text in
+                    ((clients < 1, f"benchmark.clients: must be 1 or more, got {clients}"),
+                     (not alpha > 0, f"benchmark.alpha: must be positive, got {alpha}")) if wrong]:  # fmt: skip
+        raise ConfigError(problems, "the benchmark")
+    place.check([NEWS])
+    entries: list[dict[str, Any]] = []
+    pools: list[list[ClientData]] = [[], []]
+    for position, language in enumerate(LANGUAGES):
+        rows = {split: read(place, language, names, entries)
+                for split, names in (("train", ("train", "validation")), ("test", ("test",)))}  # fmt: skip
+        for pool, held in enumerate(pools):
+            stage = f"{language}/{POOLS[pool]}"
+            # By class number of all seven, so that a language without some of them keeps the others' places.
+            mixtures = lda_mixtures(clients, len(LABELS), alpha, seed, f"masakhanews-320/{stage}")
+            mine: dict[str, list[tuple[Any, ...]]] = {}
+            for split, known in rows.items():
+                order = shuffled(known, seed, "masakhanews-320", f"{language}/{split}")
+                half = order[: len(order) // 2] if pool == 0 else order[len(order) // 2 :]
+                if len(half) < clients:
+                    raise DataError(f"{NEWS.id}, {language}, {split}: {len(half)} rows of a pool are too few for "
+                                    f"{clients} clients")  # fmt: skip
+                parts = lda_equal([row.values["label"] for row in half], clients, alpha, seed, "masakhanews-320",
+                                  f"{stage}/{split}", mixtures)  # fmt: skip
+                made = records(half, f"{split}-{pool}", language)
+                mine[split] = [tuple(made[index] for index in part) for part in parts]
+            for index in range(clients):
+                number = pool * clients * len(LANGUAGES) + position * clients + index
+                info = {"language": language, "pool": POOLS[pool]}
+                held.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
+    return assemble(
+        "masakhanews-320", "1", "text-classification", pools[0], newcomers=pools[1], label_names=LABELS,
+        partition="lda_equal", arguments={"clients": clients, "alpha": alpha, "seed": seed}, sources=entries,
+    )  # fmt: skip
+
+
+def read(place: Place, language: str, splits: Sequence[str], entries: list[dict[str, Any]]) -> list[Row]:
+    """Rows of some splits of a language; what was read is noted in `entries`."""
+    if place.hub:
+        source = replace(NEWS, config=language, files=f"{language}/{{split}}/*.parquet")
+    else:
+        source = replace(NEWS, config=language)
+    rows = []
+    for split in splits:
+        rows += read_split(place, source, split, FIELDS)
+    for row in rows:
+        label, text = row.values["label"], row.values["headline_text"]
+        if type(label) is not int or not 0 <= label < len(LABELS):
+            raise DataError(f"{row.where}: label must be 0 to {len(LABELS) - 1}, got {label!r}")
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{row.where}: headline_text must be text, got {text!r}")
+    known, sha256 = ordered(rows, FIELDS)
+    entries.append(source_entry(place, source, "+".join(splits), len(rows), sha256))
+    return known
+
+
+def records(rows: Sequence[Row], name: str, language: str) -> list[dict[str, Any]]:
+    return [{"id": f"{language}-{name}-{index:04d}", "text": row.values["headline_text"],
+             "label": row.values["label"], "language": language} for index, row in enumerate(rows)]  # fmt: skip
