@@ -119,7 +119,11 @@ def test_benchmarks_are_listed_with_their_arguments():
     listed = {one["name"]: one for one in json.loads(call("benchmarks", "--json").stdout)}
     arguments = {one["name"]: one for one in listed["digits"]["arguments"]}
     assert arguments["clients"]["default"] == 10
-    assert "digits" in call("benchmarks").stdout
+    every = call("benchmarks").stdout
+    assert all(name in every for name in listed)  # no name is cut, however narrow the terminal
+    one = call("benchmarks", "digits").stdout
+    assert "clients" in one and "digits-vit" in one and "skills" not in one
+    assert call("benchmarks", "digit").exit_code == 2
 
 
 def test_benchmark_arguments_are_checked_with_the_rest():

@@ -93,12 +93,15 @@ def methods(as_json: Json = False) -> None:
     console.print("befit explain NAME says more, with every argument.", style="dim")
 
 
-def benchmarks(as_json: Json = False) -> None:
-    """List the benchmarks, with their arguments."""
+def benchmarks(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its arguments.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the benchmarks, or say what the arguments of one are."""
     from befit.benchmarks import registry
 
     with only_json(as_json):
-        entries = [registry.get(name) for name in registry.names()]
+        entries = [registry.get(one) for one in ([name] if name else registry.names())]
         arguments = {entry.name: _arguments(entry.build) for entry in entries}
     if as_json:
         keys = ("name", "version", "task", "default_model", "summary")
@@ -109,13 +112,21 @@ def benchmarks(as_json: Json = False) -> None:
             ]
         )
         return
-    rows = [(one.name, str(one.version), one.task, one.default_model, one.summary) for one in entries]
     console = screen()
-    console.print(make_table(("name", "version", "task", "model", "what it is"), rows, wrap=4))
-    for entry in entries:
-        if arguments[entry.name]:
-            console.print()
-            console.print(_argument_table(arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}"))
+    if name is None:
+        rows = [(one.name, one.task, one.summary) for one in entries]
+        console.print(make_table(("name", "task", "what it is"), rows, wrap=2))
+        console.print()
+        console.print("befit benchmarks NAME says more, with every argument.", style="dim")
+        return
+    (entry,) = entries
+    console.print(f"{entry.name}, version {entry.version}", style="bold", markup=False)
+    console.print()
+    console.print(f"{entry.summary}. Task: {entry.task}; model, unless another is named: {entry.default_model}.",
+                  markup=False)  # fmt: skip
+    if arguments[entry.name]:
+        console.print()
+        console.print(_argument_table(arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}"))
 
 
 def explain(
