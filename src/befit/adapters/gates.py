@@ -125,9 +125,9 @@ SOFTMAX = SoftmaxGate()
 def _weigh(layer: SlotLinear, weights: list[Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
     """`y + sum_s weight_s scale_s h_s`; a weight is (1,) or (…, 1)."""
     for slot, weight in zip(layer.router.active, weights, strict=True):
-        output = layer.branch_output(slot, x, dropped)
+        output = layer.branch_output(slot, x, dropped, weight)
         if output is not None:
-            y = torch.add(y, (weight * output).to(y.dtype), alpha=layer.branches[slot].scale)
+            y = torch.add(y, output.to(y.dtype), alpha=layer.branches[slot].scale)
     return y
 
 

@@ -34,6 +34,10 @@ class Branch(Protocol):
         """(…, d_out) from x (…, d_in), unscaled."""
         ...
 
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`weight` (1,) or (…, 1) times that, applied where it costs least."""
+        ...
+
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients by factor, from the input (m, t, d_in) and the gradient of the unscaled output."""
         ...
@@ -50,6 +54,9 @@ class LoraBranch:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.A), self.B)
+
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(weight * F.linear(x, self.A), self.B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients from the input x (m, t, d_in) and the gradient of the unscaled output (m, t, d_out).
@@ -74,6 +81,9 @@ class DenseBranch:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        return weight * self(x)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients, as for `LoraBranch.gradients`."""
@@ -112,19 +122,26 @@ class SlotLinear(nn.Module):
         dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
         return router.mixer(self, inner, dropped, y)
 
-    def branch_output(self, slot: str, x: Tensor, dropped: Tensor) -> Tensor | None:
-        """The unscaled output of one slot's branch, recorded for per-sample gradients where someone asks for them."""
+    def branch_output(self, slot: str, x: Tensor, dropped: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        """The unscaled output of one slot's branch, times `weight` (1,) or (…, 1) if there is one.
+
+        Recorded for per-sample gradients where someone asks for them.
+        """
         branch = self.branches.get(slot)
         if branch is None:
             return None
         x = dropped if branch.drops else x
-        output = branch(x)
         recorder = self.router.recorder
-        if recorder is not None:
-            if not output.requires_grad:  # the first adapted layer, whose input has no gradient either
-                output.requires_grad_(True)
-            inputs = x.detach()
-            output.register_hook(lambda grad: recorder(f"{slot}/{self.name}", branch, inputs, grad))
+        if weight is not None:
+            return branch.weighted(x, weight) if recorder is None else weight * self._recorded(slot, branch, x, recorder)
+        return branch(x) if recorder is None else self._recorded(slot, branch, x, recorder)
+
+    def _recorded(self, slot: str, branch: Branch, x: Tensor, recorder: Recorder) -> Tensor:
+        output = branch(x)
+        if not output.requires_grad:  # the first adapted layer, whose input has no gradient either
+            output.requires_grad_(True)
+        inputs = x.detach()
+        output.register_hook(lambda grad: recorder(f"{slot}/{self.name}", branch, inputs, grad))
         return output
 
     @property

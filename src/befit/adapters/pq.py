@@ -88,6 +88,9 @@ class PQBranch:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(F.linear(x, self.A), self.P, self.Q), self.B)
 
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(weight * F.linear(F.linear(x, self.A), self.P, self.Q), self.B)
+
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """`G_P[m] = sum_t (B^T g[m,t]) (A x[m,t])^T`, `G_Q[m] = sum_t B^T g[m,t]`; see `LoraBranch.gradients`."""
         inner = grad @ self.B

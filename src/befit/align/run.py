@@ -102,10 +102,12 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
 
     A_free = _free(batches, samples, A_i, A_0, settings)
     A_j = project(A_free)
-    report = _losses(batches, A_i, {"start": A_0, "trained": A_free, "projected": A_j})
     sums: dict[str, UpSums] = {}
+    losses = _Losses(A_i, {"start": A_0, "trained": A_free, "projected": A_j})
     for pairs in batches(settings.samples_up or samples):
         sums = add_batch(sums, pairs, A_i, A_j)
+        losses.add(pairs)
+    report = losses.means()
     arrays: State = {}
     for site, name in second.items():
         T, correlations = turn(sums[site], settings.ridge, settings.tie)
@@ -136,19 +138,26 @@ def _free(
     return {site: closed_form(sums.C_jj[site], sums.C_ji[site], settings.ridge).float() for site in A_0}
 
 
-def _losses(
-    batches: Any, A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]
-) -> dict[str, dict[str, float]]:
-    """By site and candidate: the mean over tokens of `(X_i A_i^T - X_j A_j^T)^2`."""
-    totals: dict[str, dict[str, float]] = {site: dict.fromkeys(candidates, 0.0) for site in A_i}
-    count = 0
-    for pairs in batches():
+class _Losses:
+    """By site and candidate for A: the mean over tokens of `(X_i A_i^T - X_j A_j^T)^2`."""
+
+    def __init__(self, A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._A_i, self._candidates = A_i, candidates
+        self._totals = {site: dict.fromkeys(candidates, 0.0) for site in A_i}
+        self._tokens = 0
+
+    def add(self, pairs: Pairs) -> None:
         tokens = len(next(iter(pairs.values()))[0])
-        count += tokens
-        for name, A_j in candidates.items():
-            for site, loss in site_losses(pairs, A_i, A_j).items():
-                totals[site][name] += tokens * float(loss)
-    return {site: {name: total / max(1, count) for name, total in row.items()} for site, row in totals.items()}
+        self._tokens += tokens
+        for name, A_j in self._candidates.items():
+            for site, loss in site_losses(pairs, self._A_i, A_j).items():
+                self._totals[site][name] += tokens * float(loss)
+
+    def means(self) -> dict[str, dict[str, float]]:
+        return {
+            site: {name: total / max(1, self._tokens) for name, total in row.items()}
+            for site, row in self._totals.items()
+        }
 
 
 def _basis(start: State) -> State:

@@ -17,7 +17,7 @@ class Alignment:
     method      A by its "closed" form, or "train" it by mini-batches, as the paper does
     samples     public records for A; null takes all
     samples_up  public records for B; null takes as many as for A
-    batch_size  records in a forward pass
+    batch_size  records in a forward pass, and in a step of training (4 in the paper)
     epochs      train: how often the records are gone through
     lr          train: AdamW's learning rate at its height
     weight      train: lambda, how much orthonormal rows count against the distance
@@ -30,7 +30,7 @@ class Alignment:
     method: Literal["closed", "train"] = "closed"
     samples: int | None = 5000
     samples_up: int | None = None
-    batch_size: int = 4
+    batch_size: int = 16
     epochs: int = 1
     lr: float = 5e-5
     weight: float = 0.5
