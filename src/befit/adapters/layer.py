@@ -24,11 +24,15 @@ class Branch(Protocol):
 
     scale  the multiplier of its output
     drops  whether adapter dropout applies to the input
+    idle   whether it adds nothing to any input now, so that nothing of it need be computed
     """
 
     scale: float
 
     drops: ClassVar[bool]
+
+    @property
+    def idle(self) -> bool: ...
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, d_out) from x (…, d_in), unscaled."""
@@ -51,6 +55,7 @@ class LoraBranch:
     B: Tensor  # (d_out, rank)
     scale: float
     drops: ClassVar[bool] = True
+    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.A), self.B)
@@ -78,6 +83,7 @@ class DenseBranch:
     bias: Tensor | None  # (d_out,)
     scale: float = 1.0
     drops: ClassVar[bool] = False
+    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -128,12 +134,14 @@ class SlotLinear(nn.Module):
         Recorded for per-sample gradients where someone asks for them.
         """
         branch = self.branches.get(slot)
-        if branch is None:
+        if branch is None or branch.idle:
             return None
         x = dropped if branch.drops else x
         recorder = self.router.recorder
         if weight is not None:
-            return branch.weighted(x, weight) if recorder is None else weight * self._recorded(slot, branch, x, recorder)
+            return (
+                branch.weighted(x, weight) if recorder is None else weight * self._recorded(slot, branch, x, recorder)
+            )
         return branch(x) if recorder is None else self._recorded(slot, branch, x, recorder)
 
     def _recorded(self, slot: str, branch: Branch, x: Tensor, recorder: Recorder) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -31,18 +31,27 @@ class ModelShapes:
     """What a layout needs to know of a backbone: target modules and task head, by canonical name, and its width.
 
     last  outputs and inputs of the last block's output projection, in the smallest backbone of the federation
+    linears  how many linear modules the backbone has, with or without an adapter
     """
 
     targets: Mapping[str, ModuleShape]
     heads: Mapping[str, ModuleShape] = field(default_factory=dict)
     hidden: int = 0
     last: tuple[int, int] = (0, 0)
+    linears: int = 0
 
 
 class Extra(Protocol):
     """Arrays that go with a model without taking part in its forward pass, such as statistics that a client sends."""
 
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]: ...
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """An extra whose arrays do not start at zero."""
+
+    def initial(self, key: str, shape: tuple[int, ...], seed: int) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Layout:
     gated       the slots that a gate weighs, in the order of the gate's rows
     references  how many examples, as hidden states, every input is compared with; see `befit.adapters.instance`
     gate        how the gate weighs; see `befit.adapters.gates`
-    extras      arrays beside the slots, zero at the start
+    extras      arrays beside the slots, zero at the start unless they say otherwise
     """
 
     slots: tuple[Slot, ...]
@@ -114,10 +123,14 @@ class Layout:
         They depend on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """
         forms = {slot.name: slot.form for slot in self.slots}
-        return {
+        values = {
             key: self._initial(key, spec.shape, seed, forms.get(split(key)[0], LORA), shapes)
             for key, spec in self.specs(shapes).items()
         }
+        for extra in self.extras:
+            if isinstance(extra, Starting):
+                values |= {key: extra.initial(key, spec.shape, seed) for key, spec in extra.specs(shapes).items()}
+        return values
 
     def _initial(self, key: str, shape: tuple[int, ...], seed: int, form: Form, shapes: ModelShapes) -> torch.Tensor:
         slot, name, factor = split(key)

@@ -16,7 +16,7 @@ from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
 
-__all__ = ["AdaptedModel", "find_modules", "last_projection", "model_shapes"]
+__all__ = ["AdaptedModel", "find_modules", "last_projection", "linear_paths", "model_shapes"]
 
 _OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
@@ -201,7 +201,13 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
         {name: _shape(backbone, path) for name, path in head_paths.items()} if head else {},
         getattr(_text_config(backbone), "hidden_size", 0),
         _last_shape(backbone),
+        len(linear_paths(backbone)),
     )
+
+
+def linear_paths(backbone: nn.Module) -> list[str]:
+    """Paths of all linear modules, in the order of `named_modules`; of what adapters wrap, the wrapped module's."""
+    return [path for path, module in backbone.named_modules() if _is_linear(module)]
 
 
 def last_projection(backbone: nn.Module) -> nn.Module:

@@ -84,6 +84,7 @@ class PQBranch:
     Q: Tensor  # (rank,)
     scale: float
     drops: ClassVar[bool] = True
+    idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(F.linear(x, self.A), self.P, self.Q), self.B)

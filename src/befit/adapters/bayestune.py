@@ -1,0 +1,163 @@
+"""BayesTune-LoRA (FedP2EFT, section 2 of the specification fedp2eft.md): `y = W x + b + s B (lambda * (A x))`.
+
+Two slots share one A and B. `Scales` holds one learnt number per rank and computes with it clamped from below, at full
+rank: what is trained to find out which ranks matter. `Budgeted` holds A, B and the scales that a budget kept, zero for
+those it dropped: only kept ranks are computed with, and a module without any is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from befit.adapters.clamp import clamp_through
+from befit.adapters.forms import LORA, ModuleShape
+from befit.adapters.layer import Branch
+
+__all__ = ["BUDGETED", "HIGH", "LOW", "SCALES", "Budgeted", "BudgetedBranch", "ScaledBranch", "Scales"]
+
+SCALES, BUDGETED = "search", "budgeted"
+LOW, HIGH = 1e-4, 1e3
+
+
+@dataclass
+class ScaledBranch:
+    """`B (lambda * A x)` at full rank, with lambda clamped to [low, high] by a straight-through estimator."""
+
+    A: Tensor  # (rank, d_in)
+    B: Tensor  # (d_out, rank)
+    scales: Tensor  # (rank,), as the optimiser has them
+    scale: float
+    clamped: bool = True
+    drops: ClassVar[bool] = True
+    idle: bool = False
+
+    def used(self) -> Tensor:
+        return clamp_through(self.scales, LOW, HIGH) if self.clamped else self.scales
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.A) * self.used(), self.B)
+
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(weight * F.linear(x, self.A) * self.used(), self.B)
+
+    def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients of A, B and lambda; see `LoraBranch.gradients`."""
+        return _gradients(x, grad, self.A, self.B, self.used())
+
+
+@dataclass
+class BudgetedBranch:
+    """`B[:, kept] (lambda[kept] * A[kept] x)`: the ranks whose lambda is not zero."""
+
+    A: Tensor  # (rank, d_in)
+    B: Tensor  # (d_out, rank)
+    scales: Tensor  # (rank,), zero for a rank that the budget dropped
+    scale: float
+    drops: ClassVar[bool] = True
+    _kept: Tensor | None = field(default=None, repr=False)
+    _version: int = -1
+
+    @property
+    def kept(self) -> Tensor:
+        """Indices of the kept ranks. Looked up again when the scales were written to, since loading does that."""
+        if self._kept is None or self._version != self.scales._version:
+            self._kept = self.scales.detach().nonzero().flatten()
+            self._version = self.scales._version
+        return self._kept
+
+    @property
+    def idle(self) -> bool:
+        return not len(self.kept)
+
+    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        kept = self.kept
+        if len(kept) == len(self.scales):
+            return self.A, self.B, self.scales
+        return self.A[kept], self.B[:, kept], self.scales[kept]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        A, B, scales = self._factors()
+        return F.linear(F.linear(x, A) * scales, B)
+
+    def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
+        A, B, scales = self._factors()
+        return F.linear(weight * F.linear(x, A) * scales, B)
+
+    def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+        """Per-sample gradients of A and B, zero at dropped ranks; see `LoraBranch.gradients`."""
+        found = _gradients(x, grad, self.A, self.B, self.scales)
+        return {**found, "B": found["B"] * (self.scales != 0), "lambda": torch.zeros_like(found["lambda"])}
+
+
+def _gradients(x: Tensor, grad: Tensor, A: Tensor, B: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    hidden, inner = F.linear(x, A), grad @ B
+    return {
+        "A": torch.einsum("mtr,mti->mri", inner * scales, x),
+        "B": torch.einsum("mto,mtr->mor", grad, hidden * scales),
+        "lambda": (inner * hidden).sum(1),
+    }
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A, B as in LoRA, and kept scales `lambda` that nobody trains: zero at first, an adapter without ranks."""
+
+    basis: ClassVar[str] = ""
+
+    def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
+        return {**LORA.factors(rank, targets), "lambda": dict.fromkeys(targets, (rank,))}
+
+    def initial(self, module: str, factor: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.zeros(shape) if factor == "lambda" else LORA.initial(module, factor, shape, seed)
+
+    def branch(self, arrays: Mapping[str, Tensor], scale: float) -> Branch:
+        return BudgetedBranch(arrays["A"], arrays["B"], arrays["lambda"], scale)
+
+    def scale(self, scale: float) -> float:
+        return scale
+
+    def low_rank(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of the kept ranks, with lambda folded into B; both factors are empty where there are none."""
+        kept = arrays["lambda"].nonzero().flatten()
+        return arrays["B"][:, kept] * arrays["lambda"][kept], arrays["A"][kept]
+
+    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """One scale per rank over A and B of the slot `BUDGETED`, to be learnt.
+
+    start    their value before anything is known
+    clamped  whether the forward pass uses them clamped; the released code clamps in the penalties alone (trap 9.1-1)
+    """
+
+    start: float = LOW
+    clamped: bool = True
+    basis: ClassVar[str] = BUDGETED
+
+    def factors(self, rank: int, targets: Mapping[str, ModuleShape]) -> dict[str, dict[str, tuple[int, ...]]]:
+        return {"lambda": dict.fromkeys(targets, (rank,))}
+
+    def initial(self, module: str, factor: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.full(shape, self.start)
+
+    def branch(self, arrays: Mapping[str, Tensor], scale: float) -> Branch:
+        return ScaledBranch(arrays["A"], arrays["B"], arrays["lambda"], scale, self.clamped)
+
+    def scale(self, scale: float) -> float:
+        return scale
+
+    def low_rank(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        used = arrays["lambda"].clamp(LOW, HIGH) if self.clamped else arrays["lambda"]
+        return arrays["B"] * used, arrays["A"]
+
+    def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        return None

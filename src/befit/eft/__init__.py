@@ -1,0 +1,1 @@
+"""Budgeted personalisation: BayesTune's rank scales, a generator that predicts them, and what a budget keeps."""

@@ -1,0 +1,139 @@
+"""A budgeted adapter of one's own: what a method does with rank scales once it has them (fedp2eft.md, 2.5 and 2.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from befit.adapters.bayestune import BUDGETED, SCALES, Budgeted, Scales
+from befit.adapters.keys import Selector, factor, join, select, slot
+from befit.adapters.layout import Extra, Layout, Slot
+from befit.eft.budget import affordable, compact, expand, keep, kept_ranks
+from befit.errors import ConfigError, ModelError
+from befit.site import Site
+from befit.train.loop import Pass, train
+from befit.types import State, Tick
+
+__all__ = ["WEIGHTS", "Budgets", "budgeted_layout", "fine_tune", "make_budgets", "pruned", "restored", "steps_for"]
+
+WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
+
+
+def budgeted_layout(rank_init: int, scale: float, clamped: bool, extras: tuple[Extra, ...] = ()) -> Layout:
+    """The slot of the budgeted adapter and that of the scales, which has A and B of the former."""
+    alpha = scale * rank_init
+    return Layout(
+        (Slot(BUDGETED, rank_init, alpha, form=Budgeted()), Slot(SCALES, rank_init, alpha, form=Scales(clamped=clamped))),
+        extras=extras,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How many ranks a client may have.
+
+    rank        r, of r * L ranks for L modules: the budget that is deployed
+    others      further ones, trained and measured beside it from the same scales
+    parameters  the client's own limit in trained numbers of A and B, in place of r; None for none
+    """
+
+    rank: int
+    others: tuple[int, ...] = ()
+    parameters: int | None = None
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Slots under which the adapters are stored, with their r; the deployed one first."""
+        return {BUDGETED: self.rank, **{f"{BUDGETED}-{r}": r for r in self.others if r != self.rank}}
+
+    def count(self, name: str, scales: Tensor, site: Site) -> int:
+        """How many ranks the adapter `name` keeps. Raises ModelError for a limit that no rank fits into."""
+        if name != BUDGETED or self.parameters is None:
+            return self.names[name] * len(scales)
+        targets = site.model.shapes.targets
+        found = affordable(scales, list(targets.values()), self.parameters)
+        if not found:
+            smallest = min(shape.d_in + shape.d_out for shape in targets.values())
+            raise ModelError(f"client {site.info.id}: a limit of {self.parameters} parameters holds no rank of the "
+                             f"module that its scales put first; the smallest module takes {smallest} a rank. Give it "
+                             "more, or rank in its place")  # fmt: skip
+        return found
+
+
+def steps_for(site: Site, epochs: int | None, rounds: int = 1) -> int:
+    """`rounds` times train.max_steps; with epochs that many times over the client's training examples, in all."""
+    if epochs is None:
+        return rounds * site.budget.max_steps
+    return epochs * -(-len(site.examples("train")) // site.budget.batch_size)
+
+
+def pruned(site: Site, scales: Tensor, count: int) -> State:
+    """Kept scales of every module, as arrays of the budgeted slot."""
+    kept = keep(scales, count)
+    return {join(BUDGETED, name, "lambda"): row for name, row in zip(site.model.shapes.targets, kept, strict=True)}
+
+
+def fine_tune(
+    site: Site, at: Tick, name: str, start: Mapping[str, Tensor], moments: Mapping[str, Tensor], steps: int,
+    base: tuple[str, ...],
+) -> tuple[State, State]:  # fmt: skip
+    """Train A and B of one budget's adapter from `start`, its scales frozen; only the task's loss.
+
+    start  the budgeted slot's arrays
+    ->     the adapter as it is stored under `name`, and the optimiser's moments
+    """
+    model = site.model
+    model.load(start)
+    report = train(site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps,
+                   moments=moments)  # fmt: skip
+    ranks = kept_ranks({key: value for key, value in start.items() if key.endswith("/lambda")})
+    suffix = "" if name == BUDGETED else f"_{name}"
+    site.report.update({f"{key}{suffix}": value for key, value in report.numbers().items()})
+    numbers = {
+        "ranks": sum(ranks.values()), "modules": sum(rank > 0 for rank in ranks.values()),
+        "adapter_parameters": trained(site, {key.split("/")[1]: rank for key, rank in ranks.items()}),
+    }  # fmt: skip
+    site.report.update({f"{key}{suffix}": float(value) for key, value in numbers.items()})
+    return compact(model.dump(slot(BUDGETED)), name), report.moments
+
+
+def trained(site: Site, ranks: Mapping[str, int]) -> int:
+    """`sum_l r_l (d_in + d_out)`: the trained numbers of A and B."""
+    shapes = site.model.shapes.targets
+    return sum(rank * (shapes[name].d_in + shapes[name].d_out) for name, rank in ranks.items())
+
+
+def restored(stored: Mapping[str, Tensor], name: str, site: Site) -> State:
+    """A stored adapter as arrays of the budgeted slot of a bare model."""
+    initial = site.model.dump(slot(BUDGETED))
+    return expand(select(dict(stored), slot(name)), name, initial)
+
+
+def check_budgets(
+    rank: int, budgets: Sequence[int], rank_max: int, parameters: int | None, megabytes: float | None
+) -> list[str]:
+    """What cannot work, each with the key it is about."""
+    problems = []
+    if rank_max < 1:
+        problems.append(f"rank_max: must be at least 1, got {rank_max}")
+    for r in (rank, *budgets):
+        if not 1 <= r <= 2 * rank_max:
+            key = "rank" if r == rank else "budgets"
+            problems.append(f"{key}: must be from 1 to 2 * rank_max = {2 * rank_max}, got {r}")
+    if parameters is not None and megabytes is not None:
+        problems.append("parameters: and megabytes are two ways to give one limit; give one of them")
+    if (parameters is not None and parameters < 1) or (megabytes is not None and not megabytes > 0):
+        problems.append(f"{'parameters' if parameters is not None else 'megabytes'}: must be positive")
+    return problems
+
+
+def make_budgets(
+    method: str, rank: int, budgets: Sequence[int], rank_max: int, parameters: int | None, megabytes: float | None
+) -> Budgets:
+    """Checked budgets; a megabyte is 10^6 bytes of float32. Raises ConfigError with all problems."""
+    if problems := check_budgets(rank, budgets, rank_max, parameters, megabytes):
+        raise ConfigError(problems, method)
+    limit = parameters if megabytes is None else int(megabytes * 1e6 / 4)
+    return Budgets(rank, tuple(dict.fromkeys(budgets)), limit)
