@@ -63,8 +63,10 @@ def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
     after = {key: list(ids) for key, ids in before.items()}
     for update in updates:
         for group in (EVERYBODY, update.client.backbone):
-            after[group] = sorted({*after.get(group, ()), update.client.id})
+            after.setdefault(group, []).append(update.client.id)
+    after = {group: sorted(set(ids)) for group, ids in after.items()}
     stacks = {key: value for key, value in server.arrays.items() if key == SKETCH or _slot(key) == "own"}
+    rows = {group: {id_: row for row, id_ in enumerate(ids)} for group, ids in after.items()}
     fresh: set[str] = set()
     modules: dict[str, dict[str, str]] = {}
     for update in updates:
@@ -77,9 +79,9 @@ def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
                 fresh.add(name)
                 stack = torch.zeros(len(after[group]), *tensor.shape)
                 if name in stacks:
-                    stack[[after[group].index(id_) for id_ in before[group]]] = stacks[name]
+                    stack[[rows[group][id_] for id_ in before[group]]] = stacks[name]
                 stacks[name] = stack
-            stacks[name][after[group].index(update.client.id)] = tensor
+            stacks[name][rows[group][update.client.id]] = tensor
     return stacks, after
 
 
