@@ -68,11 +68,15 @@ def test_a_clients_adapter_answers_from_the_command_line_as_it_does_in_peft(run:
 
     from befit.zoo import zoo_path
 
-    one = digits_vqa(clients=2, test=15).clients[0].test[0]
-    np.save(tmp_path / "digit.npy", one["images"][0])
-    question = one["conversation"][0]["content"]
+    asked = digits_vqa(clients=2, test=15).clients[0].test[::15]  # one of each task
+    lines = []
+    for number, one in enumerate(asked):
+        for place, image in enumerate(one["images"]):
+            np.save(tmp_path / f"{number}-{place}.npy", image)
+        images = [str(tmp_path / f"{number}-{place}.npy") for place in range(len(one["images"]))]
+        lines.append(json.dumps({"images": images, "question": one["conversation"][0]["content"]}) + "\n")
     given = tmp_path / "questions.jsonl"
-    given.write_text(json.dumps({"image": str(tmp_path / "digit.npy"), "question": question}) + "\n")
+    given.write_text("".join(lines))
     shown = CliRunner().invoke(app, ["predict", str(run.path), "--client", "client-00", "--json", str(given)])
     assert shown.exit_code == 0, shown.output
     folder = zoo_path("digits-llava-s")
@@ -80,14 +84,16 @@ def test_a_clients_adapter_answers_from_the_command_line_as_it_does_in_peft(run:
     model = PeftModel.from_pretrained(
         AutoModelForImageTextToText.from_pretrained(folder), run.path / "clients" / "client-00" / "adapter"
     )
-    text = question.replace("<image>", "<image>" * 16) + "\n"
-    prompt = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
-    out: torch.Tensor = model.generate(
-        input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=8,
-        pixel_values=torch.from_numpy(read_image(one["images"][0]))[None, None],
-    )  # fmt: skip
-    answer = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
-    assert json.loads(shown.stdout) == [{"text": answer}]
+    expected = []
+    for one in asked:
+        text = one["conversation"][0]["content"].replace("<image>", "<image>" * 16) + "\n"
+        prompt = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+        out: torch.Tensor = model.generate(
+            input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=8,
+            pixel_values=torch.stack([torch.from_numpy(read_image(image))[None] for image in one["images"]]),
+        )  # fmt: skip
+        expected.append(tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
+    assert [answer["text"] for answer in json.loads(shown.stdout)] == expected
 
 
 def test_own_files_are_trained_on_from_a_configuration(tmp_path: Path) -> None:
