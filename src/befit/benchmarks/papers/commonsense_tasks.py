@@ -73,7 +73,7 @@ def one_of(row: Row, field: str, known: Mapping[Any, int]) -> int:
     value = row.values[field]
     if isinstance(value, (str, int, bool)) and (type(value), value) in {(type(key), key) for key in known}:
         return known[value]
-    raise DataError(f"{row.where}: {field} must be one of {', '.join(map(repr, known))}, got {show(value)}")
+    raise DataError(f"{row.where}: {field} must be one of {', '.join(map(show, known))}, got {show(value)}")
 
 
 def lettered(stem: str) -> Callable[[Row], Question]:

@@ -95,7 +95,7 @@ def drawn(
     """Test first, then validation, then training; of inputs that are equal the first by hash."""
     once: dict[str, dict[str, Any]] = {}
     for one in sorted(records, key=digest):
-        once.setdefault(same_text(one["input"]), one)
+        once.setdefault(same_text(one["instruction"]), one)
     order = shuffled(list(once.values()), seed, "sni-10", name)
     if len(order) < sum(sizes.values()):
         raise DataError(f"{name}: {len(order)} different inputs are too few for {sum(sizes.values())}")

@@ -103,6 +103,8 @@ def xnli_600(
 
 def row_keys(table: pyarrow.Table) -> list[str]:
     """A row's hash by its English side, which the others translate; equal ones are told apart by their order."""
+    import pyarrow
+
     pc: Any = import_module("pyarrow.compute")
 
     premises = table["premise"].combine_chunks()
@@ -112,7 +114,7 @@ def row_keys(table: pyarrow.Table) -> list[str]:
         languages = pc.struct_field(hypotheses, "language")[0].as_py() if len(table) else list(LANGUAGES)
         translations = pc.struct_field(hypotheses, "translation")
         hypothesis = pc.list_element(translations, languages.index("en")).to_pylist()
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (pyarrow.ArrowException, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{XNLI.id}: premise must be {{language: text}} and hypothesis {{language: [...], translation: "
                         f"[...]}}; found {table.schema.field('premise').type} and "
                         f"{table.schema.field('hypothesis').type}") from error  # fmt: skip

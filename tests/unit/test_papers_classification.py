@@ -1,0 +1,275 @@
+"""CIFAR-100, XNLI and MasakhaNEWS from files of their own schema, made here: who gets what, and what is refused."""
+
+import io
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+from PIL import Image
+
+from befit.benchmarks.papers import masakhanews, xnli
+from befit.benchmarks.papers.cifar100 import FINE_LABELS
+from befit.benchmarks.registry import build
+from befit.errors import ConfigError, DataError
+
+
+def write_parquet(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def cifar():
+    """All 100 classes, eight training and two test images each."""
+    rng = np.random.default_rng(0)
+    return {
+        split: (rng.integers(0, 256, (100 * each, 32, 32, 3), dtype=np.uint8), np.repeat(np.arange(100), each))
+        for split, each in (("train", 8), ("test", 2))
+    }
+
+
+def write_cifar(folder, cifar, split, order=None):
+    pixels, labels = cifar[split]
+    order = np.arange(len(labels)) if order is None else order
+    rows = [
+        {"img": {"bytes": png(pixels[i]), "path": None}, "fine_label": int(labels[i]), "coarse_label": 0} for i in order
+    ]
+    write_parquet(folder / "cifar100" / f"{split}-00000-of-00001.parquet", rows)
+
+
+SMALL = {"minimum_train": 20, "minimum_test": 5, "val_fraction": 0.1}
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory, cifar):
+    folder = tmp_path_factory.mktemp("cifar")
+    for split in cifar:
+        write_cifar(folder, cifar, split)
+    return folder
+
+
+def test_cifar_has_all_its_classes_by_name():
+    assert len(set(FINE_LABELS)) == 100 and list(FINE_LABELS) == sorted(FINE_LABELS)
+
+
+@pytest.mark.parametrize(("name", "clients"), [("cifar100-10", 10), ("cifar100-20", 20)])
+def test_every_image_is_in_one_split_of_one_client(parquet, name, clients):
+    found = build(name, None, {"root": str(parquet), **SMALL, "minimum_train": 10, "minimum_test": 1})
+    assert len(found.clients) == clients
+    ids = [
+        record["id"] for one in found.clients for split in ("train", "val", "test") for record in getattr(one, split)
+    ]
+    assert len(ids) == len(set(ids)) == 1000
+    assert sum(len(one.val) for one in found.clients) == 80
+    image = found.clients[0].train[0]["image"]
+    assert image.shape == (32, 32, 3) and image.dtype == np.uint8
+
+
+def test_labels_stay_with_their_images(parquet, cifar):
+    pixels, labels = cifar["train"]
+    known = {one.tobytes(): int(label) for one, label in zip(pixels, labels, strict=True)}
+    found = build("cifar100-10", None, {"root": str(parquet), **SMALL})
+    for one in found.clients:
+        for record in (*one.train, *one.val):
+            assert known[record["image"].tobytes()] == record["label"]
+
+
+def test_parquet_a_permutation_of_it_and_the_binary_version_are_one_federation(parquet, cifar, tmp_path):
+    """Records are ordered by their pixels, so neither the order of rows nor the kind of file can be seen."""
+    shuffled, binary = tmp_path / "shuffled", tmp_path / "binary"
+    binary.mkdir()
+    for split, (pixels, labels) in cifar.items():
+        write_cifar(shuffled, cifar, split, np.random.default_rng(1).permutation(len(labels)))
+        table = np.zeros((len(labels), 3074), dtype=np.uint8)
+        table[:, 1], table[:, 2:] = labels, pixels.transpose(0, 3, 1, 2).reshape(len(labels), -1)
+        table.tofile(binary / f"{split}.bin")
+    made = [build("cifar100-10", None, {"root": str(root), **SMALL}) for root in (parquet, shuffled, binary)]
+    assert len({one.manifest["partition"]["sha256"] for one in made}) == 1
+    assert len({one.manifest["sources"][0]["sha256"] for one in made}) == 1
+    images = [one.clients[3].train[0]["image"].tobytes() for one in made]
+    assert images[0] == images[1] == images[2]
+
+
+def test_another_seed_is_another_partition_and_the_same_seed_the_same(parquet):
+    hashes = [build("cifar100-10", None, {"root": str(parquet), **SMALL, "seed": seed}).manifest["partition"]["sha256"]
+              for seed in (42, 42, 52)]  # fmt: skip
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_train_and_test_are_divided_alike(tmp_path):
+    """Classes of 100 and 100 images by one draw of shares: counts differ by less than rounding does."""
+    rng = np.random.default_rng(0)
+    data = {split: (rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 100))
+            for split in ("train", "test")}  # fmt: skip
+    for split in data:
+        write_cifar(tmp_path, data, split)
+    found = build(
+        "cifar100-10", None, {"root": str(tmp_path), "minimum_train": 1, "minimum_test": 1, "val_fraction": 0}
+    )
+    for one in found.clients:
+        for label in (3, 7):
+            counts = [sum(record["label"] == label for record in getattr(one, split)) for split in ("train", "test")]
+            assert counts[0] == counts[1]
+
+
+def test_minimums_that_no_draw_reaches_are_named(parquet, monkeypatch):
+    monkeypatch.setattr("befit.benchmarks.partition._ATTEMPTS", 5)
+    with pytest.raises(DataError, match="gives every client 500 training and 5 test images; use a larger alpha"):
+        build("cifar100-10", None, {"root": str(parquet), **SMALL, "minimum_train": 500})
+
+
+def test_wrong_values_of_cifar_are_refused(parquet, tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"123")
+    with pytest.raises(DataError, match="has 3 bytes, which is no number of records of 3074"):
+        build("cifar100-10", None, {"root": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"(?s)val_fraction: must be at least 0.*alpha: must be positive, got 0\.0"):
+        build("cifar100-10", None, {"root": str(parquet), "val_fraction": 1.0, "alpha": 0.0})
+    rows = [{"img": {"bytes": b"no picture", "path": None}, "fine_label": 1}]
+    write_parquet(tmp_path / "bad" / "train.parquet", rows)
+    with pytest.raises(DataError, match=r"train\.parquet, row 1: img is no picture"):
+        build("cifar100-10", None, {"root": str(tmp_path / "bad")})
+    write_parquet(tmp_path / "other" / "train.parquet", [{"image": "x", "label": 1}])
+    with pytest.raises(DataError, match="there is no img, fine_label; found image, label"):
+        build("cifar100-10", None, {"root": str(tmp_path / "other")})
+
+
+def xnli_rows(count, offset=0):
+    """Rows as the converted repository has them: premise {language: text}, hypothesis two lists."""
+    languages = list(xnli.LANGUAGES)
+    return [
+        {
+            "premise": {language: f"{language} premise {number + offset}" for language in languages},
+            "hypothesis": {"language": languages,
+                           "translation": [f"{language} hypothesis {number + offset}" for language in languages]},
+            "label": number % 3,
+        }
+        for number in range(count)
+    ]  # fmt: skip
+
+
+TINY = {"clients": 2, "train": 20, "test": 10}
+
+
+@pytest.fixture(scope="module")
+def xnli_root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("xnli")
+    write_parquet(folder / "all_languages" / "train-00000-of-00001.parquet", xnli_rows(60))
+    write_parquet(folder / "all_languages" / "test-00000-of-00001.parquet", xnli_rows(30, offset=1000))
+    return folder
+
+
+def test_xnli_has_clients_and_newcomers_of_every_language_with_equal_sizes(xnli_root):
+    found = build("xnli-600", None, {"root": str(xnli_root), **TINY})
+    assert [len(found.clients), len(found.newcomers)] == [30, 30]
+    assert [one.id for one in (*found.clients, *found.newcomers)] == [f"client-{number:03d}" for number in range(60)]
+    assert [found.clients[number].info["language"] for number in (0, 1, 2, 29)] == ["ar", "ar", "bg", "zh"]
+    assert {(len(one.train), len(one.test)) for one in (*found.clients, *found.newcomers)} == {(10, 5)}
+    assert found.label_names == ("entailment", "neutral", "contradiction")
+
+
+def test_all_languages_of_xnli_have_the_same_rows_in_translation(xnli_root):
+    found = build("xnli-600", None, {"root": str(xnli_root), **TINY})
+    english = {one.id: one for one in found.clients if one.info["language"] == "en"}
+    german = {one.id: one for one in found.clients if one.info["language"] == "de"}
+    for first, second in zip(english.values(), german.values(), strict=True):
+        for one, other in zip(first.train, second.train, strict=True):
+            number = one["text"].split()[-1]
+            assert one["text"] == f"en premise {number}" and one["text_pair"] == f"en hypothesis {number}"
+            assert other["text"] == f"de premise {number}" and other["label"] == one["label"] == int(number) % 3
+
+
+def test_no_row_of_xnli_is_a_clients_and_a_newcomers(xnli_root):
+    found = build("xnli-600", None, {"root": str(xnli_root), **TINY})
+    texts = [{record["text"] for one in pool for record in one.train} for pool in (found.clients, found.newcomers)]
+    assert not texts[0] & texts[1] and len(texts[0]) == len(texts[1]) == 20 * 15
+
+
+def test_shared_indices_divide_newcomers_as_the_clients_are(xnli_root):
+    def positions(pool):
+        return [[record["id"].split("-")[2] for record in one.train] for one in pool]
+
+    shared = build("xnli-600", None, {"root": str(xnli_root), **TINY, "unseen": "shared_indices"})
+    own = build("xnli-600", None, {"root": str(xnli_root), **TINY})
+    assert positions(shared.clients) == positions(shared.newcomers) == positions(own.clients)
+    assert positions(own.newcomers) != positions(own.clients)
+
+
+def test_rows_of_xnli_in_another_order_are_the_same_federation(xnli_root, tmp_path):
+    write_parquet(tmp_path / "all_languages" / "train.parquet", xnli_rows(60)[::-1])
+    write_parquet(tmp_path / "all_languages" / "test.parquet", xnli_rows(30, offset=1000)[::-1])
+    made = [build("xnli-600", None, {"root": str(root), **TINY}) for root in (xnli_root, tmp_path)]
+    assert [one["text"] for one in made[0].clients[4].train] == [one["text"] for one in made[1].clients[4].train]
+    assert made[0].manifest["sources"] == made[1].manifest["sources"]
+
+
+def test_too_little_of_xnli_and_other_columns_are_refused(xnli_root, tmp_path):
+    with pytest.raises(DataError, match="60 rows are too few for two pools of 40"):
+        build("xnli-600", None, {"root": str(xnli_root), **TINY, "train": 40})
+    with pytest.raises(ConfigError, match="test: 1 rows are too few for 2 clients"):
+        build("xnli-600", None, {"root": str(xnli_root), **TINY, "test": 1})
+    write_parquet(tmp_path / "train.parquet", [{"premise": "a", "hypothesis": "b", "label": 0}] * 60)
+    with pytest.raises(DataError, match=r"premise must be .*; found string and string"):
+        build("xnli-600", None, {"root": str(tmp_path), **TINY})
+    write_parquet(tmp_path / "en" / "train.parquet", [{"sentence1": "a", "label": 0}])
+    with pytest.raises(DataError, match="there is no premise, hypothesis; found sentence1, label"):
+        build("xnli-600", None, {"root": str(tmp_path / "en"), **TINY})
+
+
+@pytest.fixture(scope="module")
+def news(tmp_path_factory):
+    """16 languages in three of the forms in which people may have them; `yor` has no technology, as Lingala really."""
+    folder = tmp_path_factory.mktemp("news")
+    features = Features({"label": ClassLabel(names=list(masakhanews.LABELS)), "headline_text": Value("string")})
+    for position, language in enumerate(masakhanews.LANGUAGES):
+        for split, count in (("train", 24 + 2 * position), ("validation", 6), ("test", 12)):
+            classes = 6 if language == "yor" else 7
+            rows = [
+                {"label": number % classes, "headline_text": f"{language} {split} {number}"} for number in range(count)
+            ]
+            if language == "amh":
+                (folder / language).mkdir(exist_ok=True)
+                Dataset.from_list(rows, features=features).save_to_disk(str(folder / language / split))
+            elif language == "eng":
+                write_parquet(folder / language / f"{split}.parquet", rows)
+            else:
+                write_parquet(folder / language / split / "0000.parquet", rows)
+    return folder
+
+
+def test_masakhanews_gives_half_of_every_language_to_newcomers(news):
+    found = build("masakhanews-320", None, {"root": str(news), "clients": 3})
+    assert [len(found.clients), len(found.newcomers)] == [48, 48]
+    assert [one.id for one in (*found.clients, *found.newcomers)] == [f"client-{number:03d}" for number in range(96)]
+    assert [one.info["language"] for one in found.clients[:4]] == ["amh", "amh", "amh", "eng"]
+    for language, position in (("amh", 0), ("yor", 15)):
+        sizes = [sum(len(one.train) for one in pool if one.info["language"] == language)
+                 for pool in (found.clients, found.newcomers)]  # fmt: skip
+        assert sizes == [(24 + 2 * position + 6) // 2] * 2
+    texts = [record["text"] for pool in (found.clients, found.newcomers) for one in pool for record in one.train]
+    assert len(texts) == len(set(texts)) and any("validation" in text for text in texts)
+
+
+def test_labels_of_masakhanews_are_numbers_of_all_seven_classes(news):
+    found = build("masakhanews-320", None, {"root": str(news), "clients": 3})
+    assert found.label_names == masakhanews.LABELS
+    for one in found.clients:
+        for record in one.train:
+            classes = 6 if record["language"] == "yor" else 7
+            assert record["label"] == int(record["text"].split()[-1]) % classes
+
+
+def test_masakhanews_refuses_labels_it_does_not_have(news, tmp_path):
+    for split in ("train", "validation", "test"):
+        write_parquet(tmp_path / "amh" / f"{split}.parquet", [{"label": 7, "headline_text": "x"}])
+    with pytest.raises(DataError, match=r"train\.parquet, row 1: label must be 0 to 6, got 7"):
+        build("masakhanews-320", None, {"root": str(tmp_path)})
+    with pytest.raises(DataError, match="6 rows of a pool are too few for 7 clients"):
+        build("masakhanews-320", None, {"root": str(news), "clients": 7})

@@ -1,0 +1,109 @@
+"""Where data of a paper may be, and what a person is told when it is not there."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from befit.benchmarks.papers.assemble import content_hash, digest, ordered
+from befit.benchmarks.papers.source import Place, Source, read_split, split_files
+from befit.benchmarks.readers import read_rows
+from befit.benchmarks.registry import build, get, names
+from befit.errors import ConfigError, DataError
+
+SOURCE = Source("someone/set", "MIT", config="plain", revision="abc123")
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["train.jsonl", "data/train.jsonl", "plain/train.jsonl", "data/plain/train.jsonl", "plain/train/0000.jsonl"]
+)
+def test_a_split_is_found_where_hubs_and_people_put_it(tmp_path, name):
+    write(tmp_path / name, [{"a": 1}])
+    rows = read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))
+    assert [row.values["a"] for row in rows] == [1]
+
+
+def test_a_datasets_directory_is_a_split(tmp_path):
+    Dataset.from_list([{"a": 3}]).save_to_disk(str(tmp_path / "train"))
+    assert read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))[0].values["a"] == 3
+
+
+def test_parts_are_read_in_order_and_a_missing_one_is_told(tmp_path):
+    place = Place("test", str(tmp_path))
+    for number in (1, 0):
+        write(tmp_path / f"train-0000{number}-of-00002.jsonl", [{"a": number}])
+    assert [row.values["a"] for row in read_split(place, SOURCE, "train", ("a",))] == [0, 1]
+    (tmp_path / "train-00001-of-00002.jsonl").unlink()
+    with pytest.raises(DataError, match="has 1 of 2 parts of the train split"):
+        split_files(place, SOURCE, "train")
+
+
+def test_two_places_with_one_split_are_refused(tmp_path):
+    for name in ("train.jsonl", "plain/train.jsonl"):
+        write(tmp_path / name, [{"a": 1}])
+    with pytest.raises(DataError, match=r"is there 2 times: .*train\.jsonl, .*plain/train\.jsonl\. Keep one"):
+        split_files(Place("test", str(tmp_path)), SOURCE, "train")
+    write(tmp_path / "both" / "train.jsonl", [{"a": 1}])
+    write(tmp_path / "both" / "train-00000-of-00001.jsonl", [{"a": 1}])
+    with pytest.raises(DataError, match="has the train split more than once"):
+        split_files(Place("test", str(tmp_path / "both")), SOURCE, "train")
+
+
+def test_an_absent_split_says_what_was_looked_for_and_how_to_get_it(tmp_path):
+    with pytest.raises(DataError) as caught:
+        read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))
+    assert "looked for train.*, train-*-of-*" in str(caught.value)
+    assert f"hf download someone/set --repo-type dataset --revision abc123 --local-dir {tmp_path}" in str(caught.value)
+
+
+def test_an_absent_column_shows_those_that_are_there(tmp_path):
+    write(tmp_path / "train.jsonl", [{"a": 1}, {"b": 2}])
+    with pytest.raises(DataError, match=r"train\.jsonl, line 2: there is no a; found b"):
+        read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))
+
+
+def papers():
+    return [name for name in names() if get(name).build.__module__.startswith("befit.benchmarks.papers.")]
+
+
+def test_every_benchmark_of_a_paper_is_there():
+    assert set(papers()) >= {
+        "cifar100-10", "cifar100-20", "commonsense-8", "commonsense-16", "flan-8", "sni-10", "xnli-600",
+        "masakhanews-320", "fedaya-38", "fedaya-8", "fedscope-5", "fed-llm-large-52", "drake", "hflb",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", papers())
+def test_without_data_every_benchmark_says_what_to_get_and_where_to_put_it(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"(?s)benchmark\.root: .* reads data that befit does not ship.*[Gg]et"):
+        build(name, None, {})
+    with pytest.raises(DataError, match=r"(?s)nowhere.*[Gg]et"):
+        build(name, None, {"root": str(tmp_path / "nowhere")})
+
+
+def test_hub_and_root_together_and_unknown_revisions_are_refused_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        build("cifar100-10", None, {"root": str(tmp_path), "hub": True, "revisions": {"uoft-cs/cifar10": "abc"}})
+    assert len(caught.value.problems) == 2
+    assert "does not load uoft-cs/cifar10. Did you mean: uoft-cs/cifar100?" in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached_names_the_download(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"(?s)revision aadb3af, split train\) cannot be loaded.*hf download uoft-cs"):
+        build("cifar100-10", None, {"hub": True})
+
+
+def test_the_order_of_rows_is_that_of_their_content(tmp_path):
+    rows = [{"a": "x", "b": 1}, {"a": "y", "b": 2}, {"a": "z", "b": 3}]
+    first, sha256 = ordered(read_rows(write(tmp_path / "1.jsonl", rows), ()), ("a", "b"))
+    again, same = ordered(read_rows(write(tmp_path / "2.jsonl", rows[::-1]), ()), ("a", "b"))
+    assert [row.values for row in first] == [row.values for row in again] and sha256 == same
+    assert content_hash([digest({"a": "x"})]) != content_hash([digest({"a": "X"})])

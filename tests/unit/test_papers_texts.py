@@ -1,0 +1,344 @@
+"""Commonsense, FLAN, Super-NaturalInstructions and Fed-Aya from files of their own schema, made here."""
+
+import json
+
+import pytest
+
+from befit.benchmarks.papers.commonsense_tasks import TASKS
+from befit.benchmarks.papers.fedaya import NEWCOMERS
+from befit.benchmarks.papers.flan import groups
+from befit.benchmarks.papers.scenarios import read_scenario
+from befit.benchmarks.registry import build
+from befit.errors import ConfigError, DataError
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def commonsense_row(task, number):
+    """One row with the columns of the data set on the hub; the right answer is always the second."""
+    letters, digits = ["A", "B", "C"], ["1", "2", "3"]
+    if task in ("arc_challenge", "arc_easy"):
+        labels = digits if number % 2 else letters  # the awkward ones among ARC's
+        return {"id": f"{number}", "question": f"{task} question {number}?", "answerKey": labels[1],
+                "choices": {"text": ["one", "two", "three"], "label": labels}}  # fmt: skip
+    if task == "openbookqa":
+        return {"id": f"{number}", "question_stem": f"stem {number}", "answerKey": "B",
+                "choices": {"text": ["one", "two", "three", "four"], "label": ["A", "B", "C", "D"]}}  # fmt: skip
+    return {
+        "boolq": {"question": f"is it {number}", "answer": False, "passage": f"passage {number}"},
+        "hellaswag": {"ind": number, "activity_label": "Sailing", "ctx_a": "a", "ctx_b": "b", "ctx": f"start {number}",
+                      "endings": ["w", "x", "y", "z"], "label": "1"},
+        "piqa": {"goal": f"goal {number}", "sol1": "this", "sol2": "that", "label": 1},
+        "social_i_qa": {"context": f"context {number}.", "question": "why?", "answerA": "a", "answerB": "b",
+                        "answerC": "c", "label": "2"},
+        "winogrande": {"sentence": f"the _ is {number}", "option1": "cup", "option2": "box", "answer": "2"},
+    }[task]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def commonsense(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commonsense")
+    for task in TASKS:
+        for split, count, first in (("train", 30, 0), (task.test, 12, 1000)):
+            rows = [commonsense_row(task.name, first + number) for number in range(count)]
+            if task.name == "arc_easy":
+                rows[0] = {**rows[0], "question": "the same in both"}  # is in the test, and so in nobody's training
+            converted = {"piqa": f"plain_text/{split}/0000", "social_i_qa": f"default/{split}/0000"}
+            name = converted.get(task.name, f"{task.source.config}/{split}".lstrip("/"))
+            write(folder / task.source.folder / f"{name}.jsonl", rows)
+    for path in (*folder.glob("piqa/*/*/*"), *folder.glob("social_i_qa/*/*/*")):  # converted branches are Parquet
+        import pyarrow
+        import pyarrow.parquet
+
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
+        path.unlink()
+    return folder
+
+
+SIZES = {"train": 10, "val": 5, "test": 12}
+
+
+def test_eight_tasks_are_eight_clients_with_options_by_name(commonsense):
+    found = build("commonsense-8", None, {"root": str(commonsense), **SIZES})
+    clients = {one.id: one for one in found.clients}
+    assert list(clients) == [task.name for task in TASKS]
+    assert {(len(one.train), len(one.val), len(one.test)) for one in found.clients} == {(10, 5, 12)}
+    allowed = dict.fromkeys(clients, "answer2")
+    allowed |= {"boolq": "false", "hellaswag": "ending2", "piqa": "solution2", "winogrande": "option2"}
+    for name, one in clients.items():
+        for record in (*one.train, *one.test):
+            assert record["output"] == f"the correct answer is {allowed[name]}", name
+            assert record["choices"].index(record["output"]) == 1
+    assert (
+        clients["winogrande"]
+        .train[0]["instruction"]
+        .endswith("option1: cup\noption2: box\n\nAnswer format: option1/option2")
+    )
+
+
+def test_context_comes_before_the_question_and_boolqs_passage_only_where_wanted(commonsense):
+    for with_passage in (False, True):
+        found = build("commonsense-8", None, {"root": str(commonsense), **SIZES, "with_passage": with_passage})
+        clients = {one.id: one for one in found.clients}
+        assert ("passage" in clients["boolq"].train[0]["instruction"]) is with_passage
+        text = clients["social_i_qa"].train[0]["instruction"]
+        assert text.index("context") < text.index("why?") < text.index("answer1: a")
+
+
+def test_no_question_of_the_test_is_trained_on(commonsense):
+    found = build("commonsense-8", None, {"root": str(commonsense), **SIZES, "train": 24})
+    assert found.manifest["training_records_dropped_for_the_test"]["arc_easy"] == 1
+    assert found.manifest["test_records_in_training"] == 0
+
+
+def test_sixteen_clients_share_a_test_and_no_training_record(commonsense, caplog):
+    found = build("commonsense-16", None, {"root": str(commonsense), **SIZES})
+    assert [one.id for one in found.clients][:3] == ["arc_challenge-1", "arc_challenge-2", "arc_easy-1"]
+    for first, second in zip(found.clients[::2], found.clients[1::2], strict=True):
+        ids = [{record["id"] for record in (*one.train, *one.val)} for one in (first, second)]
+        assert not ids[0] & ids[1] and first.test == second.test and len(ids[0]) == 15
+    # 30 records are too few for two clients with 20: they get half of what is there.
+    halved = build("commonsense-16", None, {"root": str(commonsense), **SIZES, "train": 20})
+    sizes = {one.id: len(one.train) for one in halved.clients}
+    assert sizes["boolq-1"] == sizes["boolq-2"] == 15 and sizes["arc_easy-1"] == 14
+    assert "30 training records are too few for 2 clients with 20; they get 15 each" in caplog.text
+
+
+def test_answers_may_be_names_alone(commonsense):
+    found = build("commonsense-8", None, {"root": str(commonsense), **SIZES, "answers": "name"})
+    assert found.clients[0].train[0]["output"] == "answer2"
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "words"),
+    [
+        ("hellaswag", {"label": ""}, 'label must be one of "0", "1", "2", "3", got ""'),
+        ("winogrande", {"answer": ""}, 'answer must be one of "1", "2", got ""'),
+        ("winogrande", {"sentence": "no gap"}, "sentence must have one gap _"),
+        ("boolq", {"answer": 1}, 'answer must be one of true, false, got 1'),
+        ("openbookqa", {"answerKey": "E"}, 'answerKey must be one of "A", "B", "C", "D", got "E"'),
+        ("arc_easy", {"choices": ["a", "b"]}, "choices must be {text: .*}, got"),
+    ],
+)  # fmt: skip
+def test_rows_without_a_usable_answer_are_refused_by_line(commonsense, tmp_path, task, change, words):
+    import shutil
+
+    shutil.copytree(commonsense, tmp_path / "data")
+    entry = next(one for one in TASKS if one.name == task)
+    path = tmp_path / "data" / entry.source.folder / entry.source.config / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3] |= change
+    write(path, rows)
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 4: {words}"):
+        build("commonsense-8", None, {"root": str(tmp_path / "data"), **SIZES})
+
+
+def flan_rows(task, questions):
+    """Every question in two templates, with a passage of its own that is longer than a run."""
+    rows = []
+    for number in range(questions):
+        passage = " ".join(f"{task}{number}word{at}" for at in range(10))
+        for template in ("Here is a text: {}\nWhat follows?", "{}\n\nSo what do you say?"):
+            rows.append({"inputs": template.format(passage), "targets": ["yes", "no"][number % 2], "task": task})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def flan(tmp_path_factory):
+    from befit.benchmarks.papers.flan import TASKS as flan_tasks
+
+    folder = tmp_path_factory.mktemp("flan")
+    for task in flan_tasks.values():
+        questions = 16 if task == "arc_challenge" else 30
+        write(folder / "train" / f"{task}_10templates_train.jsonl", flan_rows(task, questions))
+    return folder
+
+
+def questions_of(records):
+    return {next(word for word in record["instruction"].split() if word.endswith("word0")) for record in records}
+
+
+def test_a_question_of_flan_is_on_one_side_of_the_split_in_all_its_templates(flan):
+    found = build("flan-8", None, {"root": str(flan), "train": 20, "val": 4, "test": 10})
+    assert [one.id for one in found.clients][5] == "mnli"
+    for one in found.clients:
+        sides = [questions_of(getattr(one, split)) for split in ("train", "val", "test")]
+        assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
+        assert len(one.test) == len(sides[2]) == 10  # one template of a question is enough to test on it
+    assert found.manifest["grouping"]["mnli"] == {"records": 60, "questions": 30}
+
+
+def test_a_task_with_too_few_questions_fills_its_test_first_or_is_refused(flan):
+    sizes = {"train": 20, "val": 0, "test": 10}
+    clients = {one.id: one for one in build("flan-8", None, {"root": str(flan), **sizes}).clients}
+    assert (len(clients["arc_challenge"].train), len(clients["arc_challenge"].test)) == (12, 10)
+    assert len(clients["mnli"].train) == 20
+    with pytest.raises(DataError, match="arc_challenge: 16 groups of questions in 32 records give 10 to test"):
+        build("flan-8", None, {"root": str(flan), **sizes, "on_shortage": "fail"})
+
+
+def test_words_of_a_template_join_no_questions():
+    """Thirty different questions with one ending of eleven words stay thirty: the run is in more than 20 of them."""
+    ending = "so now answer this question as well as you ever can"
+    assert len(groups([(f"question {number} {ending}", "yes") for number in range(30)])) == 30
+
+
+def feddpa_files(folder, tasks):
+    for index, task in enumerate(tasks):
+        rows = [
+            {"instruction": f"{task} {number}", "output": "x", "task": task, "category": "c"} for number in range(20)
+        ]
+        write_json(folder / f"local_training_{index}.json", rows)
+    write(folder / "flan_test.jsonl", [
+        {"instruction": f"{task} test {number}", "output": "x", "task": task, "category": "c"}
+        for task in tasks for number in range(3)
+    ])  # fmt: skip
+
+
+def test_feddpas_sets_are_told_apart_by_their_tasks(tmp_path):
+    from befit.benchmarks.papers.flan import FEDDPA_TASKS
+
+    feddpa_files(tmp_path, FEDDPA_TASKS["2"])
+    found = build("flan-feddpa-2", None, {"root": str(tmp_path)})
+    assert [one.id for one in found.clients] == list(FEDDPA_TASKS["2"])
+    assert {(len(one.train), len(one.val), len(one.test)) for one in found.clients} == {(15, 5, 3)}
+    with pytest.raises(DataError, match=r"has the tasks arc_easy, bool_q, .*; set 1 has definite_pronoun_resolution"):
+        build("flan-feddpa-1", None, {"root": str(tmp_path)})
+
+
+def sni_task(count, languages=("English",), references=1):
+    return {
+        "Definition": ["Say what it is."], "Input_language": list(languages), "Output_language": ["English"],
+        "Categories": ["Naming"], "Positive Examples": [],
+        "Instances": [{"id": f"i{number}", "input": f"input {number}",
+                       "output": [f"output {number}", "or this"][:references]} for number in range(count)],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sni(tmp_path_factory):
+    """Twelve tasks: 1 to 10 English with 30 instances, 11 French with more, 12 excluded with more, 13 the largest."""
+    folder = tmp_path_factory.mktemp("sni")
+    for number in range(1, 11):
+        write_json(folder / "tasks" / f"task{number:03d}_one.json", sni_task(30, references=2))
+    write_json(folder / "tasks" / "task011_french.json", sni_task(50, ("French",)))
+    write_json(folder / "tasks" / "task012_excluded.json", sni_task(50))
+    write_json(folder / "tasks" / "task013_large.json", sni_task(40))
+    excluded = folder / "splits" / "default" / "excluded_tasks.txt"
+    excluded.parent.mkdir(parents=True)
+    excluded.write_text("task012_excluded\n")
+    return folder
+
+
+SNI = {"train": 20, "val": 4, "test": 6}
+
+
+def test_the_rule_takes_the_ten_largest_english_tasks_that_are_not_excluded(sni):
+    found = build("sni-10", None, {"root": str(sni), **SNI})
+    assert [one.id for one in found.clients] == ["task013_large", *(f"task{number:03d}_one" for number in range(1, 10))]
+    assert found.manifest["tasks"]["task013_large"] == 40
+
+
+def test_all_references_count_and_the_first_is_learnt(sni):
+    found = build("sni-10", None, {"root": str(sni), "tasks": ["task002_one"], **SNI})
+    (one,) = found.clients
+    assert (len(one.train), len(one.val), len(one.test)) == (20, 4, 6)
+    record = one.test[0]
+    number = record["output"].split()[1]
+    assert record["references"] == [f"output {number}", "or this"]
+    assert record["instruction"] == f"Say what it is.\n\nInput: input {number}\n\nOutput:"
+
+
+def test_an_input_that_comes_twice_is_used_once(sni, tmp_path):
+    task = sni_task(20)
+    task["Instances"] += [{**one, "input": one["input"].upper()} for one in task["Instances"]]
+    write_json(tmp_path / "tasks" / "task001_twice.json", task)
+    arguments = {"root": str(tmp_path), "tasks": ["task001_twice"], "val": 0, "test": 5}
+    (one,) = build("sni-10", None, {**arguments, "train": 15}).clients
+    texts = {record["instruction"].casefold() for record in (*one.train, *one.test)}
+    assert len(texts) == 20
+    with pytest.raises(DataError, match="task001_twice: 20 different inputs are too few for 21"):
+        build("sni-10", None, {**arguments, "train": 16})
+
+
+def test_what_sni_needs_is_asked_for(sni, tmp_path):
+    with pytest.raises(ConfigError, match="tasks: has to be given with hub"):
+        build("sni-10", None, {"hub": True})
+    write_json(tmp_path / "tasks" / "task001_x.json", {"Definition": ["x"], "instances": []})
+    with pytest.raises(DataError, match=r"excluded_tasks\.txt, which says what tasks are left out"):
+        build("sni-10", None, {"root": str(tmp_path)})
+    with pytest.raises(DataError, match=r"task001_x\.json: a task must have .*; found Definition, instances, without"):
+        build("sni-10", None, {"root": str(tmp_path), "tasks": ["task001_x"]})
+
+
+def aya(count=20):
+    languages = ["English", "fr", "Standard_Arabic", "zho"]
+    return {
+        f"user{client}": [
+            {
+                "instruction": f"prompt {client} {number}",
+                "response": f"answer {number}",
+                "language": languages[number % 4],
+            }
+            for number in range(count)
+        ]
+        + [{"instruction": "x", "response": "y", "language": "Yoruba"}]
+        for client in range(38)
+    }
+
+
+def test_aya_keeps_eight_languages_and_its_newcomers_by_position(tmp_path):
+    write_json(tmp_path / "aya_38c_25k.json", aya())
+    found = build("fedaya-38", None, {"root": str(tmp_path)})
+    assert [one.id for one in found.newcomers] == [f"client-{number:02d}" for number in NEWCOMERS]
+    assert len(found.clients) == 30 and found.clients[0].info["key"] == "user0"
+    for one in (*found.clients, *found.newcomers):
+        assert (len(one.train), len(one.test)) == (16, 4)  # 80 % of the 20 that are left
+        assert {record["language"] for record in (*one.train, *one.test)} == {"en", "fr", "ar", "zh"}
+    assert found.manifest["sources"][0]["other_languages"]["user3"] == 1
+
+
+def test_aya_that_is_not_as_expected_is_refused(tmp_path):
+    path = tmp_path / "aya_38c_25k.json"
+    clients = aya()
+    write_json(path, {key: clients[key] for key in list(clients)[:37]})
+    with pytest.raises(
+        DataError, match="must be an object of 38 clients with a list of records each; found 37 entries"
+    ):
+        build("fedaya-38", None, {"root": str(tmp_path)})
+    write_json(path, {**clients, "user5": [{"instruction": "x", "response": "y", "language": "Yoruba"}]})
+    with pytest.raises(DataError, match=r"client user5: none of its 1 records is of ar, en, .*languages are Yoruba"):
+        build("fedaya-38", None, {"root": str(tmp_path)})
+    write_json(path, {**clients, "user5": [{"prompt": "x", "response": "y", "language": "en"}]})
+    with pytest.raises(
+        DataError, match="must have instruction, response and language; found prompt, response, language"
+    ):
+        build("fedaya-38", None, {"root": str(tmp_path)})
+
+
+def test_users_of_the_hubs_aya_are_the_largest_ones(tmp_path):
+    rows = [
+        {"inputs": f"p {user} {number}", "targets": "t", "language": "English", "user_id": f"u{user}"}
+        for user in range(4)
+        for number in range(5 * user)
+    ] + [{"inputs": f"{number}", "targets": "t", "language": "Yoruba", "user_id": "u9"} for number in range(40)]
+    write(tmp_path / "data" / "train.jsonl", rows)
+    found = build("aya-users", None, {"root": str(tmp_path), "clients": 2, "minimum": 10})
+    assert [one.info["user"] for one in found.clients] == ["u3", "u2"]
+    assert [len(one.train) + len(one.test) for one in found.clients] == [15, 10]
+
+
+def test_a_scenario_file_names_what_is_wrong_with_it(tmp_path):
+    path = tmp_path / "scenario.json"
+    write_json(path, [{"datasets": [{"dataset": "VSR", "subset_id": 1, "type": "open-ended"}]}])
+    with pytest.raises(DataError, match="client 0, VSR: metric must be F1 or RougeL"):
+        read_scenario(path)
