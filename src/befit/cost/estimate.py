@@ -131,7 +131,8 @@ def memory_mib(
     Activations are a rule of thumb, 34 numbers per token, layer and hidden unit and the attention matrices
     (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing.
     """
-    config = backbone.config.get_text_config()  # of the part that adapters sit on, in a model that also sees
+    whole: Any = backbone.config
+    config = whole.get_text_config()  # of the part that adapters sit on, in a model that also sees
     layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(torch, experiment.model.dtype).itemsize
