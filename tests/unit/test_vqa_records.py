@@ -174,6 +174,11 @@ def test_labels_mean_nothing(folder):
         load_files({"a": write(folder, llava("a", "b"))}, task="vqa", label_names=["a", "b"])
 
 
+def test_a_picture_alone_is_no_question(folder):
+    with pytest.raises(DataError, match=r"1.png is a file, and vqa needs a question too: .*\"question\""):
+        input_record(str(folder / "photos" / "1.png"), "vqa", {}, "here")
+
+
 def test_inputs_to_predict_from_have_the_same_spellings():
     talk = llava("<image>a", "b")["conversations"]
     expected = {"images": ["x.png"], "conversation": [{"role": "user", "content": "<image>a"}]}

@@ -125,6 +125,9 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
 
 def _vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
     """A question as the task takes it; an image is a path that counts from the current folder."""
+    if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
+        raise DataError(f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
+                        f'as {{"image": {show(value)}, "question": "What is it?"}}')  # fmt: skip
     if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
         if isinstance(value, Mapping) and "image" in value:
             return {**value, "images": [value["image"]]}
