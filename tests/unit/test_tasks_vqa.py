@@ -27,9 +27,10 @@ from befit.models.backbone import load_processor, skeleton
 from befit.site import Site
 from befit.tasks import make_task
 from befit.tasks.images import ImagePreprocessor
-from befit.tasks.vqa import as_record, squared
+from befit.tasks.vqa_examples import squared
 from befit.tasks.vqa_metrics import Answered, answered_choice, pooled_f1, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import checked_turns, dialogue
+from befit.tasks.vqa_questions import as_record
 from befit.train.persample import sample_gradients
 from befit.types import ClientInfo
 
@@ -356,10 +357,12 @@ def test_choices_are_compared_by_their_likelihood_with_the_images_in_view(backbo
     assert judge.evaluate(backbone.model, judge.prepare(records), 4, "cpu")["choice_sum"] == correct / 3
 
 
-def test_a_metric_that_no_question_has_is_refused(backbone):
+def test_a_headline_that_no_question_has_is_refused_and_another_metric_left_out(backbone):
     judge = make_task("vqa", backbone.processor, metrics=["choice_parse"], max_new_tokens=2)
-    with pytest.raises(DataError, match="asks for choice_parse, and no question here has choices"):
+    with pytest.raises(DataError, match="begins with choice_parse, and no question here has choices"):
         judge.evaluate(backbone.model, judge.prepare([record("a", "b")]), 4, "cpu")
+    beside = make_task("vqa", backbone.processor, metrics=["exact_match", "choice_parse"], max_new_tokens=2)
+    assert "choice_parse" not in beside.evaluate(backbone.model, beside.prepare([record("a", "b")]), 4, "cpu")
 
 
 # Adapters

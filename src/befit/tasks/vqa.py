@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +15,12 @@ from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options
 from befit.tasks.examples import pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.images import ImagePreprocessor, read_image
+from befit.tasks.images import read_image
 from befit.tasks.text_metrics import GENERATED
-from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
+from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, squared, stacked
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, checked_turns, dialogue
+from befit.tasks.vqa_questions import as_record, images_of, judging
 
 __all__ = ["VQA"]
 
@@ -61,12 +61,12 @@ class VQA(CausalLM):
         told = self.read(records)
         pixels = [self.pixels(record, record_name(record, row)) for row, record in enumerate(records)]
         prompts = self._prompts(records, told, pixels)
+        judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
         made = self._examples([one[:2] for one in told], pixels)
         return VqaExamples(
             made.sequences, made.lengths, prompts=prompts,  # pyright: ignore[reportArgumentType]
-            references=[_judging(record, "")["references"] for record in records],
-            options=self._choosing(records, prompts), pixels=pixels,
-            records=[_judging(record, record_name(record, row)) for row, record in enumerate(records)],
+            references=[one["references"] for one in judged], options=self._choosing(records, prompts), pixels=pixels,
+            records=judged,
         )  # fmt: skip
 
     def read(self, records: Sequence[Record]) -> list[Told]:
@@ -91,7 +91,7 @@ class VQA(CausalLM):
                     f"{where}: {len(tokens)} tokens with its images are more than {self.max_length}, and an image "
                     "cannot be cut. Raise model.max_length, or shorten the conversation"
                 )
-            _judging(record, where)
+            judging(record, where)
             cut += len(tokens) > self.max_length
             told.append((tokens[: self.max_length], labels[: self.max_length], first))
         self._tell_of_cuts(cut, len(records))
@@ -99,7 +99,7 @@ class VQA(CausalLM):
 
     def pixels(self, record: Record, where: str) -> Tensor:
         """(images, channels, height, width) float32, as the model takes them."""
-        images, wanted = _images(record, where), self.processor.images
+        images, wanted = images_of(record, where), self.processor.images
         values = torch.empty((len(images), wanted.channels, wanted.height, wanted.width))
         for number, image in enumerate(images):
             place = f"{where}, image {number + 1}"
@@ -117,9 +117,9 @@ class VQA(CausalLM):
     def compared(self, answers: Sequence[str], examples: Examples) -> dict[str, float]:
         assert isinstance(examples, VqaExamples)
         values = vqa_metrics(self._answered(answers, examples), self.generated)
-        if absent := [name for name in self.generated if name not in values]:
-            kind = "choices" if absent[0] == "choice_parse" else "open answers"
-            raise DataError(f"evaluate.metrics asks for {absent[0]}, and no question here has {kind}")
+        if self.metric in self.generated and self.metric not in values:
+            kind = "choices" if self.metric == "choice_parse" else "open answers"
+            raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
         return values
 
     def by_task(
@@ -155,7 +155,7 @@ class VQA(CausalLM):
 
     def _tell(self, record: Record, where: str) -> tuple[list[int], list[int], int | None]:
         """Tokens and labels of a whole conversation, and how many tokens stand before the first answer."""
-        turns = checked_turns(record.get("conversation"), len(_images(record, where)), where)
+        turns = checked_turns(record.get("conversation"), len(images_of(record, where)), where)
         tokens: list[int] = []
         labels: list[int] = []
         first: int | None = None
@@ -170,7 +170,7 @@ class VQA(CausalLM):
                 learnt = self._answer_tokens({"output": answer}, where)
                 tokens += learnt
                 labels += learnt
-        images = len(_images(record, where))
+        images = len(images_of(record, where))
         if tokens.count(self.processor.image_token) != images * self.processor.tokens_per_image:
             raise DataError(f"{where}: its prompt does not have a {self._image_text} for each of its {images} images: "
                             "see model.prompt and the chat template")  # fmt: skip
@@ -233,65 +233,3 @@ class VQA(CausalLM):
                 )  # fmt: skip
                 answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return answers
-
-
-def as_record(value: Any) -> Record:
-    """An input of `predict` as a record with a conversation.
-
-    >>> as_record({"images": ["a.png"], "question": "What is it?"})["conversation"]
-    [{'role': 'user', 'content': '<image>What is it?'}]
-    """
-    if isinstance(value, str):
-        value = {"question": value}
-    if not isinstance(value, Mapping) or "conversation" in value or not isinstance(value.get("question"), str):
-        return value if isinstance(value, Mapping) else {}
-    images, question = value.get("images", ()), value["question"]
-    marks = "" if MARK in question else MARK * len(images)
-    return {**value, "conversation": [{"role": "user", "content": marks + question}]}
-
-
-def _images(record: Record, where: str) -> Sequence[Any]:
-    images = record.get("images", ())
-    if not isinstance(images, (list, tuple)):
-        raise DataError(f"{where}: images must be a list, got {type(images).__name__}")
-    return images
-
-
-def _judging(record: Record, where: str) -> dict[str, Any]:
-    """What decides how the first answer is scored: task, references, choices and metric, checked."""
-    gold = record["conversation"][1]["content"]
-    form = record.get("form", "choice" if record.get("choices") else "open")
-    choices = tuple(record.get("choices") or ())
-    metric = record.get("metric") or "exact_match"
-    if form not in ("choice", "open"):
-        raise DataError(f"{where}: form must be choice or open, got {form!r}")
-    if form == "choice" and (len({one.strip() for one in choices}) < max(2, len(choices)) or gold not in choices):
-        raise DataError(f"{where}: a question with choices needs two or more different ones, among them its answer "
-                        f"{gold!r}; got {list(choices)!r}")  # fmt: skip
-    known = tuple(name for name in (*GENERATED, VQA_METRICS[1]) if name != "choice_parse")
-    if form == "open" and metric not in known:
-        raise DataError(f"{where}: metric must be one of {', '.join(known)}, got {metric!r}")
-    return {
-        "task": str(record.get("task", "")),
-        "references": tuple(record.get("references") or (gold,)),
-        "choices": choices if form == "choice" else (),
-        "metric": metric,
-    }
-
-
-def squared(image: np.ndarray, wanted: ImagePreprocessor) -> np.ndarray:
-    """Padded to a square on both sides, in the mean colour that the checkpoint's processor takes off, else black.
-
-    LLaVA does so, that nothing of an image is cropped away.
-    """
-    height, width = image.shape[:2]
-    side = max(height, width)
-    if height == width:
-        return image
-    mean = getattr(wanted.processor, "image_mean", None) if getattr(wanted.processor, "do_normalize", False) else None
-    depth = image.shape[2] if image.ndim == 3 else 1
-    colour = np.asarray(mean if mean is not None and len(mean) == depth else [np.mean(mean or 0.0)] * depth)
-    padded = np.broadcast_to(colour.astype(np.float32), (side, side, depth)).copy()
-    top, left = (side - height) // 2, (side - width) // 2
-    padded[top : top + height, left : left + width] = image.reshape(height, width, depth)
-    return padded

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from befit.tasks.base import Batch
 from befit.tasks.examples import PaddedExamples
 from befit.tasks.images import ImagePreprocessor
 
-__all__ = ["VqaExamples", "VqaProcessor", "VqaPrompt", "forward_arguments", "stacked"]
+__all__ = ["VqaExamples", "VqaProcessor", "VqaPrompt", "forward_arguments", "squared", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -76,3 +77,21 @@ def forward_arguments(values: Tensor, counts: Tensor, dtype: torch.dtype) -> dic
     of their places in the text; nothing where there are no images."""
     held = torch.arange(values.shape[1], device=counts.device) < counts[:, None]
     return {"pixel_values": values[held].to(dtype)} if held.any() else {}
+
+
+def squared(image: np.ndarray, wanted: ImagePreprocessor) -> np.ndarray:
+    """Padded to a square on both sides, in the mean colour that the checkpoint's processor takes off, else black.
+
+    LLaVA does so, that nothing of an image is cropped away.
+    """
+    height, width = image.shape[:2]
+    side = max(height, width)
+    if height == width:
+        return image
+    mean = getattr(wanted.processor, "image_mean", None) if getattr(wanted.processor, "do_normalize", False) else None
+    depth = image.shape[2] if image.ndim == 3 else 1
+    colour = np.asarray(mean if mean is not None and len(mean) == depth else [np.mean(mean or 0.0)] * depth)
+    padded = np.broadcast_to(colour.astype(np.float32), (side, side, depth)).copy()
+    top, left = (side - height) // 2, (side - width) // 2
+    padded[top : top + height, left : left + width] = image.reshape(height, width, depth)
+    return padded
