@@ -1,0 +1,120 @@
+"""HETLoRA (Cho et al. 2024): clients of different ranks in one adapter, padded with zeros and weighed by their norm."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import slot, split
+from befit.adapters.layout import lora
+from befit.adapters.lowrank import inner
+from befit.adapters.state import weighted_mean
+from befit.errors import ConfigError
+from befit.merge.merge import MergeContext
+from befit.recipe.ranked import Ranked, rank_problems
+from befit.registry import register
+from befit.train.terms import Guide, Term
+from befit.types import State, Update
+
+if TYPE_CHECKING:
+    from befit.site import Site
+    from befit.tasks.base import Batch
+
+
+@register("hetlora", title="HETLoRA", paper="arXiv:2401.06432", year=2024)
+def hetlora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    ranks: dict[str, int] | None = None,
+    decay: float = 1e-3,
+    gamma: float = 0.99,
+    prune: bool = True,
+) -> Ranked:
+    """Average zero-padded factors by the norm of their product; a client takes its first ranks and may give some up.
+
+    rank   the largest rank
+    alpha  scaling at every rank: delta = alpha / rank * B A
+    ranks  rank by pattern of client ids, such as {"phone-*": 2}; null: everybody has the largest
+    decay  eta, how much the last ranks are pulled to zero
+    gamma  share of a client's ranks that are not among the last, below 1
+    prune  give up the last ranks for good after a round in which their product became smaller
+
+    `A = sum_k p_k A_k`, `B = sum_k p_k B_k`, `p_k = ||B_k A_k||_F / sum_m ||B_m A_m||_F` over all modules; loss
+    `CE + eta ||B[:, gamma r:]|| ||A[gamma r:]||`.
+    up = down = r(d_in + d_out) per module, r the largest rank. Source: specification fedmosaic.md, section 5.
+    Deviation: the scale is the same at every rank, and arrays travel at the largest, zero beyond a client's own.
+    """
+    problems = rank_problems(ranks or {}, rank)
+    if decay < 0:
+        problems.append(f"decay: must not be negative, got {decay}")
+    if not 0 < gamma < 1:
+        problems.append(f"gamma: must be above 0 and below 1, got {gamma}")
+    if problems:
+        raise ConfigError(problems, "hetlora")
+    return Ranked(lora(rank, alpha), by_norm, ranks or {}, SelfPruning(decay, gamma, prune))
+
+
+def by_norm(updates: Sequence[Update], context: MergeContext) -> State:
+    """The mean of padded factors, weighed by the norm of each client's whole update; uniform where all are zero."""
+    norms = [_norm(update.payload.arrays) for update in updates]
+    weights = norms if sum(norms) > 0 else [1.0] * len(norms)
+    return weighted_mean((update.payload.arrays for update in updates), weights)
+
+
+def _norm(state: State) -> float:
+    """`sqrt(sum over modules of ||B A||_F^2)`."""
+    total = 0.0
+    for key, A in state.items():
+        if split(key)[2] == "A":
+            pair = state[f"{key.rpartition('/')[0]}/B"], A
+            total += max(0.0, inner(pair, pair))
+    return math.sqrt(total)
+
+
+@dataclass(frozen=True)
+class SelfPruning:
+    """Pulls the last ranks of a client to zero, and gives them up when they have begun to go."""
+
+    decay: float
+    gamma: float
+    prune: bool
+
+    def terms(self, rank: int) -> tuple[Term, ...]:
+        return (RankDecay(self._kept(rank), rank, self.decay),) if self.decay and rank > 1 else ()
+
+    def next_rank(self, rank: int, before: State, after: State) -> int:
+        if not self.prune or rank == 1:
+            return rank
+        kept = self._kept(rank)
+        return kept if float(_tail(after, kept, rank)) < float(_tail(before, kept, rank)) else rank
+
+    def _kept(self, rank: int) -> int:
+        return max(1, int(self.gamma * rank))
+
+
+@dataclass(frozen=True)
+class RankDecay:
+    """`weight * sum over modules of ||B[:, start:stop]||_F ||A[start:stop]||_F`."""
+
+    start: int
+    stop: int
+    weight: float
+
+    def bind(self, site: "Site") -> Guide:
+        leaves = site.model.leaves(slot("shared"))
+
+        def penalty(batch: "Batch", logits: Tensor) -> Tensor:
+            return self.weight * _tail(leaves, self.start, self.stop)
+
+        return penalty
+
+
+def _tail(state: State, start: int, stop: int) -> Tensor:
+    """How large the last ranks are, over all modules."""
+    return torch.stack([
+        A[start:stop].norm() * state[f"{key.rpartition('/')[0]}/B"][:, start:stop].norm()
+        for key, A in state.items() if split(key)[2] == "A"
+    ]).sum()  # fmt: skip
