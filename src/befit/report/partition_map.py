@@ -1,0 +1,88 @@
+"""Labels by client as a heat map: a picture, or a page with everything inside."""
+
+from __future__ import annotations
+
+import html
+import io
+from importlib.resources import files
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from befit.benchmarks.overview import Overview
+from befit.report.numbers import plain
+from befit.report.svg import draw
+
+__all__ = ["partition_page", "partition_png"]
+
+NAMED = 60  # rows or columns that still have room for their names
+MARKED = 12  # columns in which a cell still has room for its number
+
+
+def partition_page(seen: Overview) -> str:
+    """report-like HTML: what was divided and how, and one map each of clients and newcomers."""
+    style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
+    title = html.escape(plain(f"{seen.federation} {seen.version}"))
+    rule = seen.partition
+    facts = [f"{len(seen.clients)} clients, {len(seen.newcomers)} newcomers, {len(seen.names)} kinds of {seen.kind}"]
+    if rule:
+        facts.append(f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {rule.get('sha256')}")
+    parts = [f"<p>{html.escape(plain(one))}</p>" for one in facts]
+    for name, count in (("clients", len(seen.clients)), ("newcomers", len(seen.newcomers))):
+        if count:
+            width, height = size_of(seen, count)
+            shown = f"share of each {seen.kind} in the training data of the {name}"
+            picture = draw(f"map-{name}", shown, width, height,
+                           lambda figure, name=name: paint(figure, seen, name))  # fmt: skip
+            parts.append(f"<h2>{name.capitalize()}</h2><figure>{picture}</figure>")
+    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+            f'</head><body><main><h1>{title}</h1>{"".join(parts)}</main></body></html>\n')  # fmt: skip
+
+
+def partition_png(seen: Overview) -> bytes:
+    """The map of the clients as a picture."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        figure = Figure(figsize=size_of(seen, len(seen.clients)), layout="constrained", dpi=150)
+        paint(figure, seen, "clients")
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def size_of(seen: Overview, clients: int) -> tuple[float, float]:
+    """Width and height in inches: rows and columns that are named get room for a line of text."""
+    width = min(10.0, max(4.5, 2.5 + 0.45 * len(seen.names)))
+    return width, min(16.0, max(2.5, 1.3 + 0.24 * min(clients, NAMED)))
+
+
+def paint(figure: Figure, seen: Overview, which: str) -> None:
+    """Rows are clients, columns kinds; a cell is the share of the client's training (or, without any, test) records."""
+    holdings = seen.clients if which == "clients" else seen.newcomers
+    shares = np.zeros((len(holdings), len(seen.names)))
+    for row, one in enumerate(holdings):
+        split = "train" if one.sizes["train"] else "test"
+        for column, name in enumerate(seen.names):
+            shares[row, column] = one.counts[split].get(name, 0) / max(1, one.sizes[split])
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.grid(False)
+    axes.set_xlabel(plain(seen.kind))
+    if len(seen.names) <= NAMED:
+        axes.set_xticks(range(len(seen.names)), [plain(name) for name in seen.names], fontsize=8,
+                        rotation=90 if max(map(len, seen.names)) > 3 else 0)  # fmt: skip
+    else:
+        axes.set_xticks([])
+        axes.set_xlabel(f"{len(seen.names)} kinds of {plain(seen.kind)}")
+    if len(holdings) <= NAMED:
+        rows = [f"{plain(one.client)} ({one.sizes['train']})" for one in holdings]
+        axes.set_yticks(range(len(holdings)), rows, fontsize=8)
+    else:
+        axes.set_ylabel(f"{len(holdings)} {which}")
+    if len(seen.names) <= MARKED and len(holdings) <= NAMED:
+        for (row, column), share in np.ndenumerate(shares):
+            if share:
+                axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7,
+                          color="white" if share > 0.55 else "#123")  # fmt: skip
+    figure.colorbar(image, ax=axes, label="share of the client's training data", shrink=0.8)
