@@ -133,6 +133,11 @@ def test_clients_and_newcomers_have_their_tasks_in_order_and_their_sizes(federat
             assert [record["task"] for record in getattr(client, split)] == [task for task in stream for _ in range(60)]
         assert client.info["tasks"] == ", ".join(stream) and not client.val
         assert [one["task"] for one in federation.manifest["streams"][client.id]] == list(stream)
+    assert [client.info["style"] for client in federation.clients] == [
+        *["invert"] * 3,
+        *["rot"] * 3,
+        *["noise, plain"] * 4,
+    ]
     sizes = [client.info["size"] for client in federation.clients]
     assert [index for index, size in enumerate(sizes) if size == "small"] == list(SMALL)
 

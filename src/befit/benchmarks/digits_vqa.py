@@ -76,11 +76,14 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
         mine = dealt[index]
         kept = mine[:HELD_OUT] if val else mine[:0]
         pools = {**parts, "train": pool_of(labels, mine[len(kept) :]), "val": pool_of(labels, kept)}
-        info = {"tasks": ", ".join(tasks), "size": "small" if index in SMALL else "large"}
+        info = {"tasks": ", ".join(tasks), "style": styles(tasks), "size": "small" if index in SMALL else "large"}
         held.append(make(f"client-{index:02d}", tasks, pools, info))
     # Newcomers have no images of their own: there are none left.
     theirs = {**parts, "train": everybody, "val": everybody}
-    new = [make(task.replace("/", "."), (task,), theirs, {"tasks": task, "size": "large"}) for task in NEWCOMER_TASKS]
+    new = [
+        make(task.replace("/", "."), (task,), theirs, {"tasks": task, "style": styles([task]), "size": "large"})
+        for task in NEWCOMER_TASKS
+    ]
     public = islice(generated_records(images, pool_of(labels, BLOCKS["public"]), PUBLIC_SEED), PUBLIC)
     arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
     manifest = {
@@ -149,6 +152,14 @@ def pool_of(labels: NDArray[np.int64], indices: Sequence[int] | NDArray[np.int64
     for index in indices:
         pool.setdefault(int(labels[index]), []).append(int(index))
     return pool
+
+
+def styles(tasks: Sequence[str]) -> str:
+    """
+    >>> styles(["max/plain", "digit/noise", "count/plain"])
+    'noise, plain'
+    """
+    return ", ".join(sorted({task.split("/")[1] for task in tasks}))
 
 
 def stream_of(client: ClientData) -> list[dict[str, Any]]:
