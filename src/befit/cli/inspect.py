@@ -86,9 +86,9 @@ def methods(as_json: Json = False) -> None:
         keys = ("name", "title", "year", "paper", "summary")
         print_json([{key: getattr(entry, key) for key in keys} for entry in entries])
         return
-    rows = [(one.name, one.title, str(one.year or ""), one.paper, one.summary) for one in entries]
+    rows = [(one.name, str(one.year or ""), f"{one.title}: {one.summary}") for one in entries]
     console = screen()
-    console.print(make_table(("name", "method", "year", "paper", "what it does"), rows, wrap=4))
+    console.print(make_table(("name", "year", "what it does"), rows, wrap=2))
     console.print()
     console.print("befit explain NAME says more, with every argument.", style="dim")
 
