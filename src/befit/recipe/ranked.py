@@ -20,6 +20,7 @@ from befit.method import Deployment, Method
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.terms import Term
+from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 __all__ = ["FixedRank", "RankRule", "Ranked", "rank_of", "rank_problems", "to_rank"]
@@ -74,6 +75,9 @@ class Ranked(Method):
 
     def trainable(self) -> Selector:
         return slot("shared")
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work(("shared",), slot("shared")),)
 
     def server_init(self, site: ServerSite) -> Payload:
         return Payload(select(site.initial, slot("shared")))

@@ -22,6 +22,7 @@ from befit.rela.relevance import similarities
 from befit.rela.sketch import SKETCH, Sketch, mean_sketch
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
+from befit.train.work import Work
 from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
 
 __all__ = ["BOTH", "Mosaic", "Relevance"]
@@ -82,6 +83,13 @@ class Mosaic(Method):
 
     def trainable(self) -> Selector:
         return slot("personal", GATE)
+
+    def work(self) -> tuple[Work, ...]:
+        """Training beside the frozen mixture, and a bare pass at every `every`-th step.
+
+        That pass counts as one of the client's own model; the smallest backbone's, which it is, costs no more.
+        """
+        return (*(work for one in self.passes for work in one.work), Work((), times=1 / self.relevance.every))
 
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1
