@@ -1,0 +1,92 @@
+"""FedDAT (Chen et al. 2024): a shared adapter and a dual one, of frozen shared and personal, that teach each other."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from befit.adapters.keys import slot
+from befit.adapters.layout import lora
+from befit.errors import ConfigError
+from befit.merge.merge import Merge
+from befit.recipe.personal import Use
+from befit.recipe.recipe import Recipe
+from befit.registry import register
+from befit.train.loop import Pass
+from befit.train.terms import Guide
+from befit.train.work import Work
+
+if TYPE_CHECKING:
+    from befit.site import Site
+    from befit.tasks.base import Batch
+
+_DUAL = ("frozen", "personal")
+_HALVES = "weighted 0.5 0.5"
+
+
+@register("feddat", title="FedDAT", paper="arXiv:2308.12305", year=2024)
+def feddat(
+    rank: int = 8,
+    alpha: float = 16.0,
+    temperature: float = 2.0,
+    weights: Literal["uniform", "examples"] = "uniform",
+) -> Recipe:
+    """Two steps a batch: the shared adapter learns from the task and the dual one, the personal from task and shared.
+
+    rank         rank of the adapters
+    alpha        their scaling: delta = alpha / rank * B A
+    temperature  T of the distillation in both directions
+    weights      how the server averages: "uniform" or "examples"
+
+    Dual output `(h_frozen + h_personal) / 2`, frozen the shared adapter as received. `loss_shared = (CE(shared) +
+    KL_T(dual -> shared)) / 2`, `loss_personal = (CE(dual) + KL_T(shared -> dual)) / 2`, teachers without gradient,
+    `KL_T(t -> s) = T^2 mean KL(softmax(t / T) || softmax(s / T))` over the positions of the task's loss.
+    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: what is deployed
+    is the dual adapter with the newest shared one.
+    """
+    if not temperature > 0:
+        raise ConfigError([f"temperature: must be positive, got {temperature}"], "feddat")
+    return Recipe(
+        layout=lora(rank, alpha, slots=("shared", *_DUAL)),
+        passes=(
+            Pass(slot("shared"), ("shared",), (Learn(_DUAL, _HALVES, temperature),), name="shared"),
+            Pass(
+                slot("personal"), _DUAL, (Learn(("shared",), "sum", temperature),), mixer=_HALVES, name="personal",
+                keep_optimiser=True,
+            ),
+        ),
+        share=slot("shared"),
+        merge=Merge(weights),
+        start=("shared", "frozen"),
+        use=Use(("shared", "personal"), _HALVES),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Added to the task's loss, makes it `(task + KL_T(teacher -> own)) / 2`.
+
+    slots, mixer  the teacher; it gets no gradient and no dropout
+    """
+
+    slots: tuple[str, ...]
+    mixer: str
+    temperature: float
+
+    @property
+    def work(self) -> tuple[Work, ...]:
+        return (Work(self.slots),)
+
+    def bind(self, site: "Site") -> Guide:
+        def halves(batch: "Batch", logits: Tensor) -> Tensor:
+            model, T = site.model, self.temperature
+            with torch.no_grad(), model.training(False), model.active(*self.slots, mixer=self.mixer):
+                teacher, _ = site.task.judged(site.logits(batch), batch)
+            own, _ = site.task.judged(logits, batch)
+            student = (own.float() / T).log_softmax(-1)
+            kl = F.kl_div(student, (teacher.float() / T).log_softmax(-1), reduction="batchmean", log_target=True)
+            return (T**2 * kl - site.task.loss(logits, batch)) / 2
+
+        return halves

@@ -1,0 +1,97 @@
+"""FedDAT's two losses (FedMosaic specification, section 5; property 14)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conftest import assert_same, make_site, random_state
+
+from befit.adapters.keys import select, slot
+from befit.adapters.state import rename
+from befit.errors import ConfigError
+from befit.methods.feddat import Learn
+from befit.recipe.recipe import Recipe
+from befit.registry import build_method
+from befit.site import Site
+from befit.types import Payload, Tick
+
+HALVES = "weighted 0.5 0.5"
+AT = Tick("federate", 1, 2, 0)
+
+
+def method() -> Recipe:
+    made = build_method({"name": "feddat", "rank": 2})
+    assert isinstance(made, Recipe)
+    return made
+
+
+def objective(site: Site, active: tuple[str, ...], mixer: str, term: Learn) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a pass minimises on a batch, and the task's loss alone."""
+    batch = site.examples("train").batch(range(5))
+    with site.model.active(*active, mixer=mixer):
+        logits = site.logits(batch)
+        task = site.task.loss(logits, batch)
+        return task + term.bind(site)(batch, logits), task
+
+
+def test_both_losses_are_half_the_task_and_half_the_divergence(kind: str) -> None:
+    """`KL_T(t -> s) = T^2 mean sum p_t (log p_t - log p_s)` from the probabilities themselves, T = 2."""
+    site = make_site(kind, method().layout)
+    site.model.load(random_state(site.model))
+    batch = site.examples("train").batch(range(5))
+    with torch.no_grad():
+        with site.model.active("shared"):
+            w, _ = site.task.judged(site.logits(batch), batch)
+        with site.model.active("frozen", "personal", mixer=HALVES):
+            dual, _ = site.task.judged(site.logits(batch), batch)
+    first, second = method().passes
+    for one, student, teacher in ((first, w, dual), (second, dual, w)):
+        (term,) = one.terms
+        assert isinstance(term, Learn)
+        p, q = ((z.double() / 2).softmax(-1) for z in (teacher, student))
+        kl = 4 * (p * (p / q).log()).sum(-1).mean()
+        with torch.no_grad():
+            found, task = objective(site, one.active, one.mixer, term)
+        assert float(found) == pytest.approx((float(task) + float(kl)) / 2, rel=1e-4)
+        assert float(kl) > 1e-3
+
+
+def test_equal_adapters_have_nothing_to_teach_each_other(kind: str) -> None:
+    site = make_site(kind, method().layout)
+    one = select(random_state(site.model), slot("shared"))
+    site.model.load({**one, **rename(one, "frozen"), **rename(one, "personal")})
+    for part in method().passes:
+        (term,) = part.terms
+        assert isinstance(term, Learn)
+        with torch.no_grad():
+            found, task = objective(site, part.active, part.mixer, term)
+        assert float(found) == pytest.approx(float(task) / 2, rel=1e-4)
+
+
+def test_a_teacher_gets_no_gradient() -> None:
+    site = make_site("llama", method().layout)
+    site.model.load(random_state(site.model))
+    term = Learn(("shared",), "sum", 2.0)
+    with site.model.trainable(slot("shared", "personal")):
+        found, _ = objective(site, ("frozen", "personal"), HALVES, term)
+        site.model.zero_gradients()
+        found.backward()
+    gradients = {key: leaf.grad for key, leaf in site.model.leaves(slot("shared", "personal")).items()}
+    assert all(bool(grad.any()) == key.startswith("personal") for key, grad in gradients.items() if grad is not None)
+
+
+def test_a_round_starts_the_frozen_copy_from_the_download_and_only_the_shared_adapter_leaves() -> None:
+    site = make_site("llama", method().layout)
+    received = Payload(select(random_state(site.model), slot("shared")))
+    memory, reply = method().client_update(Payload(), received, site, AT)
+    assert_same(site.model.dump(slot("frozen")), rename(received.arrays, "frozen"))
+    assert {key.partition("/")[0] for key in reply.arrays} == {"shared"}
+    assert {key.partition("/")[0] for key in memory.arrays} >= {"personal"}
+    deployed = method().deploy(memory, received, site)
+    assert deployed.slots == ("shared", "personal") and deployed.mixer == HALVES
+    assert_same(select(deployed.arrays, slot("shared")), received.arrays)
+
+
+def test_a_temperature_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"temperature: must be positive, got 0\.0"):
+        build_method({"name": "feddat", "temperature": 0.0})
