@@ -49,8 +49,8 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
 
 
 def deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run: all but where and how often it is saved."""
-    return {key: value for key, value in values.items() if key not in ("checkpoint", "name")}
+    """What decides the numbers of a run: all but where and how often it is saved, and who is told."""
+    return {key: value for key, value in values.items() if key not in ("checkpoint", "name", "trackers")}
 
 
 @contextlib.contextmanager

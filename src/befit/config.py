@@ -276,6 +276,7 @@ class Experiment:
     wire        how arrays travel
     guard       when a reply is refused
     checkpoint  how often a run is saved
+    trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
     """
 
     name: str
@@ -294,6 +295,7 @@ class Experiment:
     wire: WireSettings = field(default_factory=WireSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    trackers: list[str] = field(default_factory=list[str])
 
 
 def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:

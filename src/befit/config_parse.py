@@ -29,6 +29,7 @@ def _between(low: float, high: float) -> Rule:
     return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
 RULES: Mapping[str, Rule] = {
     "name": Rule(
@@ -71,6 +72,7 @@ RULES: Mapping[str, Rule] = {
     "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
     "guard.max_bytes": POSITIVE,
     "checkpoint.every_s": _at_least(0),
+    "trackers": Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}"),
 }
 
 

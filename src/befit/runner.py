@@ -14,7 +14,7 @@ import torch
 
 from befit.benchmarks.base import ClientData
 from befit.claim import check_directory, environment, free_directory, identify, locked
-from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names
+from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names, to_dict
 from befit.deployed import export, predict, write_client
 from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
@@ -32,6 +32,7 @@ from befit.pool import PoolEngine
 from befit.registry import build_method
 from befit.rundir import RunDirectory
 from befit.storage import read_json, write_json
+from befit.trackers import check_trackers, tracked
 from befit.types import Payload, Stage, Tick
 
 _LOG = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ def run(
     NotEnoughReplies when too many clients failed.
     """
     experiment = resolve_model(load_experiment(config))
+    check_trackers(experiment.trackers)
     if experiment.engine.kind != "local" and engines is None:
         raise ConfigError([f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
                            "makes what Flower runs; engine.kind=local does the same run on this machine"])  # fmt: skip
@@ -105,7 +107,10 @@ def run(
         raise ConfigError(problems)
     from befit.report import write_report
 
-    with locked(path), threads(pick_threads(host)):
+    with (
+        locked(path), threads(pick_threads(host)),
+        tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
+    ):  # fmt: skip
         identify(path, host)
         write_json(path / "env.json", environment(host))
         baselines = {
@@ -309,4 +314,5 @@ def add_groups(
 def shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
-    return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings())
+    return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings(),
+                   trackers=[])  # fmt: skip
