@@ -58,7 +58,10 @@ class Paired:
                     _inputs(one, batch, modules, rows)
                     for one, batch, modules, rows in zip((self.pivot, self.other), both, names, groups, strict=True)
                 ]
-                yield {site: (seen[0][mine], seen[1][theirs]) for site, (mine, theirs) in self.modules.items()}
+                yield {
+                    site: (seen[0][mine], seen[1][theirs].to(seen[0][mine].device))
+                    for site, (mine, theirs) in self.modules.items()
+                }
 
     def digest(self) -> str:
         """SHA-256 of the pivot's view of the public records."""
@@ -84,7 +87,7 @@ def paired_sites(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[
 
 @torch.no_grad()
 def _inputs(one: Backbone, batch: Batch, modules: Sequence[str], rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Inputs of these modules in one forward pass, as (n, d) of the matched tokens."""
+    """Inputs of these modules in one forward pass, as (n, d) of the matched tokens, on the model's device."""
     model = one.model
     with model.training(False), model.active(), _collecting(model, modules, rows) as seen:
         one.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})

@@ -92,7 +92,11 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     Streams over the public records: a batch of activations and the sums of the sites are held, never more.
     """
     first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
-    A_i, A_0 = _of(pivot, first, "A"), _of(start, second, "A")
+    device = paired.pivot.model.device  # where the sums are made too
+    A_i, A_0 = (
+        {site: A.to(device) for site, A in _of(basis, modules, "A").items()}
+        for basis, modules in ((pivot, first), (start, second))
+    )
     records = len(paired.examples[0])
     samples = records if settings.samples is None else min(records, settings.samples)
     draw = derive_seed(seed, "public records")
@@ -110,7 +114,7 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     report = losses.means()
     arrays: State = {}
     for site, name in second.items():
-        T, correlations = turn(sums[site], settings.ridge, settings.tie)
+        T, correlations = turn(sums[site].cpu(), settings.ridge, settings.tie)
         B = start[join(BASIS, name, "B")].double() @ T
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
@@ -120,7 +124,7 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
                          "speeds, and align.finish: polar would make them equal", site, condition)  # fmt: skip
         report[site] |= {"correlation": float(correlations.mean()), "condition": condition,
                          "tokens": float(sums[site].count)}  # fmt: skip
-        arrays |= {join(BASIS, name, "A"): A_j[site], join(BASIS, name, "B"): B.float().contiguous()}
+        arrays |= {join(BASIS, name, "A"): A_j[site].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
     return Aligned(arrays, report)
 
 

@@ -39,6 +39,10 @@ class UpSums:
         return UpSums(self.count + other.count, self.z_i + other.z_i, self.z_j + other.z_j,
                       self.S_ii + other.S_ii, self.S_jj + other.S_jj, self.S_ji + other.S_ji)  # fmt: skip
 
+    def cpu(self) -> UpSums:
+        sums = (self.z_i, self.z_j, self.S_ii, self.S_jj, self.S_ji)
+        return UpSums(self.count, *(value.cpu() for value in sums))
+
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
         """`Zc_i^T Zc_i`, `Zc_j^T Zc_j` and `Zc_j^T Zc_i`, all (r, r), of columns less their means."""
         n = self.count
