@@ -86,7 +86,7 @@ def methods(as_json: Json = False) -> None:
         keys = ("name", "title", "year", "paper", "summary")
         print_json([{key: getattr(entry, key) for key in keys} for entry in entries])
         return
-    rows = [(one.name, str(one.year or ""), f"{one.title}: {one.summary}") for one in entries]
+    rows = [(one.name, str(one.year or ""), f"{one.title}: {one.summary} {one.paper}".strip()) for one in entries]
     console = screen()
     console.print(make_table(("name", "year", "what it does"), rows, wrap=2))
     console.print()
