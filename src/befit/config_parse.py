@@ -29,6 +29,7 @@ def _between(low: float, high: float) -> Rule:
     return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
 
 
+BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
 RULES: Mapping[str, Rule] = {
@@ -289,7 +290,11 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
     def resolve(path: str) -> str:
         return str((folder / Path(path).expanduser()).resolve())
 
-    model, data = experiment.model, experiment.data
+    model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
+    if benchmark is not None:
+        given = benchmark.arguments
+        paths = {key: resolve(given[key]) for key in BENCHMARK_PATHS if isinstance(given.get(key), str) and given[key]}
+        benchmark = replace(benchmark, arguments={**given, **paths})
 
     def place(model: ModelSettings) -> ModelSettings:
         here = "/" in model.id and (folder / model.id / "config.json").is_file()
@@ -307,7 +312,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
             }
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers))
-    return replace(experiment, model=place(model), data=data, families=families)
+    return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families)
 
 
 _PARAMETERS = parameters_of(Experiment)

@@ -9,6 +9,7 @@ from befit.benchmarks.papers.assemble import content_hash, digest, ordered
 from befit.benchmarks.papers.source import Place, Source, read_split, split_files
 from befit.benchmarks.readers import read_rows
 from befit.benchmarks.registry import build, get, names
+from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
 
 SOURCE = Source("someone/set", "MIT", config="plain", revision="abc123")
@@ -107,3 +108,13 @@ def test_the_order_of_rows_is_that_of_their_content(tmp_path):
     again, same = ordered(read_rows(write(tmp_path / "2.jsonl", rows[::-1]), ()), ("a", "b"))
     assert [row.values for row in first] == [row.values for row in again] and sha256 == same
     assert content_hash([digest({"a": "x"})]) != content_hash([digest({"a": "X"})])
+
+
+def test_a_root_in_a_configuration_counts_from_its_folder(tmp_path):
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "run.yaml"
+    path.write_text("{benchmark: {name: drake, root: ../data, scenario: mine.json}, method: fedit}\n")
+    found = load_experiment(path).benchmark
+    assert found is not None and found.arguments["root"] == str(tmp_path / "data")
+    assert found.arguments["scenario"] == str(tmp_path / "configs" / "mine.json")
+    assert load_experiment({"benchmark": "drake", "method": "fedit"}).benchmark.arguments["root"] == ""
