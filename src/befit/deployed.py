@@ -25,10 +25,16 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
     """The client's model in its folder: a PEFT checkpoint, and the deployment in full for `predict`."""
     backbone = host.backbone_of(client)
     note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
+    base = family_experiment(host.experiment, backbone.name).model.id
     write_adapter(
-        folder / "adapter", deployed, backbone.model, base=family_experiment(host.experiment, backbone.name).model.id,
-        task=host.federation.task, note=note, label_names=host.federation.label_names,
+        folder / "adapter", deployed, backbone.model, base=base, task=host.federation.task, note=note,
+        label_names=host.federation.label_names,
     )  # fmt: skip
+    for name, other in deployed.others.items():
+        write_adapter(
+            folder / f"adapter-{name}", other, backbone.model, base=base, task=host.federation.task,
+            note=f"{note} With the budget {name}.", label_names=host.federation.label_names,
+        )  # fmt: skip
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
     atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from befit.adapters.keys import EVERYTHING, Selector
@@ -56,11 +56,16 @@ __all__ = ["Deployment", "Exchange", "Method", "Personal"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """The model a client would use now: values of the active slots, and how they are put together."""
+    """The model a client would use now: values of the active slots, and how they are put together.
+
+    others  what it could use in its place, such as one adapter for each of several budgets, by a name that a metric can
+            end with; the model itself may be among them
+    """
 
     arrays: State
     slots: tuple[str, ...]
     mixer: str = "sum"
+    others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
 
 
 class Exchange(ABC):

@@ -57,6 +57,8 @@ def score(
 
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
             headline over those clients is the metric `others` (FedMosaic specification, section 6)
+
+    What a deployment has beside itself is measured too, by its headline: `accuracy r4`.
     """
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
@@ -72,6 +74,12 @@ def score(
             ]
             if found:
                 metrics["others"] = sum(found) / len(found)
+    for name, other in deployed.others.items():
+        site.model.reset()
+        site.model.load(other.arrays)
+        with site.model.active(*other.slots, mixer=other.mixer):
+            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
+        metrics[f"{site.task.metric} {name}"] = found[site.task.metric]
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -142,7 +142,11 @@ def test_everything_that_a_method_says_it_trains_changes(name: str, play: Play, 
     ):
         for state in states:
             seen |= {key for key in trained & state.keys() if not torch.equal(state[key], initial[key])}
-    assert seen == trained
+    # A budget of ranks leaves modules out: nobody has an adapter there, and everywhere else somebody's changes.
+    held = [memory.arrays for memory in outcome.memories().values() if memory]
+    chosen = {key.removesuffix("lambda") for state in held for key, value in state.items() if value.any()}
+    left_out = {key.removesuffix("lambda") for key in initial if key.endswith("/lambda")} - chosen
+    assert seen == {key for key in trained if f"{key.rpartition('/')[0]}/" not in left_out}
 
 
 @EVERY_METHOD

@@ -62,8 +62,10 @@ def write_adapter(
             " It has biases beside its low-rank updates (lora_bias), which PEFT applies but merges only into modules "
             "that have a bias of their own."
         )
-    ranks = {name: len(tensors[f"{_PREFIX}{path}.lora_A.weight"]) for name, path in model.paths.items()
-             if name in model.shapes.targets}  # fmt: skip
+    weights_A = {name: f"{_PREFIX}{model.paths[name]}.lora_A.weight" for name in model.shapes.targets}
+    ranks = {name: len(tensors[key]) for name, key in weights_A.items() if key in tensors}
+    if not ranks:
+        raise ModelError(f"not writing {folder}: no module has a rank, and PEFT holds no adapter without one")
     other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
     heads = _saved_modules(arrays, slots, model)
     tensors = {**_head_tensors(heads, model), **tensors, **biases}
@@ -76,7 +78,7 @@ def write_adapter(
         r=slot.rank,
         use_rslora=slot.rslora,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
-        target_modules=[model.paths[name] for name in model.shapes.targets],
+        target_modules=[model.paths[name] for name in ranks],
         modules_to_save=heads or None,
         fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
         lora_dropout=0.0,
@@ -101,10 +103,12 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     pairs = {
         name: [slot.form.low_rank(_arrays_of(arrays, slot, name)) for slot in slots] for name in model.shapes.targets
     }
-    rank = max(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values())
+    rank = max(1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values()))
     folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
     tensors: State = {}
     for name, factors in pairs.items():
+        if not sum(len(A) for _, A in factors):
+            continue  # a module without ranks has no adapter
         sums: dict[int, tuple[Tensor, Tensor]] = {}
         for slot, weight, (B, A) in zip(slots, weights(name), factors, strict=True):
             B = B * (weight * (slot.scale / folded.scale))

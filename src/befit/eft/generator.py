@@ -96,7 +96,7 @@ def fit(
         optimiser.zero_grad()
         gap.backward()
         optimiser.step()
-        gaps.append(float(gap))
+        gaps.append(float(gap.detach()))
     with torch.no_grad():
         gaps.append(float((generate(trained, features) - target).abs().sum()))
     return {key: value.detach() for key, value in trained.items()}, gaps

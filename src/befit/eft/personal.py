@@ -24,10 +24,8 @@ WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
 def budgeted_layout(rank_init: int, scale: float, clamped: bool, extras: tuple[Extra, ...] = ()) -> Layout:
     """The slot of the budgeted adapter and that of the scales, which has A and B of the former."""
     alpha = scale * rank_init
-    return Layout(
-        (Slot(BUDGETED, rank_init, alpha, form=Budgeted()), Slot(SCALES, rank_init, alpha, form=Scales(clamped=clamped))),
-        extras=extras,
-    )  # fmt: skip
+    adapter = Slot(BUDGETED, rank_init, alpha, form=Budgeted())
+    return Layout((adapter, Slot(SCALES, rank_init, alpha, form=Scales(clamped=clamped))), extras=extras)
 
 
 @dataclass(frozen=True)

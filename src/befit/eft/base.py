@@ -1,0 +1,149 @@
+"""Personalising what another method made: its stages first, then one in which each client fixes its model as it is.
+
+What the other method keeps, at the server and at the clients, stands in our memories under names marked "base@".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from befit.adapters.bayestune import BUDGETED, SCALES
+from befit.adapters.keys import slot_of
+from befit.adapters.layout import Layout
+from befit.eft.generator import GENERATOR
+from befit.errors import ConfigError
+from befit.families import join, part
+from befit.method import Exchange, Method, Personal
+from befit.site import ServerSite, Site
+from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
+
+__all__ = ["base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
+
+BASE, FIXED = "base", "fixed"
+_SLOTS = "fixed@slots"
+_OURS = (BUDGETED, SCALES, GENERATOR)
+
+
+def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
+    """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base."""
+    if block is None:
+        return None
+    from befit.registry import check_method
+
+    _, method, problems = check_method(block, "base")
+    if method is None:
+        raise ConfigError(problems, owner)
+    if clash := {stage.name for stage in method.plan()} & set(taken):
+        raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
+                           "other"], owner)  # fmt: skip
+    return method
+
+
+def with_layout(layout: Layout, base: Method | None) -> Layout:
+    """Our slots and extras after those of the base."""
+    if base is None:
+        return layout
+    return replace(base.layout, slots=base.layout.slots + layout.slots, extras=base.layout.extras + layout.extras)
+
+
+def with_base(ours: Payload, base: Payload | None) -> Payload:
+    """One memory from the base's and ours."""
+    if base is None:
+        return ours
+    marked = join({BASE: base})
+    return Payload({**marked.arrays, **ours.arrays}, {**marked.scalars, **ours.scalars})
+
+
+def own(memory: Payload) -> Payload:
+    """What a memory holds beside the base's."""
+    return Payload(
+        {key: value for key, value in memory.arrays.items() if not key.startswith(f"{BASE}@")},
+        {key: value for key, value in memory.scalars.items() if not key.startswith(f"{BASE}@")},
+    )
+
+
+def base_stages(base: Method | None) -> list[Stage]:
+    """The base's stages, and a personal one that fixes its result."""
+    if base is None:
+        return []
+    stages = [replace(stage, exchange=_OfBase(stage.exchange)) for stage in base.plan()]
+    return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
+
+
+def base_slots(client: Payload) -> tuple[str, ...]:
+    """The slots of the model that the client fixed; none without a base."""
+    found = client.scalars.get(_SLOTS, [])
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+
+
+def fixed(client: Payload) -> State:
+    """The values of those slots."""
+    return part(client, FIXED).arrays
+
+
+def load_base(client: Payload, site: Site) -> tuple[str, ...]:
+    """Put the fixed model into the site's; returns its slots."""
+    site.model.load(fixed(client))
+    return base_slots(client)
+
+
+@dataclass(frozen=True)
+class _OfBase(Exchange):
+    """A stage of the base on its part of the memories."""
+
+    exchange: Exchange
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.exchange.dispatch(part(server, BASE), client, at)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
+        return with_base(own(client), memory), reply
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        return with_base(own(server), self.exchange.aggregate(part(server, BASE), updates, site, at))
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.exchange.uplink(stage, _specs(specs))
+
+    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
+        return self.exchange.uplink_numbers(stage)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.exchange.downlink(stage, _specs(specs))
+
+
+@dataclass(frozen=True)
+class _Fix(Personal):
+    """The client takes what the base would deploy and keeps it, frozen."""
+
+    method: Method
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.method.dispatch(part(server, BASE), client, at)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.method.downlink(stage, _specs(specs))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        deployed = self.method.deploy(part(client, BASE), _of(received), site)
+        if deployed.mixer != "sum":
+            raise ConfigError([f"base: it mixes its slots by {deployed.mixer!r}, and only sums can be personalised on "
+                               "top; take a base that deploys one adapter"])  # fmt: skip
+        held = join({FIXED: Payload(deployed.arrays)}).arrays
+        slots: list[str] = list(deployed.slots)
+        return Payload({**client.arrays, **held}, {**client.scalars, _SLOTS: slots}), Payload()
+
+
+def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The arrays of the base alone."""
+    return {key: spec for key, spec in specs.items() if slot_of(key) not in _OURS}
+
+
+def _of(received: Payload) -> Payload:
+    """What arrived for the base: a download for several stages holds our generator too."""
+    return Payload(
+        {key: value for key, value in received.arrays.items() if slot_of(key) not in _OURS}, received.scalars
+    )

@@ -1,0 +1,155 @@
+"""FedP2EFT (Lee et al. 2025): the federation learns to say which ranks a client should get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from befit.adapters.keys import Selector, select, slot
+from befit.adapters.layout import Layout
+from befit.adapters.state import weighted_mean
+from befit.eft.base import base_slots, base_stages, load_base, make_base, with_base, with_layout
+from befit.eft.generator import GENERATOR, Generator, fit, generate
+from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
+from befit.eft.search import Prior, Search, search
+from befit.eft.stages import FineTune, Predict, deploy_budgets, features_of, generator_of, load_scales, only_generator
+from befit.errors import ConfigError
+from befit.method import Deployment, Method
+from befit.registry import register
+from befit.site import ServerSite, Site
+from befit.train.work import Work
+from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
+
+_STAGES = ("base", "generate", "scales", "budget")
+
+
+@register("fedp2eft", title="FedP2EFT", paper="arXiv:2502.04387", year=2025)
+@dataclass(frozen=True)
+class FedP2EFT(Method):
+    """Federate a generator of rank scales; each client then keeps a budget's worth of its own and trains those.
+
+    rank             r of the budget: r L ranks for L target modules, anywhere in the model
+    budgets          further values of r, trained and scored beside `rank` from the same scales
+    rank_max         largest r that is meant; scales are learnt for 2 rank_max ranks per module
+    parameters       the client's own limit in trained numbers of A and B, in place of rank
+    megabytes        the same limit in 10^6 bytes of float32
+    base             block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
+    scale            s of delta = s B diag(lambda) A, whatever rank a module ends with
+    epochs           passes over the client's examples, in a round's search and in the training; null: train.max_steps
+    lr_lambda        learning rate of the scales (Adam)
+    alpha_s          weight of the prior that ties a scale to its column of B
+    alpha_p          weight of the prior that keeps scales small
+    prior            "simplified" as in the paper's experiments, or "exact"
+    clip             largest gradient norm of A and B in the search; 0 does not clip
+    generator_lr     Adam's rate for the generator
+    generator_steps  its steps per round
+    mask_padding     leave padding out of the features, which makes them independent of batches
+    weights          how the server averages: "examples" (the paper) or "uniform"
+    preset           "parity" does what the released code does where it differs
+
+    A round: `lambda = generator(features)`, BayesTune-LoRA from there, then the generator's L1 distance to what that
+    found is lowered. At the end: the r L largest of `generator(features)` are kept, frozen, and A and B trained.
+    up = down = 8 M^2 + 4 M (2 rank_max L + 1) + 2 rank_max L + 1 for M linear modules, L of them adapted; the generator
+    once more at the end. Adapters, scales and features never leave a client. Source: specification fedp2eft.md.
+    """
+
+    rank: int = 8
+    budgets: tuple[int, ...] = ()
+    rank_max: int = 16
+    parameters: int | None = None
+    megabytes: float | None = None
+    base: dict[str, Any] | None = None
+    scale: float = 2.0
+    epochs: int | None = None
+    lr_lambda: float = 1e-2
+    alpha_s: float = 1e2
+    alpha_p: float = 1e-2
+    prior: Literal["simplified", "exact"] = "simplified"
+    clip: float = 1.0
+    generator_lr: float = 1e-4
+    generator_steps: int = 10
+    mask_padding: bool = False
+    weights: Literal["examples", "uniform"] = "examples"
+    preset: Literal["recommended", "parity"] = "recommended"
+    layout: Layout = field(init=False)
+    kept: Budgets = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
+
+    def __post_init__(self) -> None:
+        problems = [f"generator_steps: must be at least 1, got {self.generator_steps}"] * (self.generator_steps < 1)
+        problems += [f"generator_lr: must be positive, got {self.generator_lr}"] * (not self.generator_lr > 0)
+        if problems:
+            raise ConfigError(problems, "fedp2eft")
+        kept = make_budgets("fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes)
+        before = make_base(self.base, _STAGES, "fedp2eft")
+        wide = 2 * self.rank_max
+        layout = budgeted_layout(wide, self.scale, self.preset != "parity", (Generator(wide),))
+        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "before", before)
+        object.__setattr__(self, "layout", with_layout(layout, before))
+        object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+
+    def plan(self) -> Sequence[Stage]:
+        return [
+            *base_stages(self.before),
+            Stage("generate", self),
+            Stage("scales", Predict(self.mask_padding), 1, uplink=False),
+            Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
+        ]
+
+    def describe(self) -> dict[str, object]:
+        generator = str(slot(GENERATOR))
+        base = "" if self.before is None else " + the base's"
+        return {**super().describe(), "up": generator, "down": generator, "trained": str(self.trainable()),
+                "deployed": f"budgeted{base}"}  # fmt: skip
+
+    def trainable(self) -> Selector:
+        ours = WEIGHTS | slot(GENERATOR)
+        return ours if self.before is None else self.before.trainable() | ours
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work(("search",), WEIGHTS),)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        generator = Payload(select(site.initial, slot(GENERATOR)))
+        return with_base(generator, None if self.before is None else self.before.server_init(site))
+
+    def client_init(self, site: Site) -> Payload:
+        return with_base(Payload(), None if self.before is None else self.before.client_init(site))
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return only_generator(specs) if stage.uplink else {}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return only_generator(specs)
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(select(server.arrays, slot(GENERATOR)) if at.stage == "generate" else {})
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        load_base(client, site)
+        seen, kept = features_of(client, site, self.mask_padding)
+        generator = generator_of(received)
+        with torch.no_grad():
+            load_scales(site, generate(generator, seen).view(len(site.model.shapes.targets), -1))
+        target = search(site, at, self._search(), steps_for(site, self.epochs), base_slots(client))
+        generator, gaps = fit(generator, seen, target.flatten(), self.generator_steps, self.generator_lr)
+        site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
+        return Payload({**client.arrays, **kept}, client.scalars), Payload(generator)
+
+    def _search(self) -> Search:
+        parity = self.preset == "parity"
+        prior = Prior(self.alpha_s, self.alpha_p, self.prior)
+        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity)
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
+        mean = weighted_mean((update.payload.arrays for update in updates), weights)
+        return Payload({**server.arrays, **mean}, server.scalars)
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return deploy_budgets(client, site, self.kept)
