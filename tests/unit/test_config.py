@@ -111,7 +111,7 @@ def test_every_mistake_is_named_at_once():
         ("name=../up", "name: must be a folder's name"),
         ("method=", "method: is required"),
         ("method=[fedit]", "method: must be a method's name or a mapping"),
-        ("method.rank=0", "method: "),
+        ("method.rank=0", "method.rank: must be 1 or more"),
         ("baselines=local", "baselines: must be a list of methods"),
         ("baselines=[fedit]", "baselines.0: fedit is the method itself"),
         ("baselines=[local, local]", "baselines.1: the same as baselines.0"),
