@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -199,6 +200,8 @@ def _argument_table(parameters: tuple[Parameter, ...], title: str) -> Any:
 
 
 def _default_text(parameter: Parameter) -> str:
+    if dataclasses.is_dataclass(parameter.default):  # which in full would leave no room for the meanings
+        return "its defaults"
     return "required" if parameter.default is REQUIRED else show(plain(parameter.default))
 
 
