@@ -17,7 +17,8 @@ from befit.adapters.model import AdaptedModel
 from befit.adapters.pq import BASIS
 from befit.adapters.state import specs_of
 from befit.config import TrainSettings
-from befit.errors import ConfigError, ModelError, NotTrained
+from befit.engine.guard import check_declared
+from befit.errors import ConfigError, ModelError, NotTrained, PayloadMismatch
 from befit.method import Method
 from befit.registry import build_method
 from befit.rela.bank import absorb, described
@@ -241,6 +242,18 @@ def test_the_frozen_factors_of_a_pq_site_are_refused_by_the_bank() -> None:
     smuggled = {**update.payload.arrays, "personal/block.00.q_proj/A": torch.ones(4, 16)}
     with pytest.raises(AssertionError, match="nobody's to send"):
         absorb(federation.server, [replace(update, payload=Payload(smuggled))])
+
+
+def test_a_gradient_of_another_model_is_refused_by_its_shape() -> None:
+    """The large model's last projection has 24 x 32 entries, of which 307 would travel; all have to send 153."""
+    federation = start("rela")
+    _, update = federation.update("b", 1)
+    stage = federation.method.plan()[0]
+    declared = federation.method.uplink(stage, specs_of(federation.server_site.starts[LARGE]))
+    check_declared("b", update.payload, declared, ())
+    other = {**update.payload.arrays, SKETCH: torch.zeros(307)}
+    with pytest.raises(PayloadMismatch, match=r"client b sent sketch/last/gradient with shape \(307,\).*\(153,\)"):
+        check_declared("b", Payload(other), declared, ())
 
 
 def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:
