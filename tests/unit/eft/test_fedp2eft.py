@@ -1,0 +1,187 @@
+"""FedP2EFT and BayesTune-LoRA as runs: what travels, what stays, budgets from one training, bases, PEFT checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import tiny_model
+from tests.unit.methods.federation import Clients
+
+from befit.adapters.bayestune import BUDGETED, LOW, SCALES
+from befit.adapters.keys import select, slot
+from befit.adapters.peft_io import write_adapter
+from befit.eft.generator import GENERATOR
+from befit.engine.local import LocalEngine
+from befit.errors import ConfigError
+from befit.federate import final_download
+from befit.methods.bayestune import BayesTune
+from befit.methods.fedp2eft import FedP2EFT
+from befit.registry import build_method
+from befit.serve import deployment, score
+from befit.storage import read_json
+from befit.types import Tick
+
+# PEFT asks transformers for it.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+SMALL: dict[str, Any] = {"rank": 2, "rank_max": 4}
+
+
+def ended(clients: Clients, method: Any, server: Any, client: str, rounds: int = 2) -> tuple[Any, Any]:
+    at = Tick("budget", rounds, rounds, 0)
+    received = final_download(method, server, clients.sites[client].info, at)
+    return received, at
+
+
+def test_a_round_sends_the_generator_and_nothing_else_and_leaves_the_stored_one_alone() -> None:
+    method = FedP2EFT(**SMALL)
+    clients = Clients(method)
+    weights = {key: value.clone() for key, value in clients.model.backbone.state_dict().items()}
+    server = clients.run()
+    assert not clients.notes.failures
+    for sent in clients.uploads(1, "generate").values():
+        assert sent and all(key.startswith(f"{GENERATOR}/") for key in sent)
+    assert all(torch.equal(value, weights[key]) for key, value in clients.model.backbone.state_dict().items())
+    assert server.arrays.keys() == select(clients.initial, slot(GENERATOR)).keys()
+    assert all(
+        u.report["gap_after"] < u.report["gap_before"] for at, u in clients.notes.updates if at.stage == "generate"
+    )
+
+
+def test_the_server_averages_by_examples() -> None:
+    """Clients of 6, 9 and 12 examples: (6 a + 9 b + 12 c) / 27."""
+    clients = Clients(FedP2EFT(**SMALL))
+    server = clients.run(rounds=1)
+    sent = clients.uploads(1, "generate")
+    for key, value in server.arrays.items():
+        expected = (6 * sent["a"][key] + 9 * sent["b"][key] + 12 * sent["c"][key]) / 27
+        assert torch.allclose(value, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [FedP2EFT(**SMALL, budgets=(1, 2, 4)), BayesTune(**SMALL, budgets=(1, 2, 4))])
+def test_all_budgets_come_from_one_set_of_scales_and_nest(method: Any) -> None:
+    clients = Clients(method)
+    server = clients.run()
+    memory, modules = clients.memory("a"), len(clients.model.shapes.targets)
+    assert sum(key.startswith("scales/") for key in memory.arrays) == 1
+    ranks: dict[int, dict[str, torch.Tensor]] = {}
+    for name, r in method.kept.names.items():
+        ranks[r] = {key.split("/")[1]: value for key, value in memory.arrays.items()
+                    if key.startswith(f"{name}/") and key.endswith("/lambda")}  # fmt: skip
+        assert sum(int((value != 0).sum()) for value in ranks[r].values()) == r * modules
+    for less, more in ((1, 2), (2, 4)):
+        assert all(bool((ranks[more][name] != 0)[value != 0].all()) for name, value in ranks[less].items())
+    assert not any(key.startswith("optimiser:") for key in memory.arrays)  # after the last round nothing goes on
+    received, at = ended(clients, method, server, "a")
+    found = score(method, clients.fresh("a"), clients.store, received, at, 2, "test", 8).metrics
+    assert {"accuracy", "accuracy r1", "accuracy r2", "accuracy r4"} <= found.keys()
+    assert found["accuracy"] == found["accuracy r2"]
+
+
+def test_training_a_budget_leaves_its_scales_as_they_were() -> None:
+    method = BayesTune(**SMALL)
+    clients = Clients(method)
+    clients.run()
+    memory = clients.memory("b")
+    scales = memory.arrays["scales/all/lambda"]
+    for row, name in zip(scales, clients.model.shapes.targets, strict=True):
+        kept = memory.arrays[f"{BUDGETED}/{name}/lambda"]
+        assert torch.equal(kept[kept != 0], row[kept != 0])
+    assert bool((scales >= LOW).all()) and float(scales.std()) > 0
+
+
+def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -> None:
+    """A rank of a 16 x 16 module takes 32 numbers: 100 parameters are three ranks."""
+    clients = Clients(BayesTune(**SMALL, parameters=100))
+    clients.run()
+    sizes = [value.numel() for key, value in clients.memory("a").arrays.items()
+             if key.startswith(f"{BUDGETED}/") and key.endswith(("/A", "/B"))]  # fmt: skip
+    assert sum(sizes) == 96
+    refused = Clients(BayesTune(**SMALL, parameters=10))
+    with pytest.raises(Exception, match=r"10 parameters holds no rank|clients|replies"):
+        refused.run()
+
+
+@pytest.mark.parametrize("name", ["fedit", "local", "ditto"])
+def test_a_base_stays_as_it_was_deployed_beneath_the_budget(name: str) -> None:
+    method = FedP2EFT(**SMALL, base={"name": name, "rank": 2})
+    clients = Clients(method)
+    server = clients.run()
+    assert not clients.notes.failures
+    alone = build_method({"name": name, "rank": 2})
+    others = Clients(alone)
+    end = others.run()
+    stage = alone.plan()[-1]
+    at = Tick(stage.name, 2, 2, 0)
+    received = final_download(alone, end, others.sites["a"].info, at)
+    expected = deployment(alone, others.fresh("a"), others.store, received, at, 2)
+    received, at = ended(clients, method, server, "a")
+    found = deployment(method, clients.fresh("a"), clients.store, received, at, 2)
+    assert found.slots == (*expected.slots, BUDGETED)
+    for key, value in expected.arrays.items():
+        assert torch.equal(found.arrays[key], value), key
+
+
+@pytest.mark.parametrize("kind", ["vit", "llama"])
+def test_the_checkpoint_gives_the_same_logits_in_PEFT_with_ranks_by_module(kind: str, tmp_path: Path) -> None:
+    import peft
+
+    method = BayesTune(rank=1, rank_max=4)
+    clients = Clients(method, kind=kind)
+    server = clients.run()
+    received, at = ended(clients, method, server, "a")
+    found = deployment(method, clients.fresh("a"), clients.store, received, at, 2)
+    task = "causal-lm" if kind == "llama" else "image-classification"
+    write_adapter(tmp_path / "adapter", found, clients.model, base="tiny", task=task)
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    modules = len(clients.model.shapes.targets)
+    own = [config["rank_pattern"].get(path, config["r"]) for path in config["target_modules"]]
+    assert sum(own) == modules and len(own) <= modules  # r L = 1 L, and no module of rank zero
+    site = clients.fresh("a")
+    batch = site.examples("test").batch(torch.arange(4))
+    site.model.load(found.arrays)
+    with torch.no_grad(), site.model.active(*found.slots):
+        ours = site.logits(batch)
+        loaded = peft.PeftModel.from_pretrained(tiny_model(kind), str(tmp_path / "adapter")).eval()
+        theirs = site.task.logits(loaded, batch)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone() -> None:
+    method = FedP2EFT(**SMALL)
+    clients = Clients(method)
+    info = clients.infos[2]
+    clients.engine = LocalEngine(method, clients.infos[:2], clients.site, clients.store, clients.outbound)
+    server = clients.run()
+    site, memory = clients.fresh(info.id), method.client_init(clients.fresh(info.id))
+    assert clients.store.load(info.id) is None
+    for stage in method.plan()[1:]:
+        at = Tick(stage.name, 1, 1, 0)
+        site.model.reset()
+        received = stage.exchange.dispatch(server, info, at)
+        memory, reply = stage.exchange.client_update(memory, received, site, at)
+        assert not reply.arrays
+    site.model.reset()
+    deployed = method.deploy(memory, received, site)
+    kept = [int((value != 0).sum()) for key, value in deployed.arrays.items() if key.endswith("/lambda")]
+    assert sum(kept) == 2 * len(clients.model.shapes.targets)
+    assert SCALES not in {key.partition("/")[0] for key in deployed.arrays}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rank": 9, "rank_max": 4}, "rank: must be from 1 to 2"),
+        ({"budgets": (2, 40)}, "budgets: must be from 1"),
+        ({"parameters": 5, "megabytes": 1.0}, "two ways"),
+        ({"megabytes": -1.0}, "megabytes: must be positive"),
+        ({"base": {"name": "fedid"}}, "fedit"),
+        ({"base": {"name": "fedp2eft"}}, "has a stage"),
+        ({"generator_steps": 0}, "generator_steps"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        FedP2EFT(**arguments)

@@ -1,0 +1,119 @@
+"""Features and the generator against specification fedp2eft.md, sections 3.1 to 3.3 and 9.4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.conftest import make_site, random_state
+from torch import nn
+
+from befit.adapters.bayestune import LOW
+from befit.adapters.keys import select, slot
+from befit.adapters.layout import Layout
+from befit.eft.features import Moments, features, linears
+from befit.eft.generator import GENERATOR, Generator, fit, generate, generator_parameters
+from befit.eft.personal import budgeted_layout
+
+
+def test_pooled_moments_equal_those_of_everything_at_once() -> None:
+    values = torch.randn(37, dtype=torch.float64) * 3 + 5
+    moments = Moments()
+    for piece in values.split([1, 20, 16]):
+        moments.add(piece)
+    assert float(moments.mean) == pytest.approx(float(values.mean()), rel=1e-12)
+    assert float(moments.variance) == pytest.approx(float(values.var()), rel=1e-12)
+
+
+def test_features_are_mean_and_spread_of_every_linear_input() -> None:
+    """Against one pass over all images with the inputs kept: 2M numbers, interleaved, in the order of the modules."""
+    site = make_site("vit")
+    modules = linears(site.model.backbone)
+    inputs: dict[str, torch.Tensor] = {}
+
+    def watch(path: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def see(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            inputs[path] = given[0].detach()
+
+        return see
+
+    handles = [module.register_forward_pre_hook(watch(path)) for path, module in modules.items()]
+    with torch.no_grad():
+        site.logits(site.examples("train").batch(torch.arange(12)))
+    for handle in handles:
+        handle.remove()
+    found = features(site)
+    expected = [number for h in inputs.values() for number in (h.mean(), (h.var() + 1e-5).sqrt())]
+    assert found.shape == (2 * len(modules),) and len(modules) == site.model.shapes.linears
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "llama"])
+def test_features_do_not_depend_on_batches_or_on_what_adapters_hold(kind: str) -> None:
+    site = make_site(kind)
+    masked = kind == "bert"  # texts are padded to the longest of a batch
+    found = features(site, mask_padding=masked)
+    site.model.load(random_state(site.model))
+    assert torch.equal(features(site, mask_padding=masked), found)
+    other = features(site, mask_padding=masked, batch_size=5)
+    # The pooler and the classifier see one vector per text, and are the same either way.
+    assert torch.allclose(other, found, atol=1e-5)
+
+
+def test_features_of_a_language_model_ignore_answers() -> None:
+    site = make_site("llama")
+    found = features(site)
+    examples = site.examples("train")
+
+    class Other:
+        def __len__(self) -> int:
+            return len(examples)
+
+        def batch(self, indices: torch.Tensor) -> dict[str, torch.Tensor]:
+            batch = dict(examples.batch(indices))
+            answers = batch["labels"] != -100
+            batch["input_ids"] = torch.where(answers, 7, batch["input_ids"])
+            return batch
+
+    assert torch.allclose(features(replace(site, examples=lambda split: Other())), found, atol=1e-6)
+
+
+def new_generator(kind: str = "vit"):
+    site = make_site(kind, Layout(budgeted_layout(8, 2.0, True).slots, extras=(Generator(8),)), targets="all")
+    return site, select(site.model.dump(slot(GENERATOR)), slot(GENERATOR))
+
+
+def test_a_new_generator_says_the_lower_bound_of_everything_and_has_the_stated_size() -> None:
+    site, state = new_generator()
+    M, L = site.model.shapes.linears, len(site.model.shapes.targets)
+    assert sum(value.numel() for value in state.values()) == generator_parameters(M, L, 8)
+    out = generate(state, torch.randn(2 * M))
+    assert out.shape == (8 * L,) and bool((out >= LOW).all()) and float((out - 1e-4).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("linears", "modules", "rank", "numbers"),
+    [(74, 74, 32, 747_401), (197, 196, 32, 5_259_869), (169, 168, 32, 3_868_717), (74, 74, 16, 395_753),
+     (197, 196, 16, 2_785_565)],
+)  # fmt: skip
+def test_generators_of_the_papers_models_have_the_sizes_of_section_8(
+    linears: int, modules: int, rank: int, numbers: int
+) -> None:
+    assert generator_parameters(linears, modules, rank) == numbers
+
+
+def test_fitting_lowers_the_gap_and_moves_outputs_that_sit_at_the_clamp() -> None:
+    site, state = new_generator()
+    seen = features(site)
+    state = {**state, f"{GENERATOR}/second/b": torch.full_like(state[f"{GENERATOR}/second/b"], -1.0)}
+    start = {key: value.clone() for key, value in state.items()}
+    assert bool((generate(state, seen) == LOW).all())  # every output is clamped
+    target = torch.full((len(state[f"{GENERATOR}/second/b"]),), 0.5)
+    new, gaps = fit(state, seen, target, steps=40, lr=0.05)
+    assert gaps[-1] < gaps[0] and len(gaps) == 41
+    assert all(torch.equal(state[key], start[key]) for key in start)
+    assert not torch.equal(new[f"{GENERATOR}/second/b"], start[f"{GENERATOR}/second/b"])
+    fresh, shorter = fit(start, seen, torch.full_like(target, 1e-4), 10, 1e-4)
+    assert shorter[0] == pytest.approx(0, abs=1e-6) and fresh.keys() == start.keys()
