@@ -7,7 +7,7 @@ Specification fedmosaic.md, section 3.2. X_i (n, d_i) and X_j (n, d_j) are input
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from befit.adapters.pq import polar
 from befit.align.features import Pairs
 
-__all__ = ["DownSums", "closed_form", "regulariser", "site_losses", "train_down"]
+__all__ = ["DownSums", "closed_form", "project", "regulariser", "site_losses", "train_down"]
 
 
 def regulariser(A: Tensor) -> Tensor:
@@ -65,12 +65,11 @@ class DownSums:
     C_jj: dict[str, Tensor] = field(default_factory=dict)
     C_ji: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, pairs: Pairs, pivot: Mapping[str, Tensor], chosen: Callable[[str], bool] = lambda site: True) -> None:
+    def add(self, pairs: Pairs, pivot: Mapping[str, Tensor]) -> None:
         for site, (X_i, X_j) in pairs.items():
-            if chosen(site):
-                own, common = X_j.T @ X_j, X_j.T @ (X_i @ pivot[site].T)
-                self.C_jj[site] = self.C_jj[site] + own if site in self.C_jj else own
-                self.C_ji[site] = self.C_ji[site] + common if site in self.C_ji else common
+            own, common = X_j.T @ X_j, X_j.T @ (X_i @ pivot[site].T)
+            self.C_jj[site] = self.C_jj[site] + own if site in self.C_jj else own
+            self.C_ji[site] = self.C_ji[site] + common if site in self.C_ji else common
 
 
 def closed_form(C_jj: Tensor, C_ji: Tensor, ridge: float = 1e-6) -> Tensor:

@@ -22,7 +22,7 @@ from befit.seeds import derive_seed
 from befit.site import ServerSite
 from befit.types import State
 
-__all__ = ["Aligned", "align", "aligned_bases"]
+__all__ = ["Aligned", "align", "align_or_load", "aligned_bases"]
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from befit.align.features import Pairs
 from befit.errors import DataError
 
-__all__ = ["UpSums", "turn"]
+__all__ = ["UpSums", "add_batch", "turn"]
 
 
 @dataclass
