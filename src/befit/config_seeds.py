@@ -17,13 +17,17 @@ def seeded(experiment: Experiment, seeds: Sequence[int] | None) -> list[Experime
 
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """The experiment with one seed for adapters, cohorts and batches, and for a benchmark's partition if it has one."""
+    """The experiment with one seed for adapters, cohorts and batches, and for a benchmark's partition if that has one.
+
+    The benchmarks of the papers keep theirs, since their seeds of training and of the partition are independent.
+    """
     made = replace(experiment, federation=replace(experiment.federation, seed=seed))
     if made.benchmark is not None:
         from befit.benchmarks.registry import get
         from befit.schema import parameters_of
 
-        if "seed" in {parameter.name for parameter in parameters_of(get(made.benchmark.name).build)}:
+        entry = get(made.benchmark.name)
+        if entry.seeded and "seed" in {parameter.name for parameter in parameters_of(entry.build)}:
             arguments = {**made.benchmark.arguments, "seed": seed}
             made = replace(made, benchmark=replace(made.benchmark, arguments=arguments))
     return made

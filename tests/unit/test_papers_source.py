@@ -10,6 +10,7 @@ from befit.benchmarks.papers.source import Place, Source, read_split, split_file
 from befit.benchmarks.readers import read_rows
 from befit.benchmarks.registry import build, get, names
 from befit.config import load_experiment
+from befit.config_seeds import with_seed
 from befit.errors import ConfigError, DataError
 
 SOURCE = Source("someone/set", "MIT", config="plain", revision="abc123")
@@ -118,3 +119,11 @@ def test_a_root_in_a_configuration_counts_from_its_folder(tmp_path):
     assert found is not None and found.arguments["root"] == str(tmp_path / "data")
     assert found.arguments["scenario"] == str(tmp_path / "configs" / "mine.json")
     assert load_experiment({"benchmark": "drake", "method": "fedit"}).benchmark.arguments["root"] == ""
+
+
+def test_seeds_of_a_comparison_leave_the_papers_partitions_alone():
+    kept, changed = ({"benchmark": {"name": name, "seed": 7}, "method": "fedit"} for name in ("xnli-600", "digits"))
+    seeds = [with_seed(load_experiment(one), 52) for one in (kept, changed)]
+    assert [one.federation.seed for one in seeds] == [52, 52]
+    assert [one.benchmark.arguments["seed"] for one in seeds if one.benchmark] == [7, 52]
+    assert not any(get(name).seeded for name in papers())

@@ -23,6 +23,7 @@ class Benchmark:
 
     default_model  the backbone it uses unless a configuration names another
     families       backbones of some of its clients, by a pattern such as size=small, in that case too
+    seeded         whether the seeds of a comparison are its seed too; those of the papers have one partition for all
     """
 
     name: str
@@ -32,18 +33,26 @@ class Benchmark:
     task: str
     build: Builder
     families: Mapping[str, str] = field(default_factory=dict[str, str])
+    seeded: bool = True
 
 
 _BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(
-    name: str, version: str, *, summary: str, default_model: str, task: str, families: Mapping[str, str] | None = None
+    name: str,
+    version: str,
+    *,
+    summary: str,
+    default_model: str,
+    task: str,
+    families: Mapping[str, str] | None = None,
+    seeded: bool = True,
 ) -> Callable[[Builder], Builder]:
     """Enter a function under `name`."""
 
     def enter(builder: Builder) -> Builder:
-        _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder, families or {})
+        _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder, families or {}, seeded)
         return builder
 
     return enter

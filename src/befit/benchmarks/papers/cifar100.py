@@ -50,6 +50,7 @@ Pixels = NDArray[np.uint8]
     summary="CIFAR-100, ten clients with skewed labels (Potara); needs the data",
     default_model="google/vit-base-patch16-224-in21k",
     task="image-classification",
+    seeded=False,
 )
 def cifar100_10(
     root: str = "", hub: bool = False, alpha: float = 0.5, rounding: Rounding = "remainder",
@@ -79,6 +80,7 @@ def cifar100_10(
     summary="CIFAR-100, twenty clients with skewed labels (Potara); needs the data",
     default_model="google/vit-base-patch16-224-in21k",
     task="image-classification",
+    seeded=False,
 )
 def cifar100_20(
     root: str = "", hub: bool = False, alpha: float = 0.5, rounding: Rounding = "remainder",

@@ -29,6 +29,7 @@ Answers = Literal["sentence", "name"]
     summary="ARC, BoolQ, HellaSwag, OpenBookQA, PIQA, SIQA, WinoGrande, one client each (Potara); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
 )
 def commonsense_8(
     root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,
@@ -58,6 +59,7 @@ def commonsense_8(
     summary="The eight data sets of commonsense-8 with two clients each (Potara); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
 )
 def commonsense_16(
     root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,

@@ -41,6 +41,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     summary="38 annotators of Aya, 30 clients and 8 newcomers, eight languages (FedP2EFT); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
 )
 def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Federation:
     """The clients of the file in its order; those of eight languages are kept, 80 % of each client train.
@@ -145,6 +146,7 @@ def check_fraction(test_fraction: float) -> None:
     summary="Annotators of the Aya data set as clients: as fedaya-38, but not the same 38; needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
 )
 def aya_users(
     root: str = "", hub: bool = False, clients: int = 30, minimum: int = 100, test_fraction: float = 0.2,

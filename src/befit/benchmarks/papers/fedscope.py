@@ -43,6 +43,7 @@ Pools = dict[str, list[dict[str, Any]]]
     summary="GSM8K, Dolly by category, Rosetta Code by language: five clients (FedMosaic); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
     families={"size=small": "meta-llama/Llama-3.2-3B-Instruct", "size=large": "meta-llama/Llama-3.1-8B-Instruct"},
 )
 def fedscope_5(

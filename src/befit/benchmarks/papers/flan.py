@@ -44,6 +44,7 @@ RUN = 8  # words in a row that two records share for their questions to count as
     summary="Eight tasks of FLAN, one client each (Potara); needs the data",
     default_model="Qwen/Qwen3-4B-Instruct-2507",
     task="causal-lm",
+    seeded=False,
 )
 def flan_8(
     root: str = "", hub: bool = False, train: int = 2000, val: int = 100, test: int = 300,
@@ -166,6 +167,7 @@ def by_group(known: Sequence[Sequence[int]], sizes: Mapping[str, int], seed: int
     summary="The first set of eight FLAN tasks of FedDPA's release, one client each; needs the data",
     default_model="Qwen/Qwen3-4B-Instruct-2507",
     task="causal-lm",
+    seeded=False,
 )
 def flan_feddpa_1(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> Federation:
     """Eight files of training records, and one file with the tests of all tasks.
@@ -183,6 +185,7 @@ def flan_feddpa_1(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> 
     summary="The second set of eight FLAN tasks of FedDPA's release, one client each; needs the data",
     default_model="Qwen/Qwen3-4B-Instruct-2507",
     task="causal-lm",
+    seeded=False,
 )
 def flan_feddpa_2(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> Federation:
     """As `flan-feddpa-1`, of the other set.

@@ -37,6 +37,7 @@ AYA_SMALL = {2, 4, 6, 7}
     summary="Eight clients of four languages each in a field of knowledge (FedMosaic); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
     families=SIZES,
 )
 def fedaya_8(root: str = "", seed: int = 42) -> Federation:
@@ -56,6 +57,7 @@ def fedaya_8(root: str = "", seed: int = 42) -> Federation:
     summary="52 clients of two tasks each: FLAN, Aya by topic, users of a chatbot (FedMosaic); needs the data",
     default_model="meta-llama/Llama-3.2-3B-Instruct",
     task="causal-lm",
+    seeded=False,
     families=SIZES,
 )
 def fed_llm_large_52(root: str = "", seed: int = 42) -> Federation:

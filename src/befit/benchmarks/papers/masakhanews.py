@@ -31,6 +31,7 @@ FIELDS = ("headline_text", "label")
     summary="News topics in 16 languages, 160 clients and 160 newcomers of all sizes (FedP2EFT); needs the data",
     default_model="google-bert/bert-base-multilingual-cased",
     task="text-classification",
+    seeded=False,
 )
 def masakhanews_320(
     root: str = "", hub: bool = False, clients: int = 10, alpha: float = 0.5, seed: int = 42,

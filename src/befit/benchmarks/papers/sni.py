@@ -39,6 +39,7 @@ TASK_FIELDS = ("Definition", "Input_language", "Output_language", "Categories", 
     summary="The ten largest English tasks of Super-NaturalInstructions, one client each; needs the data",
     default_model="meta-llama/Llama-3.2-1B",
     task="causal-lm",
+    seeded=False,
 )
 def sni_10(
     root: str = "", hub: bool = False, tasks: list[str] | None = None, one_per_category: bool = False,

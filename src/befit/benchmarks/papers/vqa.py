@@ -47,6 +47,7 @@ MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/lla
     summary="40 tasks about one and more images, ten clients, seven newcomers (FedMosaic); needs the data",
     default_model="thkim0305/llama3.2_3B_vl",
     task="vqa",
+    seeded=False,
     families=MODELS,
 )
 def drake(
@@ -75,6 +76,7 @@ def drake(
     summary="36 tasks about images, nine clients (FedMosaic); needs the data",
     default_model="thkim0305/llama3.2_3B_vl",
     task="vqa",
+    seeded=False,
     families=MODELS,
 )
 def hflb(

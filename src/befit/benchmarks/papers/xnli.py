@@ -35,6 +35,7 @@ FIELDS = ("premise", "hypothesis", "label")
     summary="XNLI in 15 languages, 300 clients and 300 newcomers with skewed labels (FedP2EFT); needs the data",
     default_model="google-bert/bert-base-multilingual-cased",
     task="text-classification",
+    seeded=False,
 )
 def xnli_600(
     root: str = "", hub: bool = False, clients: int = 20, train: int = 2000, test: int = 500, alpha: float = 0.5,
