@@ -25,6 +25,7 @@ from befit.config import Experiment, load_experiment, to_dict
 from befit.engine.store import ClientStore
 from befit.engine.wire import cast, from_bytes, to_bytes
 from befit.errors import RunError
+from befit.families import join, part
 from befit.ledger import Outbound
 from befit.method import Deployment
 from befit.types import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
@@ -97,7 +98,12 @@ class PoolEngine:
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
-        return Deployment(arrays, tuple(header["slots"]), header["mixer"])
+        others = {
+            name: Deployment(part(Payload(arrays), name).arrays, tuple(one["slots"]), one["mixer"])
+            for name, one in header["others"].items()
+        }
+        own = {key: value for key, value in arrays.items() if "@" not in key}
+        return Deployment(own, tuple(header["slots"]), header["mixer"], others)
 
     def _failure(self, fields: dict[str, Any]) -> Failure:
         failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
@@ -262,7 +268,10 @@ def _answer(
     request = Payload(arrays, header["scalars"])
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
-        return {"slots": list(deployed.slots), "mixer": deployed.mixer}, deployed.arrays
+        others = {name: {"slots": list(one.slots), "mixer": one.mixer} for name, one in deployed.others.items()}
+        marked = join({name: Payload(one.arrays) for name, one in deployed.others.items()})
+        header = {"slots": list(deployed.slots), "mixer": deployed.mixer, "others": others}
+        return header, {**deployed.arrays, **marked.arrays}
     replies = engine.exchange({client: request}, at) if do == "exchange" else None
     (reply,) = replies or engine.score({client: request}, at, header["split"])
     if isinstance(reply, Failure):
