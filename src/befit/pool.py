@@ -269,7 +269,11 @@ def _answer(
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
         others = {name: {"slots": list(one.slots), "mixer": one.mixer} for name, one in deployed.others.items()}
-        marked = join({name: Payload(one.arrays) for name, one in deployed.others.items()})
+        # Copies: others can hold the same tensors, and a message holds every tensor once.
+        copies = {
+            name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
+        }
+        marked = join({name: Payload(arrays) for name, arrays in copies.items()})
         header = {"slots": list(deployed.slots), "mixer": deployed.mixer, "others": others}
         return header, {**deployed.arrays, **marked.arrays}
     replies = engine.exchange({client: request}, at) if do == "exchange" else None
