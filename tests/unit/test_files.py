@@ -403,7 +403,11 @@ def test_a_bad_line_is_named_with_file_line_field_and_value(tmp_path: Path, line
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read"),
         ("a.parquet", b"no parquet", "a.parquet cannot be read as Parquet"),
         ("a.xlsx", b"PK", "a.xlsx is of no kind that is read here"),
-        ("a.csv", b"text,label\nx,0,1", "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3"),
+        (
+            "a.csv",
+            b"text,label\nx,0,1",
+            "a.csv cannot be read as CSV: CSV parse error: Row #2: Expected 2 columns, got 3",
+        ),
         ("a.csv", b"text;label\nx;0", "a.csv: its first line is 'text;label'; values are separated by ',' here"),
         ("a.csv", b"text,label\n\xff,0", "a.csv cannot be read as CSV: In CSV column #0"),
         ("a.csv", b"text,text\nx,0", "a.csv has two columns of one name"),

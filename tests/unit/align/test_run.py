@@ -69,7 +69,9 @@ def test_what_a_site_sees_is_the_input_of_its_bare_module(federation: Federation
     assert len(found["1.down_proj"][0]) == int(batch["attention_mask"].sum())
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "train", "lr": 0.01, "epochs": 6, "batch_size": 4}], ids=["closed", "train"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"method": "train", "lr": 0.01, "epochs": 6, "batch_size": 4}], ids=["closed", "train"]
+)
 def test_aligned_models_see_public_tokens_more_alike(federation: Federation, settings: dict[str, Any]) -> None:
     """At every site before the projection, and on average after it, which discards the scale that L2 found."""
     report = aligned(federation, **settings).report
