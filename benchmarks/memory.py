@@ -81,9 +81,9 @@ def main() -> None:
     publish(
         "memory",
         "Memory",
-        "Peak resident memory of the whole process; growth per client from the size above (at 64 clients mostly buffers "
-        "that are filled once); what a client keeps: its adapter and optimiser between rounds, and with its prepared "
-        "examples.",
+        "Peak resident memory of the whole process; growth per client from the size above (at 64 clients mostly "
+        "buffers that are filled once); what a client keeps: its adapter and optimiser between rounds, and with its "
+        "prepared examples.",
         ["method", "store", "clients", "peak (MiB)", "growth per client (KiB)", "stored state (KiB)",
          "state and examples (KiB)"],
         rows,

@@ -56,7 +56,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
             nonlocal steps
             steps += 1
             if steps == budget.max_steps and make.client == "client-01":  # type: ignore[attr-defined]
-                for parameter in parameters:
+                for parameter in (one for group in optimiser.param_groups for one in group["params"]):
                     parameter.grad.fill_(float("nan"))
             return original(*arguments, **options)
 
@@ -221,7 +221,7 @@ def test_replayed_stages_take_the_configurations_rounds(play: Play, host: Host) 
         ({"name": "potara", "rounds_local": 0}, "at least one round"),
         ({"name": "local", "rounds": -3}, "at least one round"),
         ({"name": "ditto", "mu": -1.0}, "mu: must not be negative"),
-        ({"name": "fedit", "rank": 0}, "rank must be at least 1"),
+        ({"name": "fedit", "rank": 0}, "rank: must be 1 or more"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_before_a_run(block: dict[str, Any], problem: str) -> None:
