@@ -208,7 +208,8 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
 
     Key "" holds the client's own weight, for arrays that the statistics leave out, such as a task head.
     """
-    variances = moments.variances(stage.damping, stage.correlation, stage.center, stage.rho_shrink)
+    rho = moments.shrunk(stage.correlation, stage.center, stage.rho_shrink)
+    variances = moments.variances(stage.damping, rho=rho)
     a, b, c = variances.traces()
     w, degenerate = closed_form_weight(a, b, c)
     weights: dict[str, Tensor | float] = {"": w}
@@ -234,6 +235,5 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
             if delta == stage.damping.size:
                 numbers[name] = w
                 continue
-            other = moments.variances(damping, stage.correlation, stage.center, stage.rho_shrink)
-            numbers[name] = closed_form_weight(*other.traces())[0]
+            numbers[name] = closed_form_weight(*moments.variances(damping, rho=rho).traces())[0]
     return weights, numbers

@@ -104,10 +104,21 @@ class PairedFisher:
         rho = covariance / torch.sqrt((var_f * var_l).clamp_min(1e-300))
         return torch.where(varies, rho, torch.zeros_like(rho))
 
+    def shrunk(self, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0) -> Tensor:
+        """The correlation that `variances` takes: soft-thresholded by `rho_shrink / sqrt(count)`, or zero without."""
+        if not correlation:
+            return torch.zeros_like(self.sums[0])
+        rho = self.correlation(center)
+        return rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0) if rho_shrink else rho
+
     def variances(
-        self, damping: Damping, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0
-    ) -> Variances:
-        """Damped variances and the cross-covariance `clip(rho sqrt(v_f v_l), 0, min(v_f, v_l))` (eq. 20, 58)."""
+        self, damping: Damping, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0,
+        rho: Tensor | None = None,
+    ) -> Variances:  # fmt: skip
+        """Damped variances and the cross-covariance `clip(rho sqrt(v_f v_l), 0, min(v_f, v_l))` (eq. 20, 58).
+
+        rho  what `shrunk` gave for the three arguments before it, which does not depend on the damping
+        """
         F_f, F_l = self.fisher
         alive = (F_f > 0).logical_or(F_l > 0) if damping.drop_dead else torch.ones_like(F_f, dtype=torch.bool)
         if damping.kind == "quantile":
@@ -122,17 +133,16 @@ class PairedFisher:
         # A coordinate without gradient has no variance of its own either: out of all sums when dropped.
         v_f = torch.where(alive, 1 / D_f.clamp_min(1e-300), torch.zeros_like(F_f))
         v_l = torch.where(alive, 1 / D_l.clamp_min(1e-300), torch.zeros_like(F_l))
-        rho = self.correlation(center) if correlation else torch.zeros_like(F_f)
-        if rho_shrink:
-            rho = rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0)
+        rho = self.shrunk(correlation, center, rho_shrink) if rho is None else rho
         raw = rho * v_f.sqrt() * v_l.sqrt()  # v_f * v_l may overflow where nothing is dropped
         ceiling = torch.minimum(v_f, v_l)
-        kept = max(1, int(alive.sum()))
-        counts = {
-            "dead_share": 1 - float(alive.double().mean()) if len(alive) else 0.0,
-            "damped_share": float(damped[:, alive].double().mean()) if int(alive.sum()) else 0.0,
-            "rho_clipped_low": float((raw[alive] < 0).sum()) / kept,
-            "rho_clipped_high": float((raw[alive] > ceiling[alive]).sum()) / kept,
+        living = int(alive.sum())
+        kept = max(1, living)
+        counts = {  # of what is dropped, raw and ceiling are zero
+            "dead_share": 1 - living / len(alive) if len(alive) else 0.0,
+            "damped_share": int(damped.logical_and(alive).sum()) / (2 * living) if living else 0.0,
+            "rho_clipped_low": int((raw < 0).sum()) / kept,
+            "rho_clipped_high": int((raw > ceiling).sum()) / kept,
         }
         return Variances(self.spans, v_f, v_l, torch.minimum(raw.clamp_min(0), ceiling), counts)
 
