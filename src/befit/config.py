@@ -116,16 +116,17 @@ class AdapterSettings:
 class TrainSettings:
     """Local training in one round.
 
-    max_steps     mini-batch steps per round
-    batch_size    examples per step
-    lr            learning rate
-    weight_decay  decoupled (adamw) or L2 (sgd)
-    optimiser     adamw or sgd
-    betas         decay of adamw's two running averages
-    momentum      of sgd
-    grad_clip     largest gradient norm; 0 does not clip
-    schedule      course of the learning rate over all rounds of a stage
-    warmup_steps  steps in which it first rises
+    max_steps      mini-batch steps per round
+    batch_size     examples per step
+    lr             learning rate
+    weight_decay   decoupled (adamw) or L2 (sgd)
+    optimiser      adamw or sgd
+    betas          decay of adamw's two running averages
+    momentum       of sgd
+    grad_clip      largest gradient norm; 0 does not clip
+    schedule       course of the learning rate
+    schedule_over  stage: once over all rounds of a stage; round: anew in every round, warm-up included
+    warmup_steps   steps in which it first rises
     """
 
     max_steps: int = 5
@@ -137,6 +138,7 @@ class TrainSettings:
     momentum: float = 0.0
     grad_clip: float = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule_over: Literal["stage", "round"] = "stage"
     warmup_steps: int = 0
 
 

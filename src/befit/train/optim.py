@@ -32,13 +32,16 @@ def make_optimiser(
 def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
     """Rate at `step` (from 0) of this round; a schedule runs over all rounds of the stage, with linear warm-up first.
 
-    >>> from types import SimpleNamespace
-    >>> budget = SimpleNamespace(lr=1.0, schedule="linear", warmup_steps=0, max_steps=5)
+    With `schedule_over: round` every round goes through all of it.
+
+    >>> from befit.config import TrainSettings
+    >>> budget = TrainSettings(lr=1.0, schedule="linear", max_steps=5)
     >>> [learning_rate(budget, step, Tick("federate", 2, 2, 0)) for step in (0, 4)]
     [0.5, 0.1]
     """
-    total = at.rounds * budget.max_steps
-    now = (at.round - 1) * budget.max_steps + step
+    rounds, before = (at.rounds, at.round - 1) if budget.schedule_over == "stage" else (1, 0)
+    total = rounds * budget.max_steps
+    now = before * budget.max_steps + step
     if now < budget.warmup_steps:
         return budget.lr * (now + 1) / budget.warmup_steps
     if budget.schedule == "constant":

@@ -200,6 +200,12 @@ def test_schedules_run_over_all_rounds_of_a_stage(schedule, warmup: int, rates: 
     assert found == pytest.approx(rates)
 
 
+def test_a_schedule_over_the_round_is_the_same_in_every_round() -> None:
+    budget = TrainSettings(max_steps=4, lr=1.0, schedule="linear", schedule_over="round", warmup_steps=2)
+    for at in (FIRST, SECOND):
+        assert [learning_rate(budget, step, at) for step in range(4)] == pytest.approx([1 / 2, 1, 1, 1 / 2])
+
+
 def test_the_schedule_reaches_the_optimiser() -> None:
     """SGD's two steps are lr and lr/2 times the gradients."""
     budget = TrainSettings(max_steps=2, batch_size=12, lr=0.1, optimiser="sgd", schedule="linear")
