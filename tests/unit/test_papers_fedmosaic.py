@@ -177,6 +177,21 @@ def test_fed_llm_large_has_52_clients_of_different_tasks(tmp_path):
     assert found.clients[51].info == {"tasks": "FedchatbotIT-19, FedchatbotIT-39", "size": "large", "source": "chatbot"}
 
 
+def test_public_texts_are_those_without_an_image(tmp_path):
+    write_texts(tmp_path, [f"Fed-aya_topic-{10 * client + task}" for client in range(8) for task in range(4)])
+    turns = [{"from": "human", "value": " What? "}, {"from": "gpt", "value": "That."}]
+    write_json(tmp_path / "chatbotIT.json", [{"id": 0, "conversations": turns},
+                                             {"id": 1, "image": "a.png", "conversations": turns},
+                                             {"id": 2, "conversations": turns * 2}])  # fmt: skip
+    found = build("fedaya-8", None, {"root": str(tmp_path), "public": "chatbotIT.json"})
+    assert [dict(one) for one in found.public] == [
+        {"id": f"public-{number:05d}", "instruction": "What?", "output": "That."} for number in range(2)
+    ]
+    assert not build("fedaya-8", None, {"root": str(tmp_path)}).public
+    with pytest.raises(DataError, match=r"there is no file \.\./x\.json"):
+        build("fedaya-8", None, {"root": str(tmp_path), "public": "../x.json"})
+
+
 def write_lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
 from befit.benchmarks.papers.large import authors_clients
+from befit.benchmarks.papers.public import public_texts
 from befit.benchmarks.papers.scenarios import Part
 from befit.benchmarks.papers.source import Place, Source, check_fields, read_split
 from befit.benchmarks.partition import iid
@@ -47,21 +49,22 @@ Pools = dict[str, list[dict[str, Any]]]
     families={"size=small": "meta-llama/Llama-3.2-3B-Instruct", "size=large": "meta-llama/Llama-3.1-8B-Instruct"},
 )
 def fedscope_5(
-    root: str = "", files: Literal["sources", "authors"] = "sources", test: int = 100, seed: int = 42
+    root: str = "", files: Literal["sources", "authors"] = "sources", test: int = 100, public: str = "", seed: int = 42
 ) -> Federation:
     """Five clients of four tasks each.
 
-    root   directory with gsm8k, databricks-dolly-15k and rosetta/rosetta_alpaca.json; or with FS_LLM_Instruct
-    files  sources: made from the three data sets, with a test that nobody trains on; authors: the released files, whose
-           tests are the last 100 training records, so that they show only whether something runs
-    test   records of each task that are held out for the test, with sources
-    seed   of the quarters of GSM8K and of what is held out
+    root    directory with gsm8k, databricks-dolly-15k and rosetta/rosetta_alpaca.json; or with FS_LLM_Instruct
+    files   sources: made from the three data sets, with a test that nobody trains on; authors: the released files,
+            whose tests are the last 100 training records, so that they show only whether something runs
+    test    records of each task that are held out for the test, with sources
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the quarters of GSM8K, of what is held out and of the public split
 
     The paper's measures (MMLU, GSM8K's test and HumanEval with few examples) are not part of this benchmark.
     """
     if files == "authors":
         tasks = [[Part("FS_LLM_Instruct", number) for number in ids] for ids in IDS]
-        return authors_clients(Place("fedscope-5", root), tasks, [{"size": size} for size, _ in CLIENTS], seed)
+        return authors_clients(Place("fedscope-5", root), tasks, [{"size": size} for size, _ in CLIENTS], seed, public)
     if test < 1:
         raise ConfigError([f"benchmark.test: must be 1 or more, got {test}"], "the benchmark")
     place = Place("fedscope-5", root)
@@ -80,8 +83,10 @@ def fedscope_5(
             stream.append({"task": name, **{key: len(records) for key, records in split.items()}})
         held.append(ClientData(f"client-{number:02d}", tuple(made["train"]), (), tuple(made["test"]),
                                {"size": size, "tasks": ", ".join(names)}))  # fmt: skip
+    shared = public_texts(Path(root).expanduser(), public, seed, "fedscope-5")
     return assemble("fedscope-5", "1", "causal-lm", held, partition="natural", sources=entries,
-                    arguments={"files": files, "test": test, "seed": seed}, notes={"streams": streams})  # fmt: skip
+                    arguments={"files": files, "test": test, "public": public, "seed": seed},
+                    notes={"streams": streams}, public=shared)  # fmt: skip
 
 
 def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int) -> Pools:

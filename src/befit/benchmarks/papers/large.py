@@ -13,11 +13,11 @@ from typing import Any
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.papers.assemble import assemble, content_hash, digest, source_entry
+from befit.benchmarks.papers.public import conversation_text, public_texts
 from befit.benchmarks.papers.scenarios import Part
 from befit.benchmarks.papers.source import Place, Source, check_fields
 from befit.benchmarks.readers import read_rows
 from befit.benchmarks.registry import benchmark
-from befit.benchmarks.vqa_records import vqa_record
 from befit.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -40,15 +40,16 @@ AYA_SMALL = {2, 4, 6, 7}
     seeded=False,
     families=SIZES,
 )
-def fedaya_8(root: str = "", seed: int = 42) -> Federation:
+def fedaya_8(root: str = "", public: str = "", seed: int = 42) -> Federation:
     """Four tasks a client, 10 j to 10 j + 3 of client j: a field of knowledge in four languages.
 
-    root  directory with Fed-aya_topic/train and Fed-aya_topic/test
-    seed  part of the manifest; the released files are read as they are
+    root    directory with Fed-aya_topic/train and Fed-aya_topic/test
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the public split; the released files are read as they are
     """
     tasks = [[Part("Fed-aya_topic", 10 * client + task) for task in range(4)] for client in range(8)]
     infos = [{"size": "small" if client in AYA_SMALL else "large", "field": FIELDS[client]} for client in range(8)]
-    return authors_clients(Place("fedaya-8", root), tasks, infos, seed)
+    return authors_clients(Place("fedaya-8", root), tasks, infos, seed, public)
 
 
 @benchmark(
@@ -60,16 +61,17 @@ def fedaya_8(root: str = "", seed: int = 42) -> Federation:
     seeded=False,
     families=SIZES,
 )
-def fed_llm_large_52(root: str = "", seed: int = 42) -> Federation:
+def fed_llm_large_52(root: str = "", public: str = "", seed: int = 42) -> Federation:
     """Clients 0 to 15 have halves of FLAN tasks, 16 to 31 two topics of Aya, 32 to 51 two users of a chatbot.
 
-    root  directory with FedDPA, Fed-aya_topic and FedchatbotIT, each with train and test
-    seed  part of the manifest; the released files are read as they are
+    root    directory with FedDPA, Fed-aya_topic and FedchatbotIT, each with train and test
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the public split; the released files are read as they are
     """
     tasks = [large_tasks(client) for client in range(52)]
     sources = ["flan"] * 16 + ["aya"] * 16 + ["chatbot"] * 20
     infos = [{"size": ("small", "large")[client % 2], "source": sources[client]} for client in range(52)]
-    return authors_clients(Place("fed-llm-large-52", root), tasks, infos, seed)
+    return authors_clients(Place("fed-llm-large-52", root), tasks, infos, seed, public)
 
 
 def large_tasks(client: int) -> list[Part]:
@@ -88,7 +90,7 @@ def large_tasks(client: int) -> list[Part]:
 
 
 def authors_clients(
-    place: Place, tasks: Sequence[Sequence[Part]], infos: Sequence[dict[str, str]], seed: int
+    place: Place, tasks: Sequence[Sequence[Part]], infos: Sequence[dict[str, str]], seed: int, public: str
 ) -> Federation:
     """Clients from released files, in the order of their tasks."""
     place.check([TEXTS])
@@ -116,7 +118,8 @@ def authors_clients(
         logger.warning("%s: %d conversations have more than one question; only the first is learnt and asked",
                        place.benchmark, longer)  # fmt: skip
     return assemble(
-        place.benchmark, "1", "causal-lm", held, partition="natural", arguments={"seed": seed}, sources=entries,
+        place.benchmark, "1", "causal-lm", held, partition="natural", arguments={"public": public, "seed": seed},
+        sources=entries, public=public_texts(folder, public, seed, place.benchmark),
         notes={"streams": streams, "conversations_with_more_questions": longer},
     )  # fmt: skip
 
@@ -135,11 +138,10 @@ def text_records(
     for number, row in enumerate(rows):
         if row.values.get("image"):
             raise DataError(f"{row.where}: has an image; {place.benchmark} is text alone")
-        values = {"conversations": row.values["conversations"], "form": "open"}
-        turns = vqa_record(values, {}, lambda image: image, row.where)["conversation"]
-        longer += len(turns) > 2
+        instruction, output, more = conversation_text(row)
+        longer += more
         made.append({"id": f"{part.name}-{split}-{number:05d}", "task": part.name,
-                     "instruction": turns[0]["content"].strip(), "output": turns[1]["content"].strip()})  # fmt: skip
+                     "instruction": instruction, "output": output})  # fmt: skip
     hashed = content_hash([digest([one["instruction"], one["output"]]) for one in made])
     entries.append({**source_entry(place, TEXTS, split, len(made), hashed), "config": part.name})
     return made, longer

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.gather import gather
 from befit.benchmarks.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
+from befit.benchmarks.papers.public import public_records
 from befit.benchmarks.papers.scenarios import (
     DRAKE,
     DRAKE_NEWCOMERS,
@@ -37,7 +38,6 @@ SOURCES = {
                    on_hub=False),
 }  # fmt: skip
 ModelMap = Literal["paper", "scenario"]
-PUBLIC = 5000
 MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/llama3.2_3B_vl"}
 
 
@@ -131,7 +131,12 @@ def federation(
     ]
     new = [client(part.name, (part,), {"size": "large"}) for part in newcomers]
     streams = {one.id: stream for one, stream in (*held, *new)}
-    shared = public_records(folder, public, seed, name) if public else ()
+
+    def shown(row: Row) -> dict[str, Any]:
+        values = {key: row.values.get(key) for key in ("image", "conversations")} | {"form": "open"}
+        return vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
+
+    shared = public_records(folder, public, seed, name, shown, images=True) if public else ()
     arguments = {"model_map": model_map, "scenario": bool(scenario), "newcomers": len(newcomers), "public": public,
                  "val_fraction": val_fraction, "seed": seed}  # fmt: skip
     return assemble(
@@ -197,21 +202,3 @@ def picture(value: Any, folder: Path, where: str) -> str:
 def image_names(one: dict[str, Any], folder: Path) -> list[str]:
     """A picture counts by its name and size, not its content: there are hundreds of thousands."""
     return [f"{Path(path).relative_to(folder).as_posix()}:{os.stat(path).st_size}" for path in one["images"]]
-
-
-def public_records(folder: Path, name: str, seed: int, benchmark_name: str) -> tuple[dict[str, Any], ...]:
-    path = folder / name
-    if ".." in PurePosixPath(name).parts or Path(name).is_absolute() or not path.is_file():
-        raise DataError(f"benchmark.public: there is no file {name} below {folder}")
-    rows = [row for row in read_rows(path, ()) if row.values.get("image")]
-    if not rows:
-        raise DataError(f"benchmark.public: no record of {path} has an image")
-    chosen = shuffled(rows, seed, benchmark_name, "public")[:PUBLIC]
-
-    def one(numbered: tuple[int, Row]) -> dict[str, Any]:
-        number, row = numbered
-        values = {key: row.values.get(key) for key in ("image", "conversations")} | {"form": "open"}
-        made = vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
-        return {"id": f"public-{number:05d}", **made}
-
-    return tuple(gather(one, list(enumerate(chosen))))
