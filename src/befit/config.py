@@ -15,10 +15,13 @@ from befit.errors import ConfigError
 from befit.schema import plain
 
 __all__ = [
-    "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings", "EvaluateSettings",
-    "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings", "StreamSettings",
-    "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names", "to_dict", "to_yaml",
+    "BENCHMARK_PATHS", "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings",
+    "EvaluateSettings", "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
+    "StreamSettings", "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names", "to_dict",
+    "to_yaml",
 ]  # fmt: skip
+
+BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
 
 
 @dataclass(frozen=True)

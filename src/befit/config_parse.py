@@ -9,7 +9,7 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config import Experiment, FamilySettings, ModelSettings
+from befit.config import BENCHMARK_PATHS, Experiment, FamilySettings, ModelSettings
 from befit.errors import ConfigError, did_you_mean
 from befit.registry import check_method
 from befit.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
@@ -29,7 +29,6 @@ def _between(low: float, high: float) -> Rule:
     return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
 
 
-BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
 RULES: Mapping[str, Rule] = {
@@ -205,6 +204,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _places(engine)
         if engine.kind == "flower" and checked.get("families"):
             problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
+        if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
+            problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
         if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
             problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
     if data := held.get("data"):

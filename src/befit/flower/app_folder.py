@@ -10,6 +10,7 @@ from pathlib import Path
 from befit import __version__
 from befit.config import Experiment, to_yaml
 from befit.errors import RunError
+from befit.flower.allowed import settings_of
 from befit.flower.census import client_ids
 from befit.host import resolve_model
 from befit.storage import atomic_write
@@ -43,6 +44,7 @@ def write_app(experiment: Experiment, out: Path, runs: Path, insecure: bool = Fa
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists already and is not an empty folder; name another")
     experiment = resolve_model(experiment)
+    settings_of(experiment)  # raises for what no site could do
     clients = client_ids(experiment)
     if experiment.data is not None:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))

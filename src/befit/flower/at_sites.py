@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from befit.config import CheckpointSettings, Experiment
+from befit.flower.allowed import method_of, settings_of
 from befit.flower.census import remote_host
-from befit.flower.consent import settings_of
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.host import resolve_model
 from befit.journal import Observer
@@ -23,7 +23,8 @@ __all__ = ["hello", "run_at_sites"]
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
     experiment = resolve_model(experiment)
-    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "method": experiment.method}
+    method, *others = map(method_of, (experiment.method, *experiment.baselines))
+    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "method": method, "baselines": others}
     return ask("hello", header, {})
 
 
@@ -49,6 +50,6 @@ def run_at_sites(
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
-        return RemoteEngine(link, host.infos, name, label, settings, method, wire), RemoteMemories()
+        return RemoteEngine(link, host.infos, name, label, settings, method_of(method), wire), RemoteMemories()
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from befit.host import Host, load_federation
 from befit.tasks import GENERATIVE
 
 __all__ = ["client_ids", "remote_host"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Elsewhere(Sequence[Record]):
@@ -58,6 +61,8 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
     counts = {client: [Elsewhere(count) for count in said["examples"]] for client, said in hellos.items()}
     clients = tuple(ClientData(client, train, val, test) for client, (train, val, test) in counts.items())
     if known is not None:
+        if known.newcomers and experiment.evaluate.newcomers:
+            _LOG.warning("the %d newcomers of %s are not measured on Flower", len(known.newcomers), known.name)
         federation = replace(known, clients=clients, newcomers=(), public=())
         wanted = known.manifest["partition"]["sha256"]
         problems = [

@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from befit.config import Experiment, load_experiment, to_dict
-from befit.errors import ConfigError
+from befit.config import Experiment, load_experiment
+from befit.errors import ConfigError, PayloadMismatch
+from befit.flower.allowed import ARGUMENTS, AT_SITE, TRAVELS, refused_in_method
 from befit.flower.site_file import SiteFile
 
-__all__ = ["experiment_here", "settings_of"]
-
-_BLOCKS = ("model", "benchmark", "data", "adapter", "train", "evaluate", "wire")
-_PLACES = {"model": ("device",), "data": ("clients",)}  # where things are is for the site to say
-
-
-def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """What a site has to know of an experiment: no path, no device, no other client. A method is sent apart."""
-    values = to_dict(experiment)
-    settings = {
-        block: {key: value for key, value in values[block].items() if key not in _PLACES.get(block, ())}
-        for block in _BLOCKS
-        if block in values
-    }
-    schedule = experiment.federation
-    settings["federation"] = {"rounds": schedule.rounds, "seed": schedule.seed}
-    return settings
+__all__ = ["experiment_here"]
 
 
 def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site: SiteFile) -> Experiment:
     """The experiment as this site runs it, with its own data, model directory and device.
 
-    Raises ConfigError with everything that the site has not allowed or that is no valid configuration.
+    Raises ConfigError with everything that the site has not allowed or that is no valid configuration, PayloadMismatch
+    for what is no configuration at all.
     """
+    if not _mapping(settings) or not all(map(_mapping, settings.values())) or not _mapping(method):
+        raise PayloadMismatch("the request's settings and method are not mappings of mappings")
     wanted = {block: dict(values) for block, values in settings.items()}
-    problems = [
-        f"{block}: the server may not set it"
-        for block in wanted
-        if block not in (*_BLOCKS, "federation")
-    ]  # fmt: skip
-    problems += [
-        f"{block}.{key}: is for the site to say, not for the server"
-        for block, keys in _PLACES.items()
-        for key in keys
-        if key in wanted.get(block, {})
-    ]
-    if site.methods is not None and method.get("name") not in site.methods:
-        problems.append(f"method.name: {method.get('name')} is not among the site's methods: {_listed(site.methods)}")
-    name = wanted.get("model", {}).get("id")
-    if name not in site.models:
-        problems.append(f"model.id: {name} is not among the site's models: {_listed(site.models)}")
-    if wanted.get("benchmark") is not None:
+    problems = [*_unlisted(wanted), *refused_in_method(method, site.methods), *_model(wanted, site)]
+    if "benchmark" in wanted:
         benchmark = wanted["benchmark"].get("name")
         if benchmark not in site.benchmarks:
             problems.append(f"benchmark.name: {benchmark} is not among the site's benchmarks: "
@@ -59,18 +32,54 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         problems.append("data: the site has none; it takes part in benchmarks only")
     if problems:
         raise ConfigError(problems, f"what the server asks of site {site.client}")
-    assert name is not None
-    place = site.models[name]
-    wanted["model"] |= {"id": place, "device": site.device}
-    if place != name:
-        wanted["model"].pop("revision", None)  # of a hub id; here it is a directory
-    if "data" in wanted:
-        wanted["data"]["clients"] = {site.client: site.data}
-        wanted["data"]["columns"] = {**wanted["data"].get("columns", {}), **site.columns}
+    place, _, revision = place_of(site, wanted["model"]["id"])
+    wanted["model"] |= {"id": place, "revision": revision or None, "device": site.device}
+    if isinstance(site.benchmarks, dict) and "benchmark" in wanted:
+        wanted["benchmark"] |= site.benchmarks[wanted["benchmark"]["name"]]
+    if "benchmark" not in wanted:
+        data = wanted.get("data", {})
+        wanted["data"] = {**data, "clients": {site.client: site.data}}
+        wanted["data"]["columns"] = {**data.get("columns", {}), **site.columns}
     engine = {"store": "disk", "threads": site.threads}
     whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
     return load_experiment(whole)
 
 
-def _listed(names: Any) -> str:
+def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
+    """Where a model is for a site, "@" and the revision; the last two are empty but for a hub id that has one."""
+    place = site.models[name]
+    return (place, "", "") if place.startswith("/") else place.partition("@")
+
+
+def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Everything that no server may set at a site."""
+    known = {path.partition(".")[0] for path in TRAVELS}
+    problems = [f"{block}: the server may not set it" for block in wanted if block not in known]
+    for path in (f"{block}.{key}" for block in wanted if block in known for key in wanted[block]):
+        block, _, key = path.partition(".")
+        if path in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
+            continue
+        theirs = path in AT_SITE or block == "benchmark"
+        problems.append(f"{path}: " + ("is for the site to say, not for the server" if theirs
+                                       else "the server may not set it"))  # fmt: skip
+    return problems
+
+
+def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]:
+    """Why the model that is wanted is none of the site's: another name, or another revision on the hub."""
+    name, wanted_revision = (wanted.get("model", {}).get(key) for key in ("id", "revision"))
+    if not isinstance(name, str) or name not in site.models:
+        return [f"model.id: {name} is not among the site's models: {_listed(site.models)}"]
+    place, _, revision = place_of(site, name)
+    if place.startswith("/") or wanted_revision in (None, revision):
+        return []
+    return [f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
+            f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"]  # fmt: skip
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -81,6 +81,8 @@ class Desk:
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
+        for baseline in header.get("baselines", ()):  # which run later, and should not be refused then
+            experiment_here(header["settings"], baseline, self.site)
         host, client = self._ready(header), self.site.client
         (data,) = host.federation.clients
         said = {

@@ -41,7 +41,7 @@ class RemoteEngine:
     """An engine over a link.
 
     run, label        names of the run and of the method in it, under which sites keep their memories
-    settings, method  what sites have to know of the configuration, see `befit.flower.consent.settings_of`
+    settings, method  what sites have to know of the configuration, see `befit.flower.allowed`
     wire              dtype of floating-point arrays on the wire
     """
 

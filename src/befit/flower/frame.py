@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOL", "digest", "pack", "unpack"]
 
-PROTOCOL = 1  # goes up whenever an older site could misunderstand a newer server
+PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
 
 
 def pack(header: Mapping[str, Any], arrays: State) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from befit.config import BENCHMARK_PATHS
 from befit.errors import ConfigError
 from befit.schema import Rule, check_values, parameters_of
 
@@ -21,9 +22,11 @@ class SiteFile:
     data        its file or folder, or {train, val, test}; null: it takes part in benchmarks only
     columns     befit's name of a field to its name in the files, before what the run says
     models      a run's model.id to where that model is here: a directory, or its own name again for a model that
-                ships with befit; a model that is not listed is refused
-    benchmarks  names of benchmarks that may be run here, for trials
-    methods     names of the methods that this site takes part in; null: all
+                ships with befit, or a hub id with the only revision that is taken, owner/name@revision; a model that
+                is not listed is refused
+    benchmarks  names of benchmarks that may be run here, for trials; or each name with what it reads here, such as
+                {drake: {root: data/drake}}
+    methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
     device      cpu, cuda, cuda:N, or auto (cuda where there is one)
     threads     CPU threads; null: as a local run picks them
     state       folder for memories, adapters and the list of what left; nobody else needs to read it
@@ -34,7 +37,7 @@ class SiteFile:
     data: str | dict[str, str] | None = None
     columns: dict[str, str] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
-    benchmarks: list[str] = field(default_factory=list)
+    benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
     device: str = "cpu"
     threads: int | None = None
@@ -84,5 +87,9 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
     data: Any = site.data
     if data is not None:
         data = resolve(data) if isinstance(data, str) else {split: resolve(one) for split, one in data.items()}
+    benchmarks: Any = site.benchmarks
+    if isinstance(benchmarks, dict):
+        benchmarks = {name: {key: resolve(one) if key in BENCHMARK_PATHS and one else one for key, one in given.items()}
+                      for name, given in benchmarks.items()}  # fmt: skip
     models = {name: model(value) for name, value in site.models.items()}
-    return replace(site, data=data, models=models, state=resolve(site.state))
+    return replace(site, data=data, models=models, benchmarks=benchmarks, state=resolve(site.state))

@@ -11,7 +11,8 @@ import pytest
 
 from befit.config import Experiment
 from befit.errors import ConfigError, PayloadMismatch
-from befit.flower.consent import experiment_here, settings_of
+from befit.flower.allowed import settings_of
+from befit.flower.consent import experiment_here
 from befit.flower.desk import Desk
 from befit.flower.engine import Lost, ask, checked
 from befit.flower.frame import unpack
@@ -26,7 +27,7 @@ SITE = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["d
 def test_settings_hold_no_place_of_the_server(experiment: Make) -> None:
     """No device, no clients, no engine, no baselines: only what decides the numbers."""
     settings = settings_of(experiment(model={"id": "digits-vit", "device": "cpu"}))
-    assert settings.keys() == {"model", "benchmark", "adapter", "train", "evaluate", "wire", "federation"}
+    assert settings.keys() == {"model", "benchmark", "adapter", "train", "stream", "evaluate", "wire", "federation"}
     assert "device" not in settings["model"]
     assert settings["federation"] == {"rounds": 2, "seed": 0}
 

@@ -68,6 +68,13 @@ def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "app").exists()
 
 
+def test_a_benchmark_with_backbones_of_several_sizes_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    values = {"benchmark": "digits-vqa-hetero", "method": "fedit", "engine": {"kind": "flower"}}
+    with pytest.raises(ConfigError, match="families: every site has the backbone of `model` on Flower; give model.id"):
+        write_app(load_experiment(values), tmp_path / "app", tmp_path / "run")
+    assert not (tmp_path / "app").exists()
+
+
 def test_a_local_run_of_a_configuration_for_flower_says_what_to_do(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("benchmark: digits\nmethod: fedit\nengine: {kind: flower}\n")

@@ -53,6 +53,18 @@ def test_numbers_are_the_same_in_bfloat16(
     assert up[0] == up[1]
 
 
+@pytest.mark.parametrize(("kind", "sampling"), [("static", "uniform"), ("dynamic", "frequency")])
+def test_data_that_arrives_over_time_arrives_alike(
+    kind: str, sampling: str, grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    stream: dict[str, Any] = {"stream": {"kind": kind, "sampling": sampling}, "federation": {"rounds": 3}}
+    remote = run_over(grid, experiment("ditto", **stream), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment("ditto", {"store": "disk"}, **stream), out=tmp_path / "local").path
+    without = run(experiment("ditto", {"store": "disk"}, federation={"rounds": 3}), out=tmp_path / "without").path
+    assert same(server_memory(remote), server_memory(local))
+    assert not same(server_memory(remote), server_memory(without))
+
+
 def test_sites_with_files_of_their_own_give_the_numbers_of_one_machine(
     experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
