@@ -160,6 +160,18 @@ class StreamSettings:
 
 
 @dataclass(frozen=True)
+class LimitSettings:
+    """Less data than there is, to see that everything runs; null: all of it.
+
+    clients  the first clients of each family, and as many newcomers
+    records  the first records of each task, in each split of a client and among the public ones
+    """
+
+    clients: int | None = None
+    records: int | None = None
+
+
+@dataclass(frozen=True)
 class FederationSettings:
     """Rounds and who takes part.
 
@@ -269,6 +281,7 @@ class Experiment:
     model       the frozen backbone
     benchmark   a known federation; exactly one of benchmark and data
     data        the user's own files
+    limit       only some of the data, for a trial
     families    clients with other backbones, by a name of your choice; all others have `model`
     adapter     where adapters sit
     method      name and arguments of the method, defaults filled in
@@ -289,6 +302,7 @@ class Experiment:
     model: ModelSettings = field(default_factory=ModelSettings)
     benchmark: BenchmarkSettings | None = None
     data: DataSettings | None = None
+    limit: LimitSettings = field(default_factory=LimitSettings)
     families: dict[str, FamilySettings] = field(default_factory=dict[str, FamilySettings])
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     baselines: list[dict[str, Any]] = field(default_factory=list)

@@ -45,6 +45,8 @@ RULES: Mapping[str, Rule] = {
     "data.test_fraction": _between(0, 1),
     "adapter.targets": Rule(lambda value: len(value) > 0, "must name at least one module"),
     "adapter.dropout": _between(0, 1),
+    "limit.clients": POSITIVE,
+    "limit.records": POSITIVE,
     "train.max_steps": POSITIVE,
     "train.batch_size": POSITIVE,
     "train.lr": POSITIVE,

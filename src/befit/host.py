@@ -14,6 +14,7 @@ from befit.benchmarks.base import ClientData, Federation
 from befit.config import Experiment, FamilySettings
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.families import each_family
+from befit.limit import limited
 from befit.method import Method
 from befit.models import load_backbone
 from befit.registry import build_method
@@ -226,7 +227,13 @@ def trains_head(experiment: Experiment, task: str) -> bool:
 
 
 def load_federation(experiment: Experiment) -> Federation:
-    """The benchmark or the user's files that the configuration names."""
+    """The benchmark or the user's files that the configuration names, as much of them as it wants."""
+    federation = _whole_federation(experiment)
+    everybody = {one.id: one.info for one in (*federation.clients, *federation.newcomers)}
+    return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
+
+
+def _whole_federation(experiment: Experiment) -> Federation:
     if experiment.benchmark is not None:
         from befit.benchmarks.registry import build
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from befit.compare.comparison import Compared
     from befit.compare.plan import Plan
 
+TRIAL_HELP = "Does all of it run? One seed, round and step on two clients (of each family) with four records a task."
+
 
 def compare(
     source: Annotated[Path, typer.Argument(metavar="RECIPE|CONFIG", help="A recipe, or an experiment, in YAML.")],
@@ -45,6 +47,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
+    trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -63,7 +66,7 @@ def compare(
         from befit.compare.comparison import make_plan
 
         plan = make_plan(source, methods=_names(methods), seeds=parse_seeds(seeds), overrides=overrides or (),
-                         reference=reference)  # fmt: skip
+                         reference=reference, trial=trial)  # fmt: skip
         progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
         try:
             with progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,13 +56,24 @@ def run(
     ] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            "--trial",
+            help="Does all of it run? One round of one step on two clients (of each family) with four records a task.",
+        ),
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Federate, personalise, export every client's adapter and write a report."""
     from befit.config import load_experiment
+    from befit.limit import TRIAL
 
-    _run(load_experiment(config, overrides or ()), out, resume, as_json, quiet)
+    experiment = load_experiment(config, [*(TRIAL if trial else ()), *(overrides or ())])
+    if trial:
+        experiment = replace(experiment, name=f"{experiment.name}-trial")
+    _run(experiment, out, resume, as_json, quiet)
 
 
 def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:

@@ -13,6 +13,7 @@ from befit.compare.plan import Plan, plan_config, plan_recipe
 from befit.compare.recipe import is_recipe, read_recipe
 from befit.config import Experiment
 from befit.errors import ConfigError, RunError
+from befit.limit import TRIAL
 
 __all__ = ["Compared", "compare", "make_plan"]
 
@@ -36,8 +37,15 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
     reference: str | None = None,
+    trial: bool = False,
 ) -> Plan:
-    """What a recipe or a configuration comes to, before anything is read or trained; see `compare`."""
+    """What a recipe or a configuration comes to, before anything is read or trained; see `compare`.
+
+    trial  every run once, for one round of one step on two clients of each family with a few records
+    """
+    if trial:
+        overrides = [*TRIAL, *overrides]
+        return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
     recipe = isinstance(source, Mapping) and bool({"recipe", "runs", "grids"} & source.keys())
     if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
         if methods is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class Plan:
     def cells(self) -> list[Cell]:
         """Seed by seed, so that one backbone and one partition serve all runs of a seed."""
         return [run.cells[index] for index in range(len(self.seeds)) for run in self.runs]
+
+    def trial(self) -> Plan:
+        """The same with the first seed alone, under a name of its own."""
+        runs = tuple(replace(run, cells=run.cells[:1]) for run in self.runs)
+        return replace(self, name=f"{self.name}-trial", seeds=self.seeds[:1], runs=runs)
 
 
 def plan_config(
