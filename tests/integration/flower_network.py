@@ -17,7 +17,7 @@ import httpx
 
 from befit.flower.keys import write_certificates, write_site_keys
 
-__all__ = ["Network", "free_port", "wait_for"]
+__all__ = ["Network", "SimulatedNetwork", "free_port", "wait_for"]
 
 BIN = Path(sys.executable).parent
 FLAGS = {
@@ -26,6 +26,7 @@ FLAGS = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # how soon a process starts for a message; one second otherwise
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
@@ -50,11 +51,15 @@ class Network:
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.home = folder / "home"
-        write_certificates(folder / "certificates", ["localhost", "127.0.0.1"])
         self.ca = folder / "certificates" / "ca.crt"
         self.home.mkdir()
-        connection = f'[superlink.befit]\naddress = "{self.address}"\nroot-certificates = "{self.ca}"\n'
+        connection = f'[superlink.befit]\naddress = "{self.address}"\n{self.secure()}\n'
         (self.home / "config.toml").write_text(f'[superlink]\ndefault = "befit"\n{connection}')
+
+    def secure(self) -> str:
+        """Make the server's certificate; returns the line by which `flwr` knows it."""
+        write_certificates(self.ca.parent, ["localhost", "127.0.0.1"])
+        return f'root-certificates = "{self.ca}"'
 
     def __enter__(self) -> Network:
         self.start_link()
@@ -121,9 +126,10 @@ class Network:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def run(self, app: Path, *settings: str) -> str:
+    def run(self, app: Path, *settings: str, federation: str = "") -> str:
         """Start a run; returns its id."""
         changes = [word for setting in settings for word in ("--run-config", setting)]
+        changes += ["--federation-config", federation] if federation else []
         answer = json.loads(self.flwr("run", str(app), "befit", "--format", "json", *changes))
         assert answer["success"], answer
         return str(answer["run-id"])
@@ -139,3 +145,23 @@ class Network:
     def log(self, name: str) -> str:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+class SimulatedNetwork(Network):
+    """A SuperLink that simulates all nodes itself, in Ray's processes; nothing else can reach it."""
+
+    def secure(self) -> str:
+        return "insecure = true"
+
+    def start_link(self) -> None:
+        self.start("link", [
+            "flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
+            "--disable-runtime-dependency-installation",
+        ])  # fmt: skip
+        wait_for("a healthy SuperLink", self.healthy)
+
+    def healthy(self) -> bool:
+        try:
+            return httpx.get(f"http://{self.address}/health").status_code == 200
+        except httpx.HTTPError:
+            return False

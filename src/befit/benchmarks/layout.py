@@ -9,7 +9,7 @@ from pathlib import Path
 from befit.benchmarks.readers import SUFFIXES, is_dataset, is_readable, suffix_of
 from befit.errors import DataError, did_you_mean
 
-__all__ = ["ALL", "Sources", "client_sources"]
+__all__ = ["ALL", "Sources", "client_entries", "client_sources"]
 
 Sources = dict[str, list[Path]]
 
@@ -30,7 +30,7 @@ def client_sources(
     A client's folder has train, perhaps val (or validation) and test: files, shards such as
     `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError that names the client.
     """
-    given = clients if isinstance(clients, Mapping) else _entries(Path(clients))
+    given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
     if not given:
         raise DataError("there are no clients")
     for client in given:
@@ -50,7 +50,7 @@ def client_sources(
     return found
 
 
-def _entries(folder: Path) -> dict[str, Path]:
+def client_entries(folder: Path) -> dict[str, Path]:
     """Client id to file or folder. Hidden files and Markdown are no clients; anything else that is none is an error."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")

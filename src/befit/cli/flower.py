@@ -30,6 +30,9 @@ def write(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="For trials on one machine, without TLS and node authentication.")
     ] = False,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="For all clients on this machine, in Flower's simulation runtime.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
@@ -38,16 +41,19 @@ def write(
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"])
     runs = (run_dir or Path("runs") / experiment.name).resolve()
-    clients = write_app(experiment, out, runs, insecure)
+    clients = write_app(experiment, out, runs, insecure, simulation)
+    start = f"flwr run {shlex.quote(str(out))} befit --stream"
+    if simulation:  # a CPU each, where Flower's own choice is two
+        start += f" --federation-config 'num-supernodes={len(clients)} client-resources-num-cpus=1'"
     if as_json:
-        print_json({"app": str(out), "run_dir": str(runs), "clients": clients})
+        print_json({"app": str(out), "run_dir": str(runs), "clients": clients, "start": start})
         return
     console = screen()
     rows = [
         ("Flower app", str(out)),
         ("run directory", f"{runs} (on the SuperLink's machine)"),
         ("waits for", ", ".join(clients)),
-        ("start it with", f"flwr run {shlex.quote(str(out))} befit --stream"),
+        ("start it with", start),
     ]
     for what, where in rows:
         console.print(f"{what:22} {where}", markup=False, soft_wrap=True)

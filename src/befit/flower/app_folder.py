@@ -8,11 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from befit import __version__
+from befit.benchmarks.layout import client_entries
 from befit.config import Experiment, to_yaml
 from befit.errors import RunError
 from befit.flower.allowed import settings_of
 from befit.flower.census import client_ids
-from befit.host import resolve_model
+from befit.host import load_federation, resolve_model
 from befit.storage import atomic_write
 
 __all__ = ["write_app"]
@@ -31,13 +32,24 @@ from befit.flower.client_app import app
 
 __all__ = ["app"]
 '''
+_SIMULATED = '''"""Flower's ClientApp: every client of experiment.yaml, on this machine."""
+
+from pathlib import Path
+
+from befit.flower.simulation import simulated_app
+
+app = simulated_app(Path(__file__).with_name("experiment.yaml"))
+'''
 
 
-def write_app(experiment: Experiment, out: Path, runs: Path, insecure: bool = False) -> list[str]:
+def write_app(
+    experiment: Experiment, out: Path, runs: Path, insecure: bool = False, simulation: bool = False
+) -> list[str]:
     """Write the directory `out`, which must be new or empty; returns the clients that the run waits for.
 
-    runs      run directory, on the machine where the SuperLink runs
-    insecure  for a federation without node authentication: a site that comes back may have another identity
+    runs        run directory, on the machine where the SuperLink runs
+    insecure    for a federation without node authentication: a site that comes back may have another identity
+    simulation  for Flower's simulation runtime: all clients are on this machine, and so is their data
 
     Raises ConfigError for a configuration that cannot run at sites, RunError for a directory in use.
     """
@@ -45,22 +57,34 @@ def write_app(experiment: Experiment, out: Path, runs: Path, insecure: bool = Fa
         raise RunError(f"{out} exists already and is not an empty folder; name another")
     experiment = resolve_model(experiment)
     settings_of(experiment)  # raises for what no site could do
+    experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
-    if experiment.data is not None:  # where the data is, each site says itself
+    if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
     name = experiment.name.lower().replace("_", "-").replace(".", "-")
-    settings = {"out": str(runs), "resume": False, "insecure": insecure}
+    settings = {"out": str(runs), "resume": False, "insecure": insecure or simulation}
     written = {
         "pyproject.toml": _fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
         "README.md": _fill("app.md", name=experiment.name, clients="\n".join(f"- `{one}`" for one in clients)),
         "befit_app/__init__.py": "",
         "befit_app/server_app.py": _SERVER,
-        "befit_app/client_app.py": _CLIENT,
+        "befit_app/client_app.py": _SIMULATED if simulation else _CLIENT,
         "befit_app/experiment.yaml": to_yaml(experiment),
     }
     for path, text in written.items():
         atomic_write(out / path, text.encode())
     return clients
+
+
+def _listed(experiment: Experiment) -> Experiment:
+    """The same with every client and every class by its name, as the data on this machine tells."""
+    data = experiment.data
+    if data is None:
+        return experiment
+    places = data.clients if isinstance(data.clients, dict) else client_entries(Path(data.clients))
+    places = {client: str(one) if isinstance(one, Path) else one for client, one in places.items()}
+    names = data.label_names or list(load_federation(experiment).label_names) or None
+    return replace(experiment, data=replace(data, clients=places, label_names=names))
 
 
 def _fill(template: str, **values: str) -> str:

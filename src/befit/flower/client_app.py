@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -12,7 +13,7 @@ from befit.flower.call import call
 from befit.flower.records import from_content, to_content
 from befit.flower.site_file import load_site
 
-__all__ = ["app"]
+__all__ = ["answering", "app"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,15 +24,24 @@ app = ClientApp()
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
-    """The reply to any request of befit's server; see `befit.flower.desk.Desk` for what there is.
+    """The reply to any request of befit's server; see `befit.flower.desk.Desk` for what there is."""
+
+    def serve(context: Context, request: bytes) -> bytes:
+        path = context.node_config.get("site")
+        if not isinstance(path, str):
+            raise ConfigError(["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node")
+        return call(load_site(path), request)
+
+    return answering(message, context, serve)
+
+
+def answering(message: Message, context: Context, serve: Callable[[Context, bytes], bytes]) -> Message:
+    """What `serve` makes of a message's frame, as Flower's reply.
 
     Flower tells the server the text of an exception, so what is raised here names no place of the site.
     """
     try:
-        path = context.node_config.get("site")
-        if not isinstance(path, str):
-            raise ConfigError(["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node")
-        return Message(to_content(call(load_site(path), from_content(message.content))), reply_to=message)
+        return Message(to_content(serve(context, from_content(message.content))), reply_to=message)
     except Exception as error:
         _LOG.exception("this site cannot answer")
         text = str(error) if isinstance(error, PayloadMismatch) else "the site's log says more"

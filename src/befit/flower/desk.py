@@ -84,7 +84,7 @@ class Desk:
         for baseline in header.get("baselines", ()):  # which run later, and should not be refused then
             experiment_here(header["settings"], baseline, self.site)
         host, client = self._ready(header), self.site.client
-        (data,) = host.federation.clients
+        (data,) = (one for one in host.federation.clients if one.id == client)
         said = {
             "client": client,
             "backbone": host.fingerprint,
@@ -150,13 +150,16 @@ class Desk:
         experiment = experiment_here(header["settings"], header["method"], self.site)
         if self._host is None or settings != self._settings:
             self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
-            self._host, self._settings = Host(experiment, _own(experiment, self.site.client)), settings
+            self._host, self._settings = Host(experiment, self._federation(experiment)), settings
         torch.set_num_threads(pick_threads(self._host))
         method = json.dumps(header["method"], sort_keys=True)
         if method != self._installed:
             self._host.install(self._method(header))
             self._installed = method
         return self._host
+
+    def _federation(self, experiment: Experiment) -> Federation:
+        return _own(experiment, self.site.client)
 
     def _method(self, header: Header) -> Method:
         return build_method(header["method"])

@@ -15,11 +15,11 @@ __all__ = ["LoopbackGrid", "write_site"]
 
 
 class LoopbackGrid(Grid):
-    """Nodes are numbered from 11. `tamper` may change a reply on its way, or return None to lose it."""
+    """Nodes are numbered from `first`. `tamper` may change a reply on its way, or return None to lose it."""
 
-    def __init__(self, sites: Iterable[Path]) -> None:
+    def __init__(self, sites: Iterable[Path], first: int = 11) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.sites = {11 + index: path for index, path in enumerate(sites)}
+        self.sites = {first + index: path for index, path in enumerate(sites)}
         self.online = set(self.sites)
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, str]] = []
@@ -48,14 +48,16 @@ class LoopbackGrid(Grid):
         number, node = f"message-{len(self.sent)}", message.metadata.dst_node_id
         message.metadata.__dict__["_message_id"] = number
         self.sent.append((node, message.metadata.message_type))
-        context = Context(1, node, {"site": str(self.sites[node])}, RecordDict(), {})
         try:
-            reply = app(message, context)
+            reply = self.answer(message, node)
         except Exception as error:  # as Flower's process does
             reply = Message(Error(2, repr(error)), reply_to=message)
         if (reply := self.tamper(reply, node)) is not None:
             self.replies[number] = reply
         return number
+
+    def answer(self, message: Message, node: int) -> Message:
+        return app(message, Context(1, node, {"site": str(self.sites[node])}, RecordDict(), {}))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(number) for number in list(message_ids) if number in self.replies]

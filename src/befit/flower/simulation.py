@@ -1,0 +1,91 @@
+"""All sites of a federation on one machine, under Flower's simulation runtime: Ray's processes are the nodes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from befit.benchmarks.base import Federation
+from befit.config import Experiment, load_experiment
+from befit.errors import PayloadMismatch
+from befit.flower.census import client_ids
+from befit.flower.client_app import answering
+from befit.flower.desk import Desk
+from befit.flower.site_file import SiteFile
+from befit.host import load_federation, resolve_model
+
+__all__ = ["SimulatedDesk", "simulated_app"]
+
+
+def simulated_app(config: Path) -> ClientApp:
+    """The app of one configuration whose data is on this machine. Node number i is client number i.
+
+    What a site keeps goes to `<out>-sites/<client>`, where `out` is Flower's run setting.
+    """
+
+    def serve(context: Context, request: bytes) -> bytes:
+        desk = _desk(str(config), str(Path(str(context.run_config["out"])).expanduser()))
+        number, count = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+        return desk.answer_as(number, count, request)
+
+    app = ClientApp()
+
+    @app.query()
+    @app.train()
+    @app.evaluate()
+    def answer(message: Message, context: Context) -> Message:
+        return answering(message, context, serve)
+
+    return app
+
+
+@lru_cache(maxsize=1)
+def _desk(config: str, out: str) -> SimulatedDesk:
+    """One for each of Ray's processes, which live as long as the run: Flower makes the app anew for every message."""
+    return SimulatedDesk(load_experiment(Path(config)), Path(out))
+
+
+class SimulatedDesk(Desk):
+    """Answers for every client of a federation, from one backbone. Each has a site's file and a memory of its own, and
+    is asked, allows, refuses and lists what leaves as a site elsewhere does."""
+
+    def __init__(self, experiment: Experiment, out: Path) -> None:
+        self._everybody = load_federation(experiment)
+        self._sites = sites_of(experiment, out)
+        super().__init__(self._sites[0])
+
+    def answer_as(self, number: int, count: int, request: bytes) -> bytes:
+        """The reply of client `number`, counted from 0, of `count` nodes. Raises PayloadMismatch for another count than
+        that of the clients."""
+        if count != len(self._sites):
+            wanted = f"--federation-config 'num-supernodes={len(self._sites)}'"
+            raise PayloadMismatch(f"{count} nodes cannot be {len(self._sites)} clients: use {wanted}")
+        self.site = self._sites[number]
+        return self.answer(request)
+
+    def _federation(self, experiment: Experiment) -> Federation:
+        return self._everybody
+
+
+def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
+    """A site's file for each client, in the order that decides cohorts. It allows what the experiment asks for."""
+    experiment = resolve_model(experiment)
+    data, benchmark = experiment.data, experiment.benchmark
+    places = data.clients if data is not None and isinstance(data.clients, dict) else {}
+    model, revision = experiment.model.id, experiment.model.revision
+    return [
+        SiteFile(
+            client,
+            data=places.get(client),
+            models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
+            benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
+            device=experiment.model.device,
+            threads=experiment.engine.threads,
+            state=str(out.with_name(f"{out.name}-sites") / client),
+            errors="text",
+        )
+        for client in client_ids(experiment)
+    ]
