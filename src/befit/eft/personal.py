@@ -16,7 +16,9 @@ from befit.site import Site
 from befit.train.loop import Pass, train
 from befit.types import State, Tick
 
-__all__ = ["WEIGHTS", "Budgets", "budgeted_layout", "fine_tune", "make_budgets", "pruned", "restored", "steps_for"]
+__all__ = [
+    "WEIGHTS", "Budgets", "budgeted_layout", "fine_tune", "make_budgets", "pruned", "restored", "steps_for", "trained",
+]  # fmt: skip
 
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
 

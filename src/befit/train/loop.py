@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class Pass:
     first_round     the round from which on the pass takes part
     blend           how strongly the terms count against the task; None adds them to it
     rates           parts that learn at a rate of their own, each with a multiple of the budget's
+    after           called with the number of each step, from 0, once it is taken; the step's gradients are still there
     """
 
     trainable: Selector
@@ -49,6 +50,7 @@ class Pass:
     first_round: int = 1
     blend: Blend | None = None
     rates: tuple[tuple[Selector, float], ...] = ()
+    after: Callable[[int], None] | None = None
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -115,6 +117,8 @@ def train(
                     for group in optimisers[index].param_groups:
                         group["lr"] = rate * group["multiple"]
                     optimisers[index].step()
+                    if one.after is not None:
+                        one.after(step)
                     totals[index] += task_loss.detach()
     losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
     for name, loss in losses.items():

@@ -1,0 +1,105 @@
+"""AdaLoRA (Zhang et al. 2023) as a personal stage: ranks move between modules while they are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from befit.adapters.bayestune import BUDGETED
+from befit.adapters.keys import slot
+from befit.adapters.layout import Layout, Slot
+from befit.adapters.svd import Svd
+from befit.eft.allocate import Allocator, Orthogonality, Timetable
+from befit.eft.budget import compact, kept_ranks
+from befit.eft.onbase import OnBase, kept, resume
+from befit.eft.personal import steps_for, trained
+from befit.errors import ConfigError
+from befit.method import Method, Personal
+from befit.registry import register
+from befit.site import Site
+from befit.train.loop import Pass, train
+from befit.types import Needs, Payload, Stage, Tick
+
+
+@register("adalora", title="AdaLoRA", paper="arXiv:2303.10512", year=2023)
+@dataclass(frozen=True)
+class AdaLora(OnBase):
+    """Start with more ranks than the budget, and take the least important away until r L are left.
+
+    rank        r of the budget: r L ranks for L target modules, anywhere in the model
+    base        block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
+    init_rank   ranks of every module at the start; null: 1.5 r
+    alpha       delta = alpha / init_rank * B diag(lambda) A
+    orthogonal  weight of the mean distance of A A^T and B^T B from the identity; 0 leaves it out
+    warmup      share of all steps before ranks are taken away
+    final       share of all steps after the last choice
+    interval    steps between two choices
+    beta1       decay of the running sensitivity
+    beta2       decay of its running uncertainty
+    epochs      passes over the client's examples; null: train.max_steps in each of federation.rounds
+
+    `score = lambda's + mean of A's row + mean of B's column`, of entries smoothed `|theta grad|` times its smoothed
+    deviation; after step t the `r L + (r_0 - r) L (1 - (t - t_i) / (T - t_f - t_i))^3` best of the model stay.
+    up = down = nothing, beside the base's. Source: specification fedp2eft.md, section 4.
+    """
+
+    rank: int = 8
+    base: dict[str, Any] | None = None
+    init_rank: int | None = None
+    alpha: float = 8.0
+    orthogonal: float = 0.1
+    warmup: float = 0.1
+    final: float = 0.3
+    interval: int = 1
+    beta1: float = 0.85
+    beta2: float = 0.85
+    epochs: int | None = None
+    layout: Layout = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
+
+    def __post_init__(self) -> None:
+        start = self.start
+        checks = {
+            f"rank: must be at least 1, got {self.rank}": self.rank >= 1,
+            f"init_rank: must not be below rank, {self.rank}, got {start}": start >= self.rank,
+            f"orthogonal: must not be negative, got {self.orthogonal}": self.orthogonal >= 0,
+            f"warmup: and final are shares of the steps that leave some between them, got {self.warmup} and "
+            f"{self.final}": self.warmup >= 0 and self.final >= 0 and self.warmup + self.final < 1,
+            f"interval: must be at least 1, got {self.interval}": self.interval >= 1,
+            f"beta1: and beta2 must be from 0 to below 1, got {self.beta1} and {self.beta2}":
+                0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
+        }  # fmt: skip
+        if problems := [text for text, right in checks.items() if not right]:
+            raise ConfigError(problems, "adalora")
+        self.prepare(Layout((Slot(BUDGETED, start, self.alpha, form=Svd()),)), self.base, "adalora")
+
+    @property
+    def start(self) -> int:
+        return -(-3 * self.rank // 2) if self.init_rank is None else self.init_rank
+
+    def own_stages(self) -> list[Stage]:
+        return [Stage("budget", _Adapt(self), None if self.epochs is None else 1, uplink=False)]
+
+
+@dataclass(frozen=True)
+class _Adapt(Personal):
+    method: AdaLora
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        how, base = self.method, resume(client, site)
+        steps, modules = steps_for(site, how.epochs), len(site.model.shapes.targets)
+        table = Timetable.over(steps * at.rounds, how.start * modules, how.rank * modules, how.warmup, how.final,
+                               how.interval)  # fmt: skip
+        first = (at.round - 1) * steps
+        allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client.arrays)
+        terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal else ()
+        one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
+        report = train(site, [one], at, steps=steps, moments=client.arrays)
+        adapter = site.model.dump(slot(BUDGETED))
+        ranks = kept_ranks({key.split("/")[1]: value for key, value in adapter.items() if key.endswith("/lambda")})
+        numbers = {"ranks": sum(ranks.values()), "adapter_parameters": trained(site, ranks)}
+        site.report.update({**report.numbers(), **{key: float(value) for key, value in numbers.items()}})
+        if at.round == at.rounds:
+            adapter = compact(adapter, BUDGETED)
+        return kept(client, adapter, {**report.moments, **allocator.dump()}, at), Payload()

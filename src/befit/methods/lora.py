@@ -1,0 +1,41 @@
+"""LoRA (Hu et al. 2021) as a personal stage: the same rank in every module, on top of any method's result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from befit.adapters.bayestune import BUDGETED
+from befit.adapters.layout import Layout, Slot
+from befit.eft.onbase import OnBase, TrainAlone
+from befit.method import Method
+from befit.registry import register
+from befit.types import Needs, Stage
+
+
+@register("lora", title="LoRA", paper="arXiv:2106.09685", year=2021)
+@dataclass(frozen=True)
+class Lora(OnBase):
+    """Train one adapter alone with rank r in each module: what every other way to spend r L ranks has to beat.
+
+    rank    r of the budget: r ranks in each of L target modules
+    base    block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
+    scale   s of delta = s B A; alpha is s r
+    epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
+
+    up = down = nothing, beside the base's. Source: specification fedp2eft.md, section 4.
+    """
+
+    rank: int = 8
+    base: dict[str, Any] | None = None
+    scale: float = 2.0
+    epochs: int | None = None
+    layout: Layout = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prepare(Layout((Slot(BUDGETED, self.rank, self.scale * self.rank),)), self.base, "lora")
+
+    def own_stages(self) -> list[Stage]:
+        return [TrainAlone(self.epochs).stage()]
