@@ -8,5 +8,6 @@ engine.py      the engine, over any link             consent.py     what a site 
 census.py      a federation seen from afar           memory.py      what a site keeps
 frame.py       requests and replies as bytes         site_file.py   a site's own file
 app_folder.py  what `flwr run` starts                worker.py      a resident desk; call.py asks it
-keys.py        certificates and keys
+keys.py        certificates and keys                 allowed.py     what of a configuration travels
+claim.py       one state folder, one site            doctor.py       what is wrong, and how to mend it
 """

@@ -11,6 +11,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 
+from befit.flower.claim import owner
 from befit.flower.site_file import SiteFile
 
 __all__ = ["call", "worker_file"]
@@ -22,7 +23,7 @@ def call(site: SiteFile, request: bytes) -> bytes:
     """The site's reply. Where the worker is gone or goes away over it, the request is answered here: a request that
     was worked on to the end is not worked on twice, whoever asks."""
     path = worker_file(site)
-    if path.exists():
+    if path.exists() and owner(path.parent) == site.client:  # else the desk says what is wrong
         try:
             return _ask(path, request)
         except (OSError, EOFError, AuthenticationError, ValueError, KeyError) as error:

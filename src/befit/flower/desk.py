@@ -21,6 +21,7 @@ from befit.deployed import write_client
 from befit.engine.local import LocalEngine
 from befit.engine.wire import cast
 from befit.errors import BefitError, ConfigError, PayloadMismatch
+from befit.flower.claim import claim
 from befit.flower.consent import experiment_here
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.memory import SiteMemory, Stamp
@@ -50,18 +51,23 @@ class Desk:
     def answer(self, request: bytes) -> bytes:
         """The reply to a request of the server; what goes wrong is a reply as well.
 
-        Everything in a reply is in the site's outbound.json before this returns.
+        Everything in a reply is in the site's outbound.json before this returns. Where nothing can be written there, as
+        on a full disk, the reply says that and nothing else.
         """
         header: Header = {}
         try:
             header, arrays = unpack(request, "the request")
             self._check(header)
-            with _alone(Path(self.site.state)):
+            with _alone(claim(self.site)):
                 do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
             _LOG.exception("site %s could not answer %s", self.site.client, header.get("do", "a request"))
-            return self._refusal(header, digest(request), error)
+            try:
+                return self._refusal(header, digest(request), error)
+            except Exception:
+                _LOG.exception("site %s cannot write what leaves it, so nothing does", self.site.client)
+                return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
 
     def _check(self, header: Header) -> None:
         if header.get("protocol") != PROTOCOL:
@@ -114,8 +120,8 @@ class Desk:
             {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": asdict(update.cost)},
             sent.arrays,
         )
+        reply.record(at.stage, sent, update.report)  # first: what cannot be written here must not move the memory on
         memory.keep(stamp, frame)
-        reply.record(at.stage, sent, update.report)
         return frame
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
@@ -174,7 +180,7 @@ class Desk:
         return self._run(header) / header["label"]
 
     def _reply(self, folder: Path, header: Header, request: str) -> Reply:
-        return Reply(folder, self.site.client, header, request)
+        return Reply(folder, self.site, header, request)
 
     def _send(self, reply: Reply, values: Header, stage: str, said: Mapping[str, Any]) -> bytes:
         reply.numbers(stage, said)
@@ -196,13 +202,15 @@ class Desk:
 
 
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
+NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot write its state; its log says more"}
 
 
 class Reply:
     """One reply: its frame, and the list of what left, in the folder of its run."""
 
-    def __init__(self, folder: Path, client: str, header: Header, request: str) -> None:
-        self._folder, self._client = folder, client
+    def __init__(self, folder: Path, site: SiteFile, header: Header, request: str) -> None:
+        self._folder, self._site = folder, site
+        client = site.client
         self._echo = {key: header.get(key) for key in ("run", "label", "at")} | {"client": client, "request": request}
 
     def frame(self, values: Header, arrays: State) -> bytes:
@@ -221,9 +229,10 @@ class Reply:
 
     def _write(self, note: Any) -> None:
         """outbound.json for people; .outbound.json, which the next one goes on from."""
+        claim(self._site)
         kept = self._folder / ".outbound.json"
         outbound = Outbound(read_json(kept) if kept.exists() else None)
-        note(outbound, self._client)
+        note(outbound, self._site.client)
         write_json(kept, outbound.saved())
         write_json(self._folder / "outbound.json", outbound.as_dict())
 
@@ -245,7 +254,6 @@ def _own(experiment: Experiment, client: str) -> Federation:
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """Wait until no other process works for this site."""
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (state / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

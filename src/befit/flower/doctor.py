@@ -15,8 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from befit.errors import BefitError
+from befit.errors import BefitError, RunError
 from befit.flower.call import worker_file
+from befit.flower.claim import claim
 from befit.flower.site_file import SiteFile, load_site
 
 __all__ = ["Finding", "examine"]
@@ -78,10 +79,12 @@ def _site(path: Path) -> Iterator[Finding]:
 def _state(site: SiteFile) -> Finding:
     folder = Path(site.state)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        claim(site)
         probe = folder / ".probe"
         probe.write_bytes(b"")
         probe.unlink()
+    except RunError as error:
+        return Finding("state", str(error), "give every site a folder of its own, which this user can write")
     except OSError as error:
         return Finding("state", f"{folder}: {error.strerror}", "this user has to be able to write there; correct state")
     open_to = stat.S_IMODE(folder.stat().st_mode) & 0o077

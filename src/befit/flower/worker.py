@@ -11,12 +11,13 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 from befit import __version__
 from befit.errors import RunError
 from befit.flower.call import worker_file
+from befit.flower.claim import claim
 from befit.flower.desk import Desk
 from befit.flower.site_file import SiteFile, load_site
 
@@ -46,26 +47,37 @@ def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) 
                 except (AuthenticationError, EOFError, ConnectionError) as error:
                     _LOG.warning("somebody without the token was turned away: %r", error)
                     continue
-                with line, contextlib.suppress(EOFError, ConnectionError):  # who hung up asks again
-                    request = line.recv_bytes()
-                    now = load_site(path)
-                    if now != desk.site:
-                        desk = Desk(now)
-                    line.send_bytes(desk.answer(request))
+                with line:
+                    desk = _serve(line, path, desk)
+
+
+def _serve(line: Connection, path: Path, desk: Desk) -> Desk:
+    """Answer one request; returns the desk for the next one. Whoever gets no answer works on it without this worker."""
+    try:
+        request = line.recv_bytes()
+        now = load_site(path)
+        if now != desk.site:
+            desk = Desk(now)
+        line.send_bytes(desk.answer(request))
+    except (EOFError, ConnectionError):
+        pass  # who hung up asks again
+    except Exception:
+        _LOG.exception("a request is left unanswered; the worker goes on")
+    return desk
 
 
 @contextlib.contextmanager
 def _announced(site: SiteFile, address: str, token: bytes) -> Iterator[None]:
     path = worker_file(site)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    claim(site)
     if path.exists() and _alive(path):
         raise RunError(f"a worker of site {site.client} is running already ({path}); stop it first")
     path.unlink(missing_ok=True)
     values = {"address": address, "token": token.hex(), "pid": os.getpid(), "version": __version__}
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "w") as file:
-        json.dump(values, file)
     try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "w") as file:
+            json.dump(values, file)
         yield
     finally:
         path.unlink(missing_ok=True)
