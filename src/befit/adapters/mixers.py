@@ -1,6 +1,7 @@
 """How the active slots of a layer become one output. A mixer is `(layer, x, dropped, y) -> y`.
 
-It is named by a word and its arguments: "sum", "gate", "weighted 0.5 0.5" or "instance 0.5 similar".
+It is named by a word and its arguments: "sum", "gate", "weighted 0.5 0.5", "instance 0.5 similar", or "logits", where
+slots do not meet in any layer: see `befit.adapters.logits`.
 
 x        (…, d_in) float32 input of the layer; `dropped` is x after the adapters' dropout
 y        (…, d_out) output of the frozen module, in the backbone's dtype, which the result keeps
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from befit.adapters.layout import Layout
     from befit.adapters.model import AdaptedModel
 
-__all__ = ["Weighted", "add_up", "constant_weights", "make_mixer", "weigh_up"]
+__all__ = ["Weighted", "add_up", "constant_weights", "make_mixer", "meetings", "weigh_up"]
 
 
 Weights = Callable[[str], tuple[float, ...]]
@@ -41,6 +42,10 @@ def make_mixer(text: str, model: AdaptedModel) -> Mixer:
 
         limit, direction = arguments
         return InstanceMixer(model, float(limit), direction)
+    if kind == "logits":
+        from befit.adapters.logits import LogitsMixer
+
+        return LogitsMixer(model)
     return _plain_mixer(kind, tuple(map(float, arguments)))
 
 
@@ -49,8 +54,17 @@ def _plain_mixer(kind: str, numbers: tuple[float, ...]) -> Mixer:
     if kind == "weighted":
         return Weighted(numbers)
     if kind != "sum":
-        raise ValueError(f"no mixer {kind!r}; there are sum, gate, weighted and instance")
+        raise ValueError(f"no mixer {kind!r}; there are sum, gate, weighted, instance and logits")
     return add_up
+
+
+def meetings(text: str, slots: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The slots in each pass of the backbone over a batch: all in one, or one for each where their logits add up.
+
+    >>> meetings("sum", ("shared", "personal")), meetings("logits", ("shared", "personal"))
+    ((('shared', 'personal'),), (('shared',), ('personal',)))
+    """
+    return tuple((one,) for one in slots) if text == "logits" else (slots,)
 
 
 def constant_weights(text: str, layout: Layout, slots: Sequence[str], arrays: State) -> Weights | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from befit.adapters.flat import FlatState
 from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
-from befit.adapters.layer import Recorder, Router, SlotLinear
+from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer
 from befit.errors import ModelError, did_you_mean
@@ -114,6 +114,11 @@ class AdaptedModel:
     @property
     def active_slots(self) -> tuple[str, ...]:
         return self._router.active
+
+    @property
+    def mixer(self) -> Mixer | None:
+        """What puts the active slots together now."""
+        return self._router.mixer
 
     @property
     def keys(self) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from befit.adapters.forms import LORA
 from befit.adapters.keys import join, slot_of, split
 from befit.adapters.layout import Slot
-from befit.adapters.mixers import Weights, constant_weights
+from befit.adapters.mixers import Weights, constant_weights, meetings
 from befit.adapters.model import AdaptedModel
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import ModelError, PayloadMismatch
@@ -51,9 +51,11 @@ def write_adapter(
     if weights is None:
         slots, weights = (slots[-1],), lambda layer: (1.0,)
         mixed = ", ".join(deployed.slots)
+        apart = len(meetings(deployed.mixer, deployed.slots)) > 1
+        how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"
         note += (
-            f" The deployed model mixes the slots {mixed} by weights that depend on the input, which no PEFT adapter "
-            f"can hold: this checkpoint is the slot {slots[0]!r} alone. `befit predict` uses the whole."
+            f" The deployed model {how} the slots {mixed}, which no PEFT adapter can hold: this checkpoint is the slot "
+            f"{slots[0]!r} alone. `befit predict` uses the whole."
         )
     tensors, slot = _fold(arrays, slots, weights, model)
     biases = _biases(arrays, slots, weights, model, slot.scale)

@@ -15,7 +15,11 @@ from befit.train.terms import L2
 
 @register("ditto", title="Ditto", paper="arXiv:2012.04221", year=2021)
 def ditto(
-    rank: int = 8, alpha: float = 16.0, mu: float = 0.001, weights: Literal["examples", "uniform"] = "examples"
+    rank: int = 8,
+    alpha: float = 16.0,
+    mu: float = 0.001,
+    weights: Literal["examples", "uniform"] = "examples",
+    legacy_average_personal: bool = False,
 ) -> Recipe:
     """Two steps a batch, one of the shared adapter and one of the personal; only the shared one travels.
 
@@ -23,11 +27,12 @@ def ditto(
     alpha    their scaling: delta = alpha / rank * B A
     mu       strength of mu * ||personal - shared||^2, shared as received at the start of the round
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+    legacy_average_personal  average the personal adapter too, as FedMosaic's released code does by mistake
 
     up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5, whose code uses mu 0.001
     and no factor 1/2; the original paper tries mu from 0.1 to 1 with the factor. Deviation: the personal adapter never
-    leaves the client, where that code averages it away every round; each adapter has an optimiser of its own, the
-    personal one's kept from round to round; the penalty covers the task head too, where there is one.
+    leaves the client unless asked for, where that code averages it away every round; each adapter has an optimiser of
+    its own, the personal one's kept from round to round; the penalty covers the task head too, where there is one.
     """
     if mu < 0:
         raise ConfigError([f"mu: must not be negative, got {mu}"], "ditto")
@@ -38,7 +43,7 @@ def ditto(
             Pass(slot("personal"), ("personal",), (L2("personal", to="shared", weight=mu),),
                  name="personal", keep_optimiser=True),
         ),
-        share=slot("shared"),
+        share=slot("shared", "personal") if legacy_average_personal else slot("shared"),
         merge=Merge(weights),
         use=Use(("personal",)),
     )  # fmt: skip

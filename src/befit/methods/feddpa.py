@@ -1,5 +1,6 @@
 """FedDPA (Yang et al. 2024): a shared and a personal adapter, weighed for every input by its likeness to own data."""
 
+from dataclasses import replace
 from typing import Literal
 
 from befit.adapters.keys import slot
@@ -16,54 +17,65 @@ from befit.train.loop import Pass
 def feddpa(
     rank: int = 8,
     alpha: float = 16.0,
-    variant: Literal["T", "F"] = "T",
+    variant: Literal["T", "F", "halves"] = "T",
     train_weight: float = 0.5,
     max_weight: float = 0.5,
     instances: int = 5,
     direction: Literal["similar", "reference"] = "similar",
     rounds_local: int | None = None,
     weights: Literal["uniform", "examples"] = "uniform",
+    legacy_average_personal: bool = False,
 ) -> Recipe:
     """Train a shared and a personal adapter; at use, an input that looks like the client's own gets more of the latter.
 
     rank          rank of both adapters
     alpha         their scaling: delta = alpha / rank * B A
-    variant       "T" trains both in every round; "F" trains the personal one from the shared one, after FedIT
-    train_weight  T: weight of the personal adapter while it is trained beside the frozen shared one
+    variant       "T" trains both in every round; "F" trains the personal one from the shared one, after FedIT; "halves"
+                  trains both, the shared one first, and uses both at fixed weights, as FedMosaic's authors run it
+    train_weight  weight of the personal adapter in its training beside the frozen shared one; halves: at use too
     max_weight    largest weight of the personal adapter at use
     instances     training examples that each input is compared with
     direction     "similar" gives an alike input more of the personal adapter, "reference" of the shared one
     rounds_local  F: how many times train.max_steps to train the personal adapter; default federation.rounds
     weights       how the server averages: "uniform" or "examples"
+    legacy_average_personal  halves: average the personal adapter too, as FedMosaic's released code does by mistake
 
     At use `y = W x + (1 - omega) s B_g A_g x + omega s B_l A_l x`, with
     `omega = max_weight * mean_s max(0, cos(h_x, h_s))` for each input. T: a round first trains the personal adapter
-    (from round 2 on), then the shared one alone, so it takes twice the steps.
+    (from round 2 on), then the shared one alone, so it takes twice the steps. Halves: `omega = train_weight` for every
+    input, and a round first trains the shared adapter alone, then the personal one beside it, from round 1 on.
     up = down = r(d_in + d_out) per module; F takes one more download. The personal adapter and the hidden states `h_s`
-    never leave the client. Source: specification potara.md, section 5.5. Deviation: `h` is taken under the personal
-    adapter; an encoder has no last token, so its first stands for the input. The weights depend on the input, so the
-    deployed model cannot be one PEFT adapter.
+    never leave the client, but for the legacy flag. Source: specification potara.md, section 5.5; of "halves"
+    fedmosaic.md, section 5. Deviation: `h` is taken under the personal adapter; an encoder has no last token, so its
+    first stands for the input. Where the weights depend on the input, the deployed model cannot be one PEFT adapter.
     """
+    _check(variant, train_weight, max_weight, instances, rounds_local, legacy_average_personal)
+    both = ("shared", "personal")
+    fixed = f"weighted {1 - train_weight:g} {train_weight:g}"
+    shared = Pass(slot("shared"), ("shared",), name="shared")
+    beside = Pass(slot("personal"), both, mixer=fixed, name="personal", keep_optimiser=True)
+    alone = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
+    passes = {"T": (replace(beside, first_round=2), shared), "F": (shared,), "halves": (shared, beside)}
+    after = (Adopt("shared", into="personal"), LocalTraining((alone,), rounds=rounds_local)) if variant == "F" else ()
+    by_input = variant != "halves"
+    return Recipe(
+        layout=Layout(tuple(Slot(name, rank, alpha) for name in both), references=instances if by_input else 0),
+        passes=passes[variant],
+        in_sequence=True,
+        share=slot(*both) if legacy_average_personal else slot("shared"),
+        merge=Merge(weights),
+        then=(*after, Remember(instances, under="personal")) if by_input else (),
+        use=Use(both, f"instance {max_weight:g} {direction}" if by_input else fixed),
+    )
+
+
+def _check(
+    variant: str, train_weight: float, max_weight: float, instances: int, rounds_local: int | None, legacy: bool
+) -> None:  # fmt: skip
     shares = {"train_weight": train_weight, "max_weight": max_weight}
     problems = [f"{name}: must be from 0 to 1, got {value}" for name, value in shares.items() if not 0 <= value <= 1]
     problems += [f"instances: must be at least 1, got {instances}"] * (instances < 1)
-    problems += ["rounds_local: has no meaning for variant T"] * (variant == "T" and rounds_local is not None)
+    problems += [f"rounds_local: has no meaning for variant {variant}"] * (variant != "F" and rounds_local is not None)
+    problems += [f"legacy_average_personal: has no meaning for variant {variant}"] * (variant != "halves" and legacy)
     if problems:
         raise ConfigError(problems, "feddpa")
-    both = ("shared", "personal")
-    shared = Pass(slot("shared"), ("shared",), name="shared")
-    beside = Pass(
-        slot("personal"), both, mixer=f"weighted {1 - train_weight:g} {train_weight:g}", name="personal",
-        keep_optimiser=True, first_round=2,
-    )  # fmt: skip
-    alone = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
-    after = (Adopt("shared", into="personal"), LocalTraining((alone,), rounds=rounds_local)) if variant == "F" else ()
-    return Recipe(
-        layout=Layout(tuple(Slot(name, rank, alpha) for name in both), references=instances),
-        passes=(beside, shared) if variant == "T" else (shared,),
-        in_sequence=True,
-        share=slot("shared"),
-        merge=Merge(weights),
-        then=(*after, Remember(instances, under="personal")),
-        use=Use(both, f"instance {max_weight:g} {direction}"),
-    )

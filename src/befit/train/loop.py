@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import Selector
+from befit.adapters.keys import Selector, slot
+from befit.adapters.mixers import meetings
 from befit.train.blend import Blend
 from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
 from befit.train.terms import Guide, Term
@@ -55,7 +56,12 @@ class Pass:
     @property
     def work(self) -> tuple[Work, ...]:
         """This pass, and what its terms compute beside it."""
-        return (Work(self.active, self.trainable), *(work for term in self.terms for work in getattr(term, "work", ())))
+        together = meetings(self.mixer, self.active)
+        own = [self.trainable if len(together) == 1 else self.trainable & slot(*slots) for slots in together]
+        return (
+            *(Work(slots, chosen) for slots, chosen in zip(together, own, strict=True)),
+            *(work for term in self.terms for work in getattr(term, "work", ())),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""FedDPA as FedMosaic's authors run it (FedMosaic specification, section 5), each round written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.conftest import assert_near, make_site, random_state
+from tests.unit.methods.federation import Clients
+
+from befit.adapters.keys import select, slot
+from befit.errors import ConfigError
+from befit.federate import final_download
+from befit.registry import build_method
+from befit.train.loop import Pass, train
+from befit.types import State, Tick
+
+HALVES = {"name": "feddpa", "variant": "halves", "rank": 2, "alpha": 4.0}
+SHARED = Pass(slot("shared"), ("shared",), name="shared")
+BESIDE = Pass(slot("personal"), ("shared", "personal"), mixer="weighted 0.5 0.5", name="personal", keep_optimiser=True)
+
+
+def test_the_shared_adapter_is_trained_first_and_the_personal_one_beside_it_from_the_first_round() -> None:
+    clients = Clients(build_method(HALVES))
+    clients.run(2)
+    received, own, moments = select(clients.initial, slot("shared")), select(clients.initial, slot("personal")), {}
+    for number in (1, 2):
+        at = Tick("federate", number, 2, 0)
+        site = clients.fresh("b")
+        site.model.load({**received, **own})
+        train(site, [SHARED], at)
+        moments = train(site, [BESIDE], at, moments=moments).moments
+        own = site.model.dump(slot("personal"))
+        assert_near(clients.uploads(number)["b"], site.model.dump(slot("shared")))
+        sent = clients.uploads(number).values()
+        received = {key: torch.stack([one[key] for one in sent]).mean(0) for key in received}
+    assert_near(select(clients.memory("b").arrays, slot("personal")), own)
+
+
+def test_the_shared_adapter_is_that_of_fedit() -> None:
+    plain = Clients(build_method({"name": "fedit", "rank": 2, "alpha": 4.0, "weights": "uniform"})).run(2)
+    assert_near(Clients(build_method(HALVES)).run(2).arrays, plain.arrays, rtol=0, atol=0)
+
+
+def test_both_are_used_at_fixed_weights_and_no_hidden_states_are_kept() -> None:
+    clients = Clients(build_method({**HALVES, "train_weight": 0.25}))
+    server = clients.run(2)
+    assert [stage.name for stage in clients.method.plan()] == ["federate"]
+    at = Tick("federate", 2, 2, 0)
+    deployed = clients.engine.deployment("a", final_download(clients.method, server, clients.infos[0], at), at)
+    assert (deployed.slots, deployed.mixer) == (("shared", "personal"), "weighted 0.75 0.25")
+    assert {key.partition("/")[0] for key in deployed.arrays} == {"shared", "personal"}
+
+
+def test_the_mixture_in_training_is_half_of_each_update() -> None:
+    """`W x + (h_w + h_v) / 2`, from dense matrices."""
+    site = make_site("llama", build_method(HALVES).layout, targets="all")
+    state: State = random_state(site.model)
+    site.model.load(state)
+    layer = site.model.layers["block.01.down_proj"]
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    names = [f"{name}/block.01.down_proj" for name in ("shared", "personal")]
+    update = sum(2.0 * state[f"{name}/B"] @ state[f"{name}/A"] for name in names)
+    with site.model.active("shared", "personal", mixer=BESIDE.mixer), torch.no_grad():
+        torch.testing.assert_close(layer(x), x @ (layer.weight + update / 2).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"variant": "halves", "rounds_local": 2}, "rounds_local: has no meaning for variant halves"),
+        ({"variant": "T", "legacy_average_personal": True}, "legacy_average_personal: has no meaning for variant T"),
+    ],
+)
+def test_options_of_another_variant_are_refused(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_method({"name": "feddpa", **settings})
