@@ -16,7 +16,7 @@ from befit.errors import ConfigError, DataError, did_you_mean
 from befit.families import each_family
 from befit.limit import limited
 from befit.method import Method
-from befit.models import load_backbone
+from befit.models import load_backbone, load_shapes
 from befit.registry import build_method
 from befit.site import Backbone, ServerSite, Site
 from befit.stream import Stream
@@ -35,9 +35,15 @@ OWN_MODEL = "model"
 
 
 class Host:
-    """Holds one backbone for each family of clients and any number of methods. `install` makes it ready for one."""
+    """Holds one backbone for each family of clients and any number of methods. `install` makes it ready for one.
 
-    def __init__(self, experiment: Experiment, federation: Federation | None = None) -> None:
+    elsewhere  fingerprint of the weights that the clients have on other machines; here are shapes then, and no weights
+    """
+
+    def __init__(
+        self, experiment: Experiment, federation: Federation | None = None, elsewhere: str | None = None
+    ) -> None:
+        self._elsewhere = elsewhere
         self.experiment = resolve_model(experiment)
         self.federation = load_federation(experiment) if federation is None else federation
         arriving = self.federation.newcomers if experiment.evaluate.newcomers else ()
@@ -61,7 +67,9 @@ class Host:
 
     def _load(self, name: str) -> Backbone:
         experiment = family_experiment(self.experiment, name)
-        model, task, fingerprint = load_model(experiment, self.federation.task, self.federation.label_names)
+        model, task, fingerprint = load_model(
+            experiment, self.federation.task, self.federation.label_names, self._elsewhere
+        )
         return Backbone(name, fingerprint, model, task)
 
     def _info(self, client: ClientData) -> ClientInfo:
@@ -195,11 +203,19 @@ def family_experiment(experiment: Experiment, name: str) -> Experiment:
     return replace(experiment, model=experiment.families[name].model, families={})
 
 
-def load_model(experiment: Experiment, task: str, label_names: Sequence[str]) -> tuple[AdaptedModel, Task, str]:
-    """The backbone with places for adapters, the task, and the backbone's fingerprint."""
+def load_model(
+    experiment: Experiment, task: str, label_names: Sequence[str], elsewhere: str | None = None
+) -> tuple[AdaptedModel, Task, str]:
+    """The backbone with places for adapters, the task, and the backbone's fingerprint.
+
+    elsewhere  as for `Host`: the backbone's shapes, on the meta device, with this fingerprint
+    """
     experiment = resolve_model(experiment)
     settings, adapter = experiment.model, experiment.adapter
-    backbone = load_backbone(settings, task, label_names, experiment.federation.seed)
+    if elsewhere is None:
+        backbone = load_backbone(settings, task, label_names, experiment.federation.seed)
+    else:
+        backbone = load_shapes(settings, task, label_names, elsewhere)
     evaluate = experiment.evaluate
     made = make_task(
         task,

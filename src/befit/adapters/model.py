@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
@@ -28,7 +29,8 @@ class AdaptedModel:
     `active`, `using` and `trainable` say, for the length of a `with`, what takes part in a forward pass and what
     gets gradients. One model serves any number of clients, one after the other.
 
-    backbone  a transformers model (or any module); its parameters are frozen here
+    backbone  a transformers model (or any module); its parameters are frozen here. On the meta device it serves for
+              its shapes and its adapters' initial values
     targets   "auto" (query and value projections), "all" (every linear of the blocks), or names, see `find_modules`
     head      whether slots carry the task head (a classifier outside the backbone proper)
     dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
@@ -42,7 +44,8 @@ class AdaptedModel:
         dropout: float = 0.0,
     ) -> None:
         self.backbone = backbone.requires_grad_(False)
-        self.device = next(backbone.parameters()).device
+        device = next(backbone.parameters()).device
+        self.device = torch.device("cpu") if device.type == "meta" else device  # adapters have values without it too
         self._router = Router(dropout=dropout)
         target_paths, head_paths = find_modules(backbone, targets)
         self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone

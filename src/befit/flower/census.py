@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from befit.benchmarks.base import ClientData, Federation, Record
 from befit.config import Experiment
 from befit.errors import ConfigError, DataError
 from befit.host import Host, load_federation
+from befit.registry import build_method
 from befit.tasks import GENERATIVE
 
 __all__ = ["client_ids", "remote_host"]
@@ -53,9 +55,11 @@ def client_ids(experiment: Experiment) -> list[str]:
 
 
 def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]]) -> Host:
-    """A host with the server's own backbone and clients that are elsewhere. `hellos` is what each site said of itself.
+    """A host with clients that are elsewhere. `hellos` is what each site said of itself.
 
-    Raises ConfigError that names every site with another backbone, or with other data of a benchmark.
+    The server has the backbone's shapes, and its weights only where a method runs it there: then they are compared with
+    the sites', otherwise the sites' with each other. Raises ConfigError that names every site with another backbone, or
+    with other data of a benchmark.
     """
     known = load_federation(experiment) if experiment.benchmark is not None else None
     counts = {client: [Elsewhere(count) for count in said["examples"]] for client, said in hellos.items()}
@@ -77,9 +81,13 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
         names = tuple(experiment.data.label_names or ())
         federation = Federation("files", "1", experiment.data.task, clients, label_names=names, manifest=manifest)
         problems = []
-    host = Host(experiment, federation)
+    ((common, _),) = Counter(said["backbone"] for said in hellos.values()).most_common(1)
+    methods = (build_method(block) for block in (experiment.method, *experiment.baselines))
+    runs_here = any(method.needs.server_model for method in methods)
+    host = Host(experiment, federation, None if runs_here else common)
+    whose = "the server's" if runs_here else "the others'"
     problems += [
-        f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, the server's {host.fingerprint[:12]}"
+        f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {host.fingerprint[:12]}"
         for client, said in hellos.items()
         if said["backbone"] != host.fingerprint
     ]

@@ -30,7 +30,7 @@ CLASSES = {
     "vqa": "AutoModelForImageTextToText",
 }
 
-__all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "skeleton"]
+__all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "load_shapes", "skeleton"]
 
 
 class ModelSettings(Protocol):
@@ -106,6 +106,20 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     for note in notes:
         logger.info("%s: %s", found, note)
     identity = fingerprint(model, json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    return Backbone(model, processor, task, identity, found, tuple(notes))
+
+
+def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], identity: str) -> Backbone:
+    """What a machine can have of a backbone without its weights: shapes on the meta device, from config.json, and the
+    tokenizer or image processor.
+
+    identity  fingerprint of the weights, as those who have them say
+
+    Raises ModelError as `load_backbone` does, but asks for no weights and for no device.
+    """
+    model = skeleton(settings, task, label_names)
+    directory, found = find_model(settings.id, settings.revision, weights=False)
+    processor, notes = load_processor(task, directory, model, found)
     return Backbone(model, processor, task, identity, found, tuple(notes))
 
 

@@ -1,0 +1,85 @@
+"""The server holds shapes: it needs a model's config.json and no weights, unless a method runs the model there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import local_memories, same, server_memory, site_memories
+
+from befit.adapters.keys import EVERYTHING
+from befit.config import Experiment, load_experiment
+from befit.errors import ConfigError, ModelError
+from befit.flower.server_app import run_over
+from befit.host import Host, load_model
+from befit.runner import run
+from befit.zoo import zoo_path
+
+Make = Callable[..., Experiment]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The shipped model's folder without its weights."""
+    source = zoo_path("digits-vit")
+    assert source is not None
+    shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    return tmp_path / "bare"
+
+
+def sites_with(models: list[str], bare: Path, folder: Path) -> list[Path]:
+    sites = []
+    for number, place in enumerate(models):
+        site = write_site(folder / f"site-{number}", f"client-0{number}")
+        site.write_text(site.read_text().replace("{digits-vit: digits-vit}", f"{{{bare}: {place}}}"))
+        sites.append(site)
+    return sites
+
+
+@pytest.mark.parametrize("method", ["fedit", "potara"])
+def test_a_server_without_weights_has_the_numbers_of_a_local_run(
+    method: str, bare: Path, experiment: Make, tmp_path: Path
+) -> None:
+    """FedIT averages; Potara's server solves for merging weights. Neither looks at the backbone."""
+    model: dict[str, Any] = {"model": {"id": str(bare)}}
+    sites = sites_with(["digits-vit"] * 2, bare, tmp_path)
+    remote = run_over(LoopbackGrid(sites), experiment(method, **model), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment(method, {"store": "disk"}), out=tmp_path / "local").path
+    there = site_memories(remote, dict(zip(("client-00", "client-01"), sites, strict=True)), method)
+    assert same(server_memory(remote), server_memory(local))
+    assert all(same(there[client], memory) for client, memory in local_memories(local).items())
+    with pytest.raises(ModelError, match="no safetensors weights"):
+        Host(experiment(method, {"store": "disk"}, **model))
+
+
+def test_sites_with_different_weights_are_named(bare: Path, experiment: Make, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(str(zoo_path("digits-vit")), other)
+    weights = load_file(other / "model.safetensors")
+    weights[min(weights)].view(-1)[0] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    sites = sites_with(["digits-vit", "digits-vit", str(other)], bare, tmp_path)
+    three = experiment("fedit", model={"id": str(bare)}, benchmark={"name": "digits", "clients": 3})
+    with pytest.raises(ConfigError, match="site client-02 has another backbone") as error:
+        run_over(LoopbackGrid(sites), three, tmp_path / "remote", poll_s=0.01)
+    assert "client-01" not in str(error.value)
+
+
+def test_shapes_hold_no_weights_and_the_same_initial_adapters(bare: Path) -> None:
+    """What the server sends in the first round is made from seed, names and shapes."""
+    one = load_experiment({"benchmark": {"name": "digits"}, "method": "fedit", "model": {"id": str(bare)}})
+    whole = Host(load_experiment({"benchmark": {"name": "digits"}, "method": "fedit"}))
+    model, task, identity = load_model(one, "image-classification", whole.federation.label_names, whole.fingerprint)
+    assert {parameter.device.type for parameter in model.backbone.parameters()} == {"meta"}
+    assert model.device.type == "cpu" and task.metric == whole.task.metric and identity == whole.fingerprint
+    method = whole.build("fedit")
+    whole.model.install(method.layout, 3)
+    model.install(method.layout, 3)
+    ours, theirs = model.dump(EVERYTHING), whole.model.dump(EVERYTHING)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
