@@ -8,7 +8,8 @@ from befit.adapters.pq import BASIS, Basis, PQLora
 from befit.align.settings import Alignment
 from befit.errors import ConfigError
 from befit.registry import register
-from befit.rela.mosaic import BOTH, Mosaic, Relevance
+from befit.rela.mixing import Relevance, chosen, needless
+from befit.rela.mosaic import BOTH, Mosaic
 from befit.rela.options import relevance_problems
 from befit.rela.sketch import Sketch
 
@@ -19,6 +20,7 @@ def fedmosaic(
     alpha: float = 16.0,
     blocks: int = 4,
     pq_rate: float = 2.5,
+    mixing: Literal["relevance", "equal", "nash"] = "relevance",
     temperature: float = 0.5,
     similarity: Literal["flat", "colmean"] = "flat",
     include_self: bool = False,
@@ -36,6 +38,7 @@ def fedmosaic(
     alpha         their scaling: delta = alpha / rank * B A
     blocks        N_B, how many blocks carry PQ-LoRA
     pq_rate       learning rate of P and Q, as a multiple of train.lr
+    mixing        weights by "relevance", "equal" ones, or those of the "nash" bargaining solution, the same for all
     temperature   tau of the softmax over cosines
     similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
     include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
@@ -57,17 +60,18 @@ def fedmosaic(
         problems.append(f"blocks: must be at least 1, got {blocks}; without PQ blocks take the method rela")
     if not pq_rate > 0:
         problems.append(f"pq_rate: must be positive, got {pq_rate}")
-    if problems:
+    asked = Relevance(temperature, similarity, include_self, every, ema, noise)
+    if problems := problems or needless(mixing, asked, Sketch(share, mask)):
         raise ConfigError(problems, "fedmosaic")
-    sketch = Sketch(share, mask)
+    mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
     slots = (
         Slot(BASIS, rank, alpha, head=False, form=Basis(blocks)),
         *(Slot(name, rank, alpha, form=PQLora(blocks)) for name in BOTH),
     )
     return Mosaic(
-        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,)),
+        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,) if sketch else ()),
+        mixed,
         sketch,
-        Relevance(temperature, similarity, include_self, every, ema, noise),
         blocks,
         pq_rate,
         align,

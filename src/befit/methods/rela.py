@@ -6,7 +6,8 @@ from befit.adapters.gates import InputGate, ScalarGate
 from befit.adapters.layout import Layout, Slot
 from befit.errors import ConfigError
 from befit.registry import register
-from befit.rela.mosaic import BOTH, Mosaic, Relevance
+from befit.rela.mixing import Relevance, chosen, needless
+from befit.rela.mosaic import BOTH, Mosaic
 from befit.rela.options import relevance_problems
 from befit.rela.sketch import Sketch
 
@@ -15,6 +16,7 @@ from befit.rela.sketch import Sketch
 def rela(
     rank: int = 8,
     alpha: float = 16.0,
+    mixing: Literal["relevance", "equal", "nash"] = "relevance",
     temperature: float = 0.5,
     similarity: Literal["flat", "colmean"] = "flat",
     include_self: bool = False,
@@ -29,6 +31,7 @@ def rela(
 
     rank          rank of both adapters
     alpha         their scaling: delta = alpha / rank * B A
+    mixing        weights by "relevance", "equal" ones, or those of the "nash" bargaining solution, the same for all
     temperature   tau of the softmax over cosines
     similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
     include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
@@ -44,12 +47,14 @@ def rela(
     up = down = r(d_in + d_out) per module, and up the entries of the gradient. What the paper calls its homogeneous
     mode; clients with other backbones mix within their own. Source: specification fedmosaic.md, sections 2.5 and 4.
     """
-    if problems := relevance_problems(temperature, every, ema, noise, share, similarity, mask):
+    problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
+    asked = Relevance(temperature, similarity, include_self, every, ema, noise)
+    if problems := problems or needless(mixing, asked, Sketch(share, mask)):
         raise ConfigError(problems, "rela")
-    sketch = Sketch(share, mask)
+    mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
     slots = tuple(Slot(name, rank, alpha) for name in BOTH)
     return Mosaic(
-        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,)),
+        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,) if sketch else ()),
+        mixed,
         sketch,
-        Relevance(temperature, similarity, include_self, every, ema, noise),
     )

@@ -14,11 +14,12 @@ import torch
 from befit.adapters.keys import join, split
 from befit.adapters.pq import sites
 from befit.errors import ModelError
-from befit.rela.relevance import mixtures, relevance
+from befit.rela.mixing import Held
+from befit.rela.relevance import mixtures
 from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
-__all__ = ["absorb", "described", "members", "mixed", "received_by"]
+__all__ = ["absorb", "described", "held_by", "members", "mixed", "received_by"]
 
 Members = dict[str, list[str]]
 EVERYBODY = ""
@@ -104,25 +105,39 @@ def _group(key: str) -> str:
     return split(key)[0].partition(":")[2]
 
 
-def mixed(
-    stacks: State, whose: Members, cosines: torch.Tensor, temperature: float, include_self: bool
-) -> tuple[State, torch.Tensor]:
-    """What each client gets, stacked as what it sent but under `world`; and the weights over all clients.
+def held_by(server: Payload, stacks: State, whose: Members, starts: Mapping[str, State]) -> Held:
+    """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
-    The softmax of a family's arrays runs over the family alone; whoever is the only one of a family gets its own back
-    (specification fedmosaic.md, section 4.4).
+    starts  initial adapters by family
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
-    weights = {
-        group: relevance(cosines, temperature, [order[id_] for id_ in ids], include_self)
-        for group, ids in whose.items()
-    }
-    worlds = {
-        key.replace("own", "world", 1): mixtures(weights[_group(key)], stack)
-        for key, stack in stacks.items()
-        if _slot(key) == "own"
-    }
-    return worlds, weights[EVERYBODY]
+    owners: dict[str, list[str]] = {group: [] for group in whose}
+    before: State = {}
+    initial: State = {}
+    for family, start in starts.items():
+        modules = {name: site for site, name in _sites_of(server.scalars, family).items()}
+        own = {key: value for key, value in start.items() if _slot(key) == "personal"}
+        initial |= {_place(key, family, modules)[0]: value for key, value in own.items()}
+    for name in stacks:
+        if _slot(name) != "own":
+            continue
+        owners[_group(name)].append(name)
+        last = server.arrays.get(_world(name))
+        before[name] = initial[name] if last is None else last[0]
+    return Held(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
+
+
+def mixed(stacks: State, weights: Mapping[str, torch.Tensor]) -> State:
+    """What each client gets, stacked as what it sent but under `world`.
+
+    weights  of each group of clients: the weights of a family's arrays run over the family alone, and whoever is the
+             only one of a family gets its own back (specification fedmosaic.md, section 4.4)
+    """
+    return {_world(key): mixtures(weights[_group(key)], stack) for key, stack in stacks.items() if _slot(key) == "own"}
+
+
+def _world(key: str) -> str:
+    return key.replace("own", "world", 1)
 
 
 def received_by(server: Payload, client: str, family: str, slot: str) -> State:

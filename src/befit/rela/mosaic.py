@@ -1,14 +1,14 @@
 """FedMosaic's protocol (Seo et al.): a client's own adapter beside a mixture of the others', gated layer by layer.
 
 The equations: PQ-LoRA in `befit.adapters.pq`, the gate in `befit.adapters.gates`, gradients in `befit.rela.sketch`,
-weights in `befit.rela.relevance`; who gets what of whom in `befit.rela.bank`.
+weights in `befit.rela.relevance` and `befit.rela.mixing`; who gets what of whom in `befit.rela.bank`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
 from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout
@@ -17,37 +17,18 @@ from befit.align.run import aligned_bases
 from befit.align.settings import Alignment
 from befit.errors import NotTrained
 from befit.method import Deployment, Method
-from befit.rela.bank import EVERYBODY, absorb, described, members, mixed, received_by
-from befit.rela.relevance import similarities
+from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, mixed, received_by
+from befit.rela.mixing import Mixing, Relevance
 from befit.rela.sketch import SKETCH, Sketch, mean_sketch
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.work import Work
-from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
+from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
-__all__ = ["BOTH", "Mosaic", "Relevance"]
+__all__ = ["BOTH", "Mosaic"]
 
 BOTH = ("personal", "shared")
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """How the server finds out who is relevant to whom.
-
-    temperature   tau of the softmax of cosines
-    similarity    cosine of whole gradients ("flat"), or the mean over their columns ("colmean")
-    include_self  whether a client's own adapter is part of its mixture
-    every         gradients are taken at every so many steps
-    ema           weight of the new round's mean gradient in the running one
-    noise         standard deviation of what is added to each gradient
-    """
-
-    temperature: float = 0.5
-    similarity: Literal["flat", "colmean"] = "flat"
-    include_self: bool = False
-    every: int = 10
-    ema: float = 0.5
-    noise: float = 1e-4
+WEIGHTS = "relevance/clients/weights"
 
 
 @final
@@ -55,15 +36,17 @@ class Relevance:
 class Mosaic(Method):
     """The method as a value.
 
-    layout      slots `personal` and `shared`, gated, the sketch beside them, and the basis where there are PQ sites
+    layout      slots `personal` and `shared`, gated, the sketch beside them if there is one, and the basis where there
+                are PQ sites
+    mixing      whose adapter counts how much in whose mixture; relevance needs the sketch, and nothing else does
     blocks      how many blocks have PQ sites
     pq_rate     learning rate of P and Q, as a multiple of train.lr
     align       how the bases of different backbones are aligned, before the first round
     """
 
     layout: Layout
-    sketch: Sketch
-    relevance: Relevance
+    mixing: Mixing
+    sketch: Sketch | None = None
     blocks: int = 0
     pq_rate: float = 1.0
     align: Alignment = Alignment()  # noqa: RUF009 frozen
@@ -74,11 +57,15 @@ class Mosaic(Method):
         rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
         return (Pass(self.trainable(), BOTH, mixer="gate", keep_optimiser=True, rates=rates),)
 
+    @property
+    def _sent(self) -> tuple[str, ...]:
+        return ("personal",) if self.sketch is None else ("personal", slot_of(SKETCH))
+
     def plan(self) -> Sequence[Stage]:
         return [Stage("federate", self)]
 
     def describe(self) -> dict[str, object]:
-        return {**super().describe(), "up": str(slot("personal", slot_of(SKETCH))), "down": str(slot("shared")),
+        return {**super().describe(), "up": str(slot(*self._sent)), "down": str(slot("shared")),
                 "trained": str(self.trainable()), "deployed": f"{' + '.join(BOTH)}, mixed by: gate"}  # fmt: skip
 
     def trainable(self) -> Selector:
@@ -89,7 +76,8 @@ class Mosaic(Method):
 
         That pass counts as one of the client's own model; the smallest backbone's, which it is, costs no more.
         """
-        return (*(work for one in self.passes for work in one.work), Work((), times=1 / self.relevance.every))
+        now_and_then = (Work((), times=1 / self.mixing.every),) if isinstance(self.mixing, Relevance) else ()
+        return (*(work for one in self.passes for work in one.work), *now_and_then)
 
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1
@@ -100,7 +88,7 @@ class Mosaic(Method):
         return Payload()
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if slot_of(key) in ("personal", slot_of(SKETCH))}
+        return {key: spec for key, spec in specs.items() if slot_of(key) in self._sent}
 
     def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         return {key: spec for key, spec in specs.items() if slot_of(key) == "shared"}
@@ -117,22 +105,28 @@ class Mosaic(Method):
         _restore(client, received, site)
         report = train(site, self.passes, at, moments=client.arrays)
         site.report.update(report.numbers())
-        fresh = mean_sketch(site, at, self.sketch, self.relevance.every, self.relevance.noise)
-        if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
-            fresh = client.arrays[SKETCH].lerp(fresh, self.relevance.ema)
+        running = self._gradients(client, site, at)
         kept = {
             **client.arrays, **select(received.arrays, slot(BASIS)), **site.model.dump(self.trainable()),
-            **report.moments, SKETCH: fresh,
+            **report.moments, **running,
         }  # fmt: skip
-        return Payload(kept), Payload({**site.model.dump(slot("personal")), SKETCH: fresh})
+        return Payload(kept), Payload({**site.model.dump(slot("personal")), **running})
+
+    def _gradients(self, client: Payload, site: Site, at: Tick) -> State:
+        """The running mean of what the client's data ask of the frozen model, where anybody wants it."""
+        if self.sketch is None or not isinstance(self.mixing, Relevance):
+            return {}
+        fresh = mean_sketch(site, at, self.sketch, self.mixing.every, self.mixing.noise)
+        if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
+            fresh = client.arrays[SKETCH].lerp(fresh, self.mixing.ema)
+        return {SKETCH: fresh}
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         stacks, whose = absorb(server, updates)
-        cosines = similarities(stacks[SKETCH], self.relevance.similarity)
-        worlds, weights = mixed(stacks, whose, cosines, self.relevance.temperature, self.relevance.include_self)
+        weights = self.mixing(held_by(server, stacks, whose, site.starts))
         bases = {key: value for key, value in server.arrays.items() if slot_of(key).startswith(f"{BASIS}:")}
         clients = {f"clients:{family}": ids for family, ids in whose.items() if family != EVERYBODY}
-        return Payload({**bases, **stacks, **worlds, "relevance/clients/weights": weights},
+        return Payload({**bases, **stacks, **mixed(stacks, weights), WEIGHTS: weights[EVERYBODY]},
                        {**server.scalars, **clients})  # fmt: skip
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
