@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.adapters.model_io import folded, is_whole, without_whole, write_model
 from befit.adapters.peft_io import write_adapter
 from befit.benchmarks.gather import gather
 from befit.benchmarks.records import input_record
@@ -15,42 +16,69 @@ from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import DataError, RunError, did_you_mean
 from befit.host import OWN_MODEL, Host, family_experiment, load_model
 from befit.method import Deployment
+from befit.models.source import find_model
 from befit.registry import build_method
-from befit.storage import atomic_write, read_bytes, read_json
+from befit.storage import atomic_write, read_bytes, read_json, write_shared
 
-__all__ = ["export", "predict", "write_client"]
+__all__ = ["export", "predict", "taken_away", "write_client"]
+
+_POOL = ".same"  # one copy of what equal files of several clients hold
 
 
 def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
-    """The client's model in its folder: a PEFT checkpoint, and the deployment in full for `predict`."""
-    backbone = host.backbone_of(client)
+    """The client's model in its folder: a PEFT checkpoint or, where all weights were trained, a model directory; and
+    the deployment in full for `predict`."""
     note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
-    base = family_experiment(host.experiment, backbone.name).model.id
-    write_adapter(
-        folder / "adapter", deployed, backbone.model, base=base, task=host.federation.task, note=note,
-        label_names=host.federation.label_names,
-    )  # fmt: skip
+    _write_one(folder, "", deployed, host, client, note)
     for name, other in deployed.others.items():
-        write_adapter(
-            folder / f"adapter-{name}", other, backbone.model, base=base, task=host.federation.task,
-            note=f"{note} With the budget {name}.", label_names=host.federation.label_names,
-        )  # fmt: skip
+        _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
-    atomic_write(folder / "deployment.safetensors", to_bytes(deployed.arrays, {"use": use}))
+    data = to_bytes(deployed.arrays, {"use": use})
+    if is_whole(deployed, host.backbone_of(client).model):
+        write_shared(folder / "deployment.safetensors", data, folder.parent / _POOL)
+    else:
+        atomic_write(folder / "deployment.safetensors", data)
+
+
+def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, client: str, note: str) -> None:
+    """`adapter` of a deployment, `model` of one that changes all weights, or an adapter with its model inside."""
+    backbone = host.backbone_of(client)
+    model, base = backbone.model, family_experiment(host.experiment, backbone.name).model
+    rest, name = deployed, base.id
+    if is_whole(deployed, model):
+        rest = without_whole(deployed, model)
+        target = folder / f"adapter{suffix}" / "model" if rest.slots else folder / f"model{suffix}"
+        write_model(target, deployed, model, find_model(base.id, base.revision)[0], folder.parent / _POOL)
+        note += " Its backbone is the folder `model` inside this one." if rest.slots else ""
+        name = "model"
+    if rest.slots:
+        with folded(deployed, model):  # a task head is written whole, as the sum of the backbone's and the adapter's
+            write_adapter(
+                folder / f"adapter{suffix}", rest, model, base=name, task=host.federation.task, note=note,
+                label_names=host.federation.label_names,
+            )  # fmt: skip
+
+
+def taken_away(folder: Path) -> str:
+    """What a client's folder has to take away: "adapter", or "model" where no adapter holds what was trained."""
+    return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
 def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
-    """Copy one client's PEFT adapter to `out`, which must not hold anything else. Returns `out`.
+    """Copy one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
+    anything else. Returns `out`.
 
     Raises RunError for a directory without a finished run, an unknown client, or a folder in use.
     """
-    source = _client_folder(Path(run_dir), client) / "adapter"
+    held = _client_folder(Path(run_dir), client)
+    source = held / taken_away(held)
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target} exists already and is not an empty folder; name another")
-    for file in sorted(source.iterdir()):
-        atomic_write(target / file.name, read_bytes(file))
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            atomic_write(target / file.relative_to(source), read_bytes(file))
     return target
 
 

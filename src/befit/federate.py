@@ -12,7 +12,7 @@ import torch
 
 from befit.adapters.state import norm, specs_of
 from befit.engine.base import Engine
-from befit.engine.guard import Guard
+from befit.engine.guard import Guard, reference_norm
 from befit.engine.spool import Spool
 from befit.errors import NotEnoughReplies, PayloadMismatch
 from befit.method import Method
@@ -184,7 +184,7 @@ class _Check:
         self._declared = {
             backbone: stage.exchange.uplink(stage, specs_of(start)) for backbone, start in site.starts.items()
         }
-        self._norms = {backbone: norm(start) for backbone, start in site.starts.items()}
+        self._norms = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
         self._numbers = stage.exchange.uplink_numbers(stage)
         self._guard, self._requests = guard, requests
         self._seen: set[str] = set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from befit.deployed import write_client
+from befit.deployed import taken_away, write_client
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
 from befit.evaluate.results import spread
@@ -108,7 +108,7 @@ def _measure(
         return row
     row |= {**found.metrics, "unchanged": dict(found.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
-    row["adapter"] = f"newcomers/{info.id}/adapter"
+    row["adapter"] = f"newcomers/{info.id}/{taken_away(folder)}"
     return row
 
 

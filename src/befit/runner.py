@@ -15,7 +15,7 @@ import torch
 from befit.benchmarks.base import ClientData
 from befit.claim import check_directory, environment, free_directory, identify, locked
 from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names, to_dict
-from befit.deployed import export, predict, write_client
+from befit.deployed import export, predict, taken_away, write_client
 from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
@@ -179,7 +179,7 @@ def run_method(
         if client in missing:
             row["adapter"] = None
         elif engines is None:
-            row["adapter"] = f"clients/{client}/adapter"
+            row["adapter"] = f"clients/{client}/{taken_away(path / 'clients' / client)}"
     results["failures"] += [
         {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
         for client, error in missing.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 
 from befit.errors import RunError
 
-__all__ = ["atomic_write", "read_bytes", "read_json", "write_json"]
+__all__ = ["atomic_write", "read_bytes", "read_json", "write_json", "write_shared"]
 
 
 def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
@@ -36,6 +37,24 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise RunError(f"cannot write {path}: {error.strerror or error}; nothing half-written was kept") from error
+
+
+def write_shared(path: Path, data: bytes, pool: Path) -> None:
+    """`atomic_write` of what may be written again for others: equal files are one on the disk, by hard links to `pool`.
+
+    Where the file system has no hard links each is a file of its own.
+    """
+    held = pool / hashlib.sha256(data).hexdigest()
+    if not held.exists():
+        atomic_write(held, data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.link.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.link(held, temporary)
+        os.replace(temporary, path)
+    except OSError:
+        atomic_write(path, data)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -18,9 +18,10 @@ import torch
 from befit.adapters.forms import LORA, Form, ModuleShape
 from befit.adapters.gates import SOFTMAX, Gate
 from befit.adapters.keys import join, split
+from befit.adapters.whole import WHOLE, Whole
 from befit.types import State, TensorSpec
 
-__all__ = ["GATE", "REFERENCES", "Extra", "Layout", "ModelShapes", "Slot", "initial_values", "lora"]
+__all__ = ["GATE", "REFERENCES", "Extra", "Layout", "ModelShapes", "Slot", "initial_values", "lora", "whole"]
 
 GATE = "gate"
 REFERENCES = "instance/references/H"
@@ -32,6 +33,7 @@ class ModelShapes:
 
     last  outputs and inputs of the last block's output projection, in the smallest backbone of the federation
     linears  how many linear modules the backbone has, with or without an adapter
+    parameters  shape of every weight, by the path of its module and its name, for slots of the whole model
     """
 
     targets: Mapping[str, ModuleShape]
@@ -39,6 +41,7 @@ class ModelShapes:
     hidden: int = 0
     last: tuple[int, int] = (0, 0)
     linears: int = 0
+    parameters: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
 
 
 class Extra(Protocol):
@@ -104,6 +107,8 @@ class Layout:
             for factor, modules in slot.form.factors(slot.rank, shapes.targets).items():
                 for name, shape in modules.items():
                     specs[join(slot.name, name, factor)] = TensorSpec(shape)
+            if isinstance(slot.form, Whole):
+                specs |= {join(slot.name, *place): TensorSpec(shape) for place, shape in shapes.parameters.items()}
             for name, shape in shapes.heads.items() if slot.head else ():
                 specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
                 if shape.bias:
@@ -149,3 +154,8 @@ def lora(
 ) -> Layout:
     """Slots of one rank and scale, each with the task head where the task has one."""
     return Layout(tuple(Slot(name, rank, alpha, rslora=rslora) for name in slots), gated)
+
+
+def whole(*slots: str) -> Layout:
+    """Slots that change every weight of the backbone, the task head among them."""
+    return Layout(tuple(Slot(name, 1, 1.0, head=False, form=WHOLE) for name in slots))

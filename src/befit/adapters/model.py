@@ -14,6 +14,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, 
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer
+from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
 from befit.errors import ModelError, did_you_mean
 from befit.types import State, TensorSpec
 
@@ -50,6 +51,8 @@ class AdaptedModel:
         target_paths, head_paths = find_modules(backbone, targets)
         self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone
         self.shapes = model_shapes(backbone, targets, head)
+        self._owners = owners(backbone)
+        self._whole: WholeWeights | None = None
         self.layers = {name: self._wrap(name, path) for name, path in self.paths.items()}
         self.layout = Layout(())
         self.specs: dict[str, TensorSpec] = {}
@@ -80,18 +83,37 @@ class AdaptedModel:
             layer.branches = {}
             layer.gate = None
         slots = {slot.name: slot for slot in layout.slots}
+        self._install_whole(self.whole_slots)
         arrays: dict[tuple[str, str], dict[str, Tensor]] = {}
         for key, leaf in self._state.leaves.items():
             slot, name, factor = split(key)
             if slot == GATE:
                 self.layers[name].gate = leaf
-            elif slot in slots:
+            elif slot in slots and not isinstance(slots[slot].form, Whole):
                 arrays.setdefault((slot, name), {})[factor] = leaf
         for (slot, name), factors in arrays.items():
             held = slots[slot]
             form = held.form if name in self.shapes.targets else DENSE
             common = arrays.get((form.basis, name), {})
             self.layers[name].branches[slot] = form.branch({**common, **factors}, held.scale)
+
+    def _install_whole(self, slots: Sequence[str]) -> None:
+        """Let slots of the whole model act on every weight. Raises ModelError where weights are quantised."""
+        if self._whole is not None:
+            self._whole.remove()
+        self._whole = None
+        if not slots:
+            return
+        if lacking := self._owners.keys() - self.shapes.parameters.keys():
+            raise ModelError(f"{len(lacking)} weights are not floating-point numbers, first {'.'.join(min(lacking))}: "
+                             "a quantised model cannot be fine-tuned in full. Set model.quantise: none, or take a method "
+                             "with low-rank adapters")  # fmt: skip
+        leaves: dict[str, dict[tuple[str, str], Tensor]] = {name: {} for name in slots}
+        for key, leaf in self._state.leaves.items():
+            slot, path, name = split(key)
+            if slot in leaves:
+                leaves[slot][path, name] = leaf
+        self._whole = WholeWeights(self._owners, self._router, leaves)
 
     def reset(self) -> None:
         """Back to the initial adapters, no slot active, nothing trainable, dropout off."""
@@ -147,6 +169,8 @@ class AdaptedModel:
                 raise ValueError(f"no slot {name!r}; this model has {', '.join(known)}.{did_you_mean(name, known)}")
         if mixer == "gate" and slots != self.layout.gated:
             raise ValueError(f"the gate weighs {self.layout.gated}, not {slots}")
+        if mixer != "sum" and (whole := [name for name in slots if isinstance(self.layout.slot(name).form, Whole)]):
+            raise ValueError(f"slot {whole[0]!r} changes the backbone's own weights and can only be added, not {mixer}")
         before = self._router.active, self._router.mixer
         chosen = make_mixer(mixer, self)
         self._router.active, self._router.mixer = slots, chosen
@@ -163,6 +187,23 @@ class AdaptedModel:
         try:
             self._state.load(state)
             with self.active(*slots, mixer=mixer):
+                yield
+        finally:
+            self._state.fill(before)
+
+    @property
+    def whole_slots(self) -> tuple[str, ...]:
+        """The slots that change every weight."""
+        return tuple(slot.name for slot in self.layout.slots if isinstance(slot.form, Whole))
+
+    @contextmanager
+    def folded(self, state: State, *slots: str) -> Iterator[None]:
+        """With the backbone's parameters as these slots of the whole model change them, for what reads the parameters
+        of the backbone; its tensors stay as they are."""
+        before = self._state.snapshot()
+        try:
+            self._state.load(state)
+            with self._whole.folded(slots) if self._whole is not None else nullcontext():
                 yield
         finally:
             self._state.fill(before)
@@ -210,6 +251,7 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
         getattr(_text_config(backbone), "hidden_size", 0),
         _last_shape(backbone),
         len(linear_paths(backbone)),
+        parameter_shapes(backbone),
     )
 
 

@@ -157,14 +157,14 @@ def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
     """What a run wrote that a person would open, and where."""
     named = (("report", "report.html"), ("report as text", "report.md"), ("numbers", "results.json"))
     rows = [(what, str(path / name)) for what, name in named if (path / name).exists()]
-    adapters = [one for one in results.get("clients", {}).values() if one.get("adapter")]
-    if adapters:
-        rows.append(
-            (f"{len(adapters)} adapter{'s' * (len(adapters) > 1)} (PEFT)", str(path / "clients" / "*" / "adapter"))
-        )
-    arrived = [one for one in results.get("newcomers", {}).get("clients", {}).values() if one.get("adapter")]
-    if arrived:
-        rows.append((f"{len(arrived)} newcomers' (PEFT)", str(path / "newcomers" / "*" / "adapter")))
+    for group, rows_of in (("clients", results), ("newcomers", results.get("newcomers", {}))):
+        found = [one["adapter"] for one in rows_of.get("clients", {}).values() if one.get("adapter")]
+        if not found:
+            continue
+        leaf = found[0].rpartition("/")[2]
+        kind = f"{leaf}{'s' * (len(found) > 1)} ({'PEFT' if leaf == 'adapter' else 'transformers'})"
+        label = f"{len(found)} newcomers' ({kind.partition('(')[2]}" if group == "newcomers" else f"{len(found)} {kind}"
+        rows.append((label, str(path / group / "*" / leaf)))
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import slot_of
+from befit.adapters.keys import EVERYTHING, slot_of
 from befit.adapters.layout import Layout
 from befit.eft.generator import GENERATOR
-from befit.errors import ConfigError
+from befit.errors import ConfigError, NotTrained
 from befit.families import join, part
 from befit.method import Exchange, Method, Personal
 from befit.site import ServerSite, Site
@@ -117,7 +117,8 @@ class _OfBase(Exchange):
 
 @dataclass(frozen=True)
 class _Fix(Personal):
-    """The client takes what the base would deploy and keeps it, frozen."""
+    """The client takes what the base would deploy and keeps it, frozen. A client that took no part in the base has what
+    it received, and its own part as that starts; its report then says `base_untrained`."""
 
     method: Method
 
@@ -128,7 +129,16 @@ class _Fix(Personal):
         return self.method.downlink(stage, _specs(specs))
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        deployed = self.method.deploy(part(client, BASE), _of(received), site)
+        memory = part(client, BASE)
+        try:
+            deployed = self.method.deploy(memory, _of(received), site)
+        except NotTrained:
+            # A small cohort may never have come to this client: its own part is then as it starts (section 5).
+            mine = {slot.name for slot in self.method.layout.slots}
+            site.model.reset()
+            start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
+            deployed = self.method.deploy(Payload({**start, **memory.arrays}, memory.scalars), _of(received), site)
+            site.report["base_untrained"] = 1.0
         if deployed.mixer != "sum":
             raise ConfigError([f"base: it mixes its slots by {deployed.mixer!r}, and only sums can be personalised on "
                                "top; take a base that deploys one adapter"])  # fmt: skip

@@ -10,9 +10,11 @@ import torch
 
 from befit.adapters.state import norm
 from befit.errors import PayloadMismatch
-from befit.types import Payload, TensorSpec, Update
+from befit.types import Payload, State, TensorSpec, Update
 
-__all__ = ["Guard", "check_declared", "check_finite"]
+__all__ = ["Guard", "check_declared", "check_finite", "reference_norm"]
+
+_WEIGHTS = 0.02  # root mean square at which transformers start their weights
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Guard:
         if size > self.max_norm_ratio * reference:
             raise PayloadMismatch(f"client {client} sent arrays of norm {size:.3g}, more than {self.max_norm_ratio:g} "
                                   f"times the {reference:.3g} it started from (guard.max_norm_ratio)")  # fmt: skip
+
+
+def reference_norm(initial: State) -> float:
+    """Norm of initial adapters. Differences of whole models all start at zero, and are measured by what weights of so
+    many entries have."""
+    return norm(initial) or _WEIGHTS * math.sqrt(sum(array.numel() for array in initial.values()))
 
 
 def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorSpec], numbers: Collection[str]) -> None:

@@ -78,11 +78,14 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
     rows = [(what, name) for what, name in named if name.startswith("report.") or (record.path / name).is_file()]
     adapters = [row["adapter"] for row in record.results["clients"].values() if row.get("adapter")]
     if adapters:
-        folder = plain(adapters[0]) if len(adapters) == 1 else "clients/<client>/adapter"
-        rows.append((f"adapter{'s' * (len(adapters) > 1)} of {len(adapters)} (PEFT checkpoints)", folder))
+        leaf = plain(adapters[0]).rpartition("/")[2]
+        folder = plain(adapters[0]) if len(adapters) == 1 else f"clients/<client>/{leaf}"
+        kind = "PEFT checkpoints" if leaf == "adapter" else "transformers directories"
+        rows.append((f"{leaf}{'s' * (len(adapters) > 1)} of {len(adapters)} ({kind})", folder))
     arrived = (record.results.get("newcomers") or {}).get("clients", {}).values()
     if arrived := [row["adapter"] for row in arrived if row.get("adapter")]:
-        rows.append((f"adapters of {count_text(len(arrived), 'newcomer')}", "newcomers/<newcomer>/adapter"))
+        leaf = plain(arrived[0]).rpartition("/")[2]
+        rows.append((f"{leaf}s of {count_text(len(arrived), 'newcomer')}", f"newcomers/<newcomer>/{leaf}"))
     rows += [
         (f"the same for the baseline {label}", f"baselines/{label}")
         for label in baseline_labels(record.results)

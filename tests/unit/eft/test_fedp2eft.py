@@ -16,6 +16,7 @@ from befit.adapters.peft_io import write_adapter
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError
+from befit.families import part
 from befit.federate import final_download
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
@@ -104,13 +105,23 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
         refused.run()
 
 
-@pytest.mark.parametrize("name", ["fedit", "local", "ditto"])
-def test_a_base_stays_as_it_was_deployed_beneath_the_budget(name: str) -> None:
-    method = FedP2EFT(**SMALL, base={"name": name, "rank": 2})
+BASES: list[dict[str, Any]] = [
+    {"name": "fedit", "rank": 2},
+    {"name": "local", "rank": 2},
+    {"name": "ditto", "rank": 2},
+    {"name": "fedavg"},
+    {"name": "dept"},
+    {"name": "feddpa_t", "rank": 2},
+]
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base["name"])
+def test_a_base_stays_as_it_was_deployed_beneath_the_budget(base: dict[str, Any]) -> None:
+    method = FedP2EFT(**SMALL, base=base)
     clients = Clients(method)
     server = clients.run()
     assert not clients.notes.failures
-    alone = build_method({"name": name, "rank": 2})
+    alone = build_method(base)
     others = Clients(alone)
     end = others.run()
     stage = alone.plan()[-1]
@@ -122,6 +133,22 @@ def test_a_base_stays_as_it_was_deployed_beneath_the_budget(name: str) -> None:
     assert found.slots == (*expected.slots, BUDGETED)
     for key, value in expected.arrays.items():
         assert torch.equal(found.arrays[key], value), key
+
+
+@pytest.mark.parametrize("name", ["feddpa_t", "dept"])
+def test_a_client_that_the_base_never_asked_has_its_own_part_as_it_starts(name: str) -> None:
+    """One client a round, one round: two of three have no personal adapter, or no embeddings, of their own."""
+    clients = Clients(FedP2EFT(**SMALL, base={"name": name}))
+    server = clients.run(rounds=1, cohort=1)
+    assert not clients.notes.failures
+    (took_part,) = {u.client.id for at, u in clients.notes.updates if at.stage == "federate"}
+    own = "personal" if name == "feddpa_t" else "embeddings"
+    for client in "abc":
+        held = {key.partition("@")[2]: value for key, value in clients.memory(client).arrays.items()
+                if key.startswith("fixed@")}  # fmt: skip
+        mine = {key: value for key, value in held.items() if own in key and key not in part(server, "base").arrays}
+        moved = any(not torch.equal(value, clients.initial[key]) for key, value in mine.items())
+        assert mine and moved == (client == took_part)
 
 
 @pytest.mark.parametrize("kind", ["vit", "llama"])
