@@ -106,8 +106,8 @@ class AdaptedModel:
             return
         if lacking := self._owners.keys() - self.shapes.parameters.keys():
             raise ModelError(f"{len(lacking)} weights are not floating-point numbers, first {'.'.join(min(lacking))}: "
-                             "a quantised model cannot be fine-tuned in full. Set model.quantise: none, or take a method "
-                             "with low-rank adapters")  # fmt: skip
+                             "a quantised model cannot be fine-tuned in full. Set model.quantise: none, or take a "
+                             "method with low-rank adapters")  # fmt: skip
         leaves: dict[str, dict[tuple[str, str], Tensor]] = {name: {} for name in slots}
         for key, leaf in self._state.leaves.items():
             slot, path, name = split(key)
