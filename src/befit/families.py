@@ -3,14 +3,14 @@
 A *family* is the clients that share a backbone, by its fingerprint. `ByFamily` gives every family a server memory of
 its own and lets the method see one family at a time, so that arrays of different width never meet (the grouping of
 Fed-ET, Cho et al. 2022, by architecture). A method that lets families learn from each other says `Needs(mixed=True)`,
-and groups for itself.
+and groups for itself, or does so in what comes `after` the grouping.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout
@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from befit.config import TrainSettings
     from befit.site import ServerSite, Site
 
-__all__ = ["ByFamily", "each_family", "join", "part"]
+__all__ = ["After", "ByFamily", "each_family", "join", "part"]
 
 _MARK = "@"
+
+
+class After(Protocol):
+    """What the server does with the memories of all families once each has aggregated its updates."""
+
+    def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload: ...
 
 
 def each_family(method: Method, families: int) -> Method:
@@ -52,6 +58,7 @@ def join(parts: Mapping[str, Payload]) -> Payload:
 @dataclass(frozen=True)
 class _Grouped(Exchange):
     exchange: Exchange
+    after: After | None = None
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(part(server, client.backbone), client, at)
@@ -66,7 +73,8 @@ class _Grouped(Exchange):
             own = [update for update in updates if update.client.backbone == family]
             before = part(server, family)
             parts[family] = self.exchange.aggregate(before, own, site.only(family), at) if own else before
-        return join(parts)
+        joined = join(parts)
+        return joined if self.after is None else self.after(joined, updates, site, at)
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         return self.exchange.uplink(stage, specs)
@@ -80,20 +88,29 @@ class _Grouped(Exchange):
 
 @dataclass(frozen=True)
 class ByFamily(Method):
-    """`method` for each family of clients by itself."""
+    """`method` for each family of clients by itself.
+
+    after  how families then learn from each other at the server, on public records and with the backbones
+    """
 
     method: Method
+    after: After | None = None
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        return self.method.needs
+        if self.after is None:
+            return self.method.needs
+        return replace(self.method.needs, individual_updates=True, mixed=True, public=True, server_model=True)
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
         return self.method.layout
 
     def plan(self) -> Sequence[Stage]:
-        return [replace(stage, exchange=_Grouped(stage.exchange)) for stage in self.method.plan()]
+        return [
+            replace(stage, exchange=_Grouped(stage.exchange, self.after if stage.uplink else None))
+            for stage in self.method.plan()
+        ]
 
     def describe(self) -> dict[str, object]:
         return self.method.describe()
@@ -123,7 +140,7 @@ class ByFamily(Method):
         return self.method.client_update(client, received, site, at)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return _Grouped(self.method).aggregate(server, updates, site, at)
+        return _Grouped(self.method, self.after).aggregate(server, updates, site, at)
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
         return self.method.uplink(stage, specs)

@@ -115,7 +115,7 @@ class Host:
             one.model.install(method.layout, self.experiment.federation.seed)
             one.model.reset()
             starts[key] = one.model.dump(EVERYTHING)
-        return ServerSite(starts, self.infos, self.backbones, self.public)
+        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train)
 
     def site(self, info: ClientInfo) -> Site:
         own, smallest = self._family[info.id], self.smallest

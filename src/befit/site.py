@@ -107,12 +107,14 @@ class ServerSite:
     starts     initial adapters by backbone (`ClientInfo.backbone`); one where all clients share it
     backbones  the models themselves, by the same names, for methods that need them at the server
     public     the federation's public records in the terms of one backbone
+    budget     the configuration's settings of training, for methods that train at the server
     """
 
     starts: Mapping[str, State]
     clients: tuple[ClientInfo, ...]
     backbones: Mapping[str, Backbone] = field(default_factory=dict[str, "Backbone"])
     public: Callable[[str], Examples] | None = None
+    budget: TrainSettings | None = None
 
     @property
     def initial(self) -> State:

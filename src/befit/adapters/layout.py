@@ -34,6 +34,8 @@ class ModelShapes:
     last  outputs and inputs of the last block's output projection, in the smallest backbone of the federation
     linears  how many linear modules the backbone has, with or without an adapter
     parameters  shape of every weight, by the path of its module and its name, for slots of the whole model
+    outputs  classes that it chooses from at a time: those of a classifier, or a vocabulary
+    generates  whether it answers token by token
     """
 
     targets: Mapping[str, ModuleShape]
@@ -42,6 +44,8 @@ class ModelShapes:
     last: tuple[int, int] = (0, 0)
     linears: int = 0
     parameters: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    outputs: int = 0
+    generates: bool = False
 
 
 class Extra(Protocol):

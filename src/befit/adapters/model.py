@@ -252,6 +252,7 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
         _last_shape(backbone),
         len(linear_paths(backbone)),
         parameter_shapes(backbone),
+        *_outputs(backbone),
     )
 
 
@@ -278,6 +279,13 @@ def last_projection(backbone: nn.Module) -> nn.Module:
     ends = [path for path, name in blocks.items() if int(name.split(".")[1]) == last]
     down = [path for path in ends if blocks[path].endswith(".down_proj")]
     return modules[(down or ends)[-1]]
+
+
+def _outputs(backbone: nn.Module) -> tuple[int, bool]:
+    """How many classes there are to choose from, and whether token by token; (0, False) where nothing says."""
+    if getattr(backbone, "get_output_embeddings", lambda: None)() is not None:
+        return getattr(_text_config(backbone), "vocab_size", 0), True
+    return getattr(getattr(backbone, "config", None), "num_labels", 0), False
 
 
 def _last_shape(backbone: nn.Module) -> tuple[int, int]:

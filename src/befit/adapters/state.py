@@ -78,10 +78,11 @@ def _accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def norm(state: Mapping[str, Tensor]) -> float:
-    """Euclidean norm over all entries of all tensors; 0 for an empty state."""
-    if not state:
+    """Euclidean norm over all entries of all tensors; 0 for an empty state. Integers are names, and have no size."""
+    numbers = [tensor.float() for tensor in state.values() if tensor.is_floating_point()]
+    if not numbers:
         return 0.0
-    norms = torch._foreach_norm([tensor.float() for tensor in state.values()])
+    norms = torch._foreach_norm(numbers)
     return float(torch.stack([value.to(torch.float64) for value in norms]).square().sum().sqrt())
 
 

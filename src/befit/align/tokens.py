@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from befit.errors import ModelError
 from befit.tasks.base import Batch, Task
 
-__all__ = ["Match", "match_pieces", "matched_rows", "pool"]
+__all__ = ["Match", "match_pieces", "matched_answers", "matched_rows", "piece_of", "pool", "tokenizer_of"]
 
 IGNORED = -100
 Match = tuple[list[int], list[int]]
@@ -85,24 +85,35 @@ def matched_rows(batches: tuple[Batch, Batch], tasks: tuple[Task, Task]) -> tupl
     if any("labels" not in batch or batch["labels"].shape != batch["input_ids"].shape for batch in batches):
         raise ModelError("the two models have different tokenizers, and this task has no answers to match them by")
     found: tuple[list[list[int]], list[list[int]]] = ([], [])
-    for row in range(len(ids[0])):
+    for row, groups in matched_answers(batches, tasks):
+        for side, group in enumerate(groups):
+            width = batches[side]["input_ids"].shape[1]
+            found[side].append([row * width + place for place in group])
+    return found
+
+
+def matched_answers(batches: tuple[Batch, Batch], tasks: tuple[Task, Task]) -> Iterator[tuple[int, Match]]:
+    """A record of the batch, and the places in either sequence of answer tokens that have the same text, by group."""
+    for row in range(len(batches[0]["input_ids"])):
         places = [(batch["labels"][row] != IGNORED).nonzero()[:, 0].tolist() for batch in batches]
         pieces = [
-            [_text(task, int(batch["input_ids"][row, place])) for place in inside]
+            [piece_of(task, int(batch["input_ids"][row, place])) for place in inside]
             for batch, task, inside in zip(batches, tasks, places, strict=True)
         ]
         for one in pieces:  # some tokenizers begin every text with a space
             one[:1] = [piece.lstrip(" ") for piece in one[:1]]
-        for groups in match_pieces(*pieces):
-            for side, group in enumerate(groups):
-                width = batches[side]["input_ids"].shape[1]
-                found[side].append([row * width + places[side][one] for one in group])
-    return found
+        for first, second in match_pieces(*pieces):
+            yield row, ([places[0][one] for one in first], [places[1][one] for one in second])
 
 
-def _text(task: Task, token: int) -> str:
+def tokenizer_of(task: Task) -> Any:
+    """A text task's tokenizer. Raises AttributeError where it has none."""
+    return getattr(task, "tokenizer", None) or task.processor.tokenizer  # type: ignore[attr-defined]
+
+
+def piece_of(task: Task, token: int) -> str:
     """What a token adds to a text; nothing for a special one."""
-    tokenizer: Any = getattr(task, "tokenizer", None) or task.processor.tokenizer  # type: ignore[attr-defined]
+    tokenizer = tokenizer_of(task)
     if token in tokenizer.all_special_ids:
         return ""
     piece: str = tokenizer.convert_ids_to_tokens(token)

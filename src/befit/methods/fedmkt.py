@@ -1,0 +1,169 @@
+"""FedMKT (Fan et al. 2025): clients and server models teach each other by what they say of public records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from befit.adapters.keys import Selector, select, slot, slot_of
+from befit.adapters.layout import Layout, Slot
+from befit.adapters.state import rename, specs_of
+from befit.distil.ensemble import budget_of, public_of
+from befit.distil.knowledge import (
+    KNOWLEDGE,
+    LOSSES,
+    OWN,
+    TOKENS,
+    Knowledge,
+    Lesson,
+    best_lessons,
+    better,
+    learnt,
+    said,
+)
+from befit.distil.settings import Distillation
+from befit.distil.student import view
+from befit.distil.translate import View
+from befit.errors import ConfigError, DataError, NotTrained
+from befit.families import join, part
+from befit.method import Deployment, Method
+from befit.registry import register
+from befit.site import ServerSite, Site
+from befit.train.loop import Pass, train
+from befit.train.work import Work
+from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
+
+
+@register("fedmkt", title="FedMKT", paper="arXiv:2406.02224", year=2025)
+@dataclass(frozen=True)
+class FedMKT(Method):
+    """No adapter travels: clients send what they say of public records, and learn from the server's where it is better.
+
+    rank       rank of every adapter
+    alpha      its scaling: delta = alpha / rank * B A
+    positions  of how many answer tokens of a public record, the first ones, probabilities travel
+    distil     public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+
+    For each public record the client with the lowest loss; where that is below the loss of a backbone's server model,
+    the server model learns its probabilities; a client learns its server model's where that one's loss is below its
+    own. Cross-entropy at temperature 1 over answer tokens.
+    up = down = samples (1 + positions k) entries and the k tokens of each position, k = min(top, vocabulary); with all
+    classes of a classifier no tokens. Source: specification fedmosaic.md, section 5. Deviation: a client learns from
+    the server at the start of its next round.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    positions: int = 64
+    distil: Distillation = Distillation()  # noqa: RUF009 frozen
+    layout: Layout = field(init=False)
+    needs = Needs(individual_updates=True, mixed=True, public=True, server_model=True)
+
+    def __post_init__(self) -> None:
+        if self.positions < 1:
+            raise ConfigError([f"positions: must be at least 1, got {self.positions}"], "fedmkt")
+        knowledge = Knowledge(self.distil.samples, self.positions, self.distil.top)
+        object.__setattr__(self, "layout", Layout((Slot("personal", self.rank, self.alpha),), extras=(knowledge,)))
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(slot("personal"), ("personal",), keep_optimiser=True),)
+
+    def plan(self) -> Sequence[Stage]:
+        return [Stage("federate", self)]
+
+    def describe(self) -> dict[str, object]:
+        knowledge = str(slot(KNOWLEDGE))
+        return {**super().describe(), "up": knowledge, "down": knowledge, "trained": str(self.trainable()),
+                "deployed": "personal"}  # fmt: skip
+
+    def trainable(self) -> Selector:
+        return slot("personal")
+
+    def work(self) -> tuple[Work, ...]:
+        return tuple(work for one in self.passes for work in one.work)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        """An adapter for every backbone, at its start."""
+        starts = {family: select(start, slot("personal")) for family, start in site.starts.items()}
+        return join({family: Payload(rename(start, "server")) for family, start in starts.items()})
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload()
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _declared(specs)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _declared(specs)
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        """What the client's server model says; in the first round it has learnt nothing yet, and nothing is sent."""
+        return Payload(select(part(server, client.backbone).arrays, slot(KNOWLEDGE)))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if site.public is None:
+            raise DataError(f"client {site.info.id} has no public records")
+        examples = site.public()
+        chosen = self.distil.records(len(examples), at)
+        lessons: dict[int, Lesson] = {}
+        if client.arrays and received.arrays:
+            theirs = [Lesson.of(OWN, received.arrays, number) for number in range(len(chosen))]
+            lessons = better(theirs, client.arrays[LOSSES])
+        own = select(client.arrays or site.model.dump(slot("personal")), slot("personal"))
+
+        def seen_by(_: str, places: Tensor) -> View:
+            return view(site, examples, places)
+
+        site.model.load(learnt(site, own, lessons, chosen, seen_by, self.distil, site.budget, at, site.info.id))
+        report = train(site, self.passes, at, moments=client.arrays)
+        site.report |= {**report.numbers(), "lessons": float(len(lessons))}
+        with site.model.active("personal"):
+            told = said(site, examples, chosen, _declared(site.model.specs), self.distil.batch_size)
+        kept = {**client.arrays, **site.model.dump(slot("personal")), **report.moments, LOSSES: told[LOSSES]}
+        return Payload(kept), Payload(told)
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        """Every backbone's server model learns the records that a client knows better, and says all of them anew."""
+        chosen = self.distil.records(len(public_of(site)(site.families[0])), at)
+        best = best_lessons(updates, len(chosen))
+        return join({
+            family: Payload(self._taught(part(server, family).arrays, family, best, chosen, site, at))
+            for family in site.families
+        })  # fmt: skip
+
+    def _taught(
+        self, memory: State, family: str, best: Sequence[Lesson], chosen: Tensor, site: ServerSite, at: Tick
+    ) -> State:
+        """One backbone's server model after the round, and what it says."""
+        one, public = site.backbones[family], public_of(site)
+        specs, own = _declared(specs_of(site.starts[family])), rename(select(memory, slot("server")), "personal")
+
+        def seen_by(name: str, places: Tensor) -> View:
+            return view(site.backbones[name or family], public(name or family), places)
+
+        def says(state: State) -> State:
+            with one.model.using(state, "personal"):
+                return said(one, public(family), chosen, specs, self.distil.batch_size)
+
+        losses = memory[LOSSES] if LOSSES in memory else says(own)[LOSSES]
+        who = f"server {family}"
+        own = learnt(one, own, better(best, losses), chosen, seen_by, self.distil, budget_of(site), at, who)
+        return {**rename(own, "server"), **says(own)}
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        if not client.arrays:
+            raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
+                             "is nothing to deploy")  # fmt: skip
+        return Deployment(select(client.arrays, slot("personal")), ("personal",))
+
+
+def _declared(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """What travels, in either direction; tokens are whole numbers, other than all arrays of a layout."""
+    return {
+        key: TensorSpec(spec.shape, "int32") if key == TOKENS else spec
+        for key, spec in specs.items()
+        if slot_of(key) == KNOWLEDGE
+    }

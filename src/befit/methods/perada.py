@@ -1,0 +1,67 @@
+"""PerAda (Xie et al. 2024): Ditto, and at the server the shared adapter learns from all clients' models together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from befit.distil.ensemble import blended, lessons, students, with_states
+from befit.distil.settings import Distillation
+from befit.distil.student import drawing, soft_loss
+from befit.errors import ConfigError
+from befit.families import ByFamily
+from befit.methods.ditto import ditto
+from befit.registry import register
+from befit.site import ServerSite
+from befit.types import Payload, Tick, Update
+
+
+@register("perada", title="PerAda", paper="arXiv:2302.06637", year=2024)
+def perada(
+    rank: int = 8,
+    alpha: float = 16.0,
+    mu: float = 0.001,
+    weights: Literal["uniform", "examples"] = "uniform",
+    temperature: float = 2.0,
+    distil: Distillation = Distillation(),  # noqa: B008 frozen
+) -> ByFamily:
+    """Two adapters as in Ditto; the average of the shared ones then learns from the mean of all clients' logits.
+
+    rank         rank of both adapters
+    alpha        their scaling: delta = alpha / rank * B A
+    mu           strength of mu * ||personal - shared||^2, shared as received at the start of the round
+    weights      how the server averages: "uniform" or "examples"
+    temperature  T of the distillation
+    distil       public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+
+    `loss = mean over answer tokens of KL(softmax(t / T) || softmax(s / T))`, without a factor T^2; t the mean logits of
+    all clients' shared adapters, on every backbone; s the average of the family's own.
+    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: the personal
+    adapter never leaves the client; logits of another tokenizer are translated and stay probabilities.
+    """
+    if not temperature > 0:
+        raise ConfigError([f"temperature: must be positive, got {temperature}"], "perada")
+    return ByFamily(ditto(rank, alpha, mu, weights), EnsembleDistillation(temperature, distil))
+
+
+@dataclass(frozen=True)
+class EnsembleDistillation:
+    """Every family's shared adapter learns from the mean of all clients' models, of all families, once a round."""
+
+    temperature: float
+    settings: Distillation
+
+    def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        learning = students(site, server, updates, self.settings, at)
+        T, top = self.temperature, self.settings.top
+        with drawing(site.backbones[next(iter(learning))], at, "server"):
+            for taught in lessons(site, updates, self.settings, at):
+                teachers = list(taught.values())
+                for family, student in learning.items():
+                    seen = taught[family].seen
+                    student.step(
+                        seen,
+                        lambda rows, seen=seen, teachers=teachers: soft_loss(
+                            blended(seen, teachers, rows.shape[-1], T, top), rows, T
+                        ),
+                    )
+        return with_states(server, {family: student.state for family, student in learning.items()})

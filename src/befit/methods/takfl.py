@@ -1,0 +1,103 @@
+"""TAKFL (Morafah et al. 2024): what each family's clients teach is one task vector, and the server adds them up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from befit.adapters.state import add, scale
+from befit.distil.ensemble import Taught, blended, lessons, mean_rows, students, with_states
+from befit.distil.settings import Distillation
+from befit.distil.student import Student, drawing, soft_loss
+from befit.errors import ConfigError
+from befit.families import ByFamily
+from befit.methods.fedit import fedit
+from befit.registry import register
+from befit.site import ServerSite
+from befit.types import Payload, State, Tick, Update
+
+
+@register("takfl", title="TAKFL", paper="arXiv:2409.18461", year=2024)
+def takfl(
+    rank: int = 8,
+    alpha: float = 16.0,
+    weights: Literal["uniform", "examples"] = "uniform",
+    temperature: float = 3.0,
+    own_weight: float = 0.01,
+    own_temperature: float = 20.0,
+    strength: float = 1.0,
+    distil: Distillation = Distillation(),  # noqa: B008 frozen
+) -> ByFamily:
+    """One shared adapter per family, to which the server adds what each family's clients would teach it.
+
+    rank             rank of the adapter
+    alpha            its scaling: delta = alpha / rank * B A
+    weights          how a family's updates are averaged: "uniform" or "examples"
+    temperature      T of learning from a family's clients
+    own_weight       how much the average's own answers count beside them
+    own_temperature  T of those
+    strength         the task vectors' weights together: lambda_k = strength / K for each of K teacher families
+    distil           public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+
+    For each teacher family k, from the student family's average theta: `theta_k` minimises `KL_T(mean logits of k) +
+    own_weight KL_T'(theta)`, both times their T^2, over answer tokens; `theta + sum_k lambda_k (theta_k - theta)`.
+    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: the formula, where
+    the released code's task vectors are zero; logits of another tokenizer are translated and stay probabilities.
+    """
+    numbers = {"temperature": temperature, "own_temperature": own_temperature}
+    problems = [f"{name}: must be positive, got {value}" for name, value in numbers.items() if not value > 0]
+    numbers = {"own_weight": own_weight, "strength": strength}
+    problems += [f"{name}: must not be negative, got {value}" for name, value in numbers.items() if not value >= 0]
+    if problems:
+        raise ConfigError(problems, "takfl")
+    return ByFamily(
+        fedit(rank, alpha, weights), TaskVectors(temperature, own_weight, own_temperature, strength, distil)
+    )
+
+
+@dataclass(frozen=True)
+class TaskVectors:
+    """The server's side, once a round. Fields as the arguments of the method."""
+
+    temperature: float
+    own_weight: float
+    own_temperature: float
+    strength: float
+    settings: Distillation
+
+    def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        families = list(students(site, server, updates, self.settings, at))
+        learning = {teacher: students(site, server, updates, self.settings, at) for teacher in families}
+        with drawing(site.backbones[families[0]], at, "server"):
+            for taught in lessons(site, updates, self.settings, at):
+                for family in families:
+                    own = _own_rows(site, family, learning[family][family], taught)
+                    for teacher in families:
+                        loss = partial(self._loss, taught[family], taught[teacher], own)
+                        learning[teacher][family].step(taught[family].seen, loss)
+        weight = self.strength / len(families)
+        return with_states(
+            server, {family: _summed([learning[one][family] for one in families], weight) for family in families}
+        )
+
+    def _loss(self, student: Taught, teacher: Taught, own: Tensor, rows: Tensor) -> Tensor:
+        """`T^2 KL_T(teacher) + own_weight T'^2 KL_T'(own)`, means over answer tokens."""
+        T, other = self.temperature, self.own_temperature
+        target = blended(student.seen, [teacher], rows.shape[-1], T, self.settings.top)
+        kept = soft_loss((own / other).softmax(-1), rows, other)
+        return T**2 * soft_loss(target, rows, T) + self.own_weight * other**2 * kept
+
+
+def _own_rows(site: ServerSite, family: str, student: Student, taught: Mapping[str, Taught]) -> Tensor:
+    """What the family's average itself says of the batch."""
+    return mean_rows(site.backbones[family], taught[family].seen, iter([student.start]))
+
+
+def _summed(learnt: Sequence[Student], weight: float) -> State:
+    """`theta + sum_k weight (theta_k - theta)`."""
+    theta = learnt[0].start
+    for one in learnt:
+        theta = add(theta, scale(add(one.state, scale(one.start, -1)), weight))
+    return theta
