@@ -23,6 +23,14 @@ from befit.rundir import Checkpoint
 from befit.types import Failure, Payload, Score, Stage, Tick, Update
 
 ROUNDS = 3
+# What a method does beside local training, as little of it as shows.
+LITTLE: dict[str, dict[str, Any]] = dict.fromkeys(("perada", "takfl", "fedmkt"), {"distil": {"samples": 6}})
+
+
+def built(name: str, **changes: Any) -> Method:
+    """A registered method with its defaults, but for `changes` and what would only take time."""
+    return build_method({"name": name, **LITTLE.get(name, {}), **changes})
+
 
 
 @pytest.fixture(scope="session")
@@ -130,7 +138,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         store: ClientStore | None = None,
         min_replies: int | float = 0.5,
     ) -> Outcome:
-        made = build_method(method) if isinstance(method, str) else method
+        made = built(method) if isinstance(method, str) else method
         site = host.install(made)
         kept = store or ClientStore(tmp_path / "state" if disk else None, resident=not disk)
         memo = journal or Memo()

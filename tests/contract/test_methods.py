@@ -14,11 +14,11 @@ from befit.engine.wire import array_bytes
 from befit.federate import final_download
 from befit.host import Host
 from befit.ledger import Outbound
-from befit.registry import build_method, get_method, method_names
+from befit.registry import get_method, method_names
 from befit.site import Site
 from befit.types import Failure, Payload, Score, Tick
 
-from .conftest import ROUNDS, BackToFront, Memo, Outcome, Play, Stop, stages_of
+from .conftest import ROUNDS, BackToFront, Memo, Outcome, Play, Stop, built, stages_of
 
 EVERY_METHOD = pytest.mark.parametrize("name", method_names())
 # A client's own slots. What a method shares on purpose it declares; these may only leave where they are declared.
@@ -56,7 +56,7 @@ def test_the_backbone_is_untouched(name: str, play: Play, host: Host) -> None:
 @EVERY_METHOD
 def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host) -> None:
     outcome = play(name)
-    method = build_method(name)
+    method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
     assert outcome.journal.updates
@@ -73,7 +73,7 @@ def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host)
 @EVERY_METHOD
 def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(name: str, play: Play, host: Host) -> None:
     outcome = play(name, every=1)
-    method = build_method(name)
+    method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
     for rows in outcome.engine.outbound.as_dict().values():
@@ -90,7 +90,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
 @EVERY_METHOD
 def test_the_bytes_formula_is_what_the_wire_counts(name: str, play: Play, host: Host) -> None:
     outcome = play(name)
-    method = build_method(name)
+    method = built(name)
     host.install(method)
     expected = communication(method, host.model.specs, ROUNDS, 4)
     first = outcome.engine.clients()[0].id
@@ -132,7 +132,7 @@ def test_scoring_changes_no_stored_state(name: str, play: Play) -> None:
 @EVERY_METHOD
 def test_everything_that_a_method_says_it_trains_changes(name: str, play: Play, host: Host) -> None:
     outcome = play(name)
-    method = build_method(name)
+    method = built(name)
     initial = host.install(method).initial
     trained = {key for key in initial if method.trainable()(key)}
     seen: set[str] = set()
@@ -151,7 +151,7 @@ def test_everything_that_a_method_says_it_trains_changes(name: str, play: Play, 
 
 @EVERY_METHOD
 def test_a_client_beats_the_model_it_started_from(name: str, play: Play, host: Host) -> None:
-    outcome = play(build_method({"name": name, **TO_LEARN_IN_TWELVE_ROUNDS.get(name, {})}), rounds=12)
+    outcome = play(built(name, **TO_LEARN_IN_TWELVE_ROUNDS.get(name, {})), rounds=12)
     final = [score.metrics["accuracy"] for _, score in outcome.journal.scores[-len(host.infos) :]]
     with host.model.active():
         bare = [
@@ -168,7 +168,7 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     """Two of three clients train. Where all that is deployed comes from the server the third is scored with it; where
     a slot of its own is missing, it must not pass as a trained client."""
     outcome = play(name, clients=2)
-    method = build_method(name)
+    method = built(name)
     stage, newcomer = stages_of(method)[-1], host.infos[2]
     engine = LocalEngine(method, host.infos, host.site, outcome.store, Outbound())
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
@@ -189,8 +189,8 @@ def _a_trained_client(outcome: Outcome, request: Payload, host: Host) -> tuple[P
 
 @EVERY_METHOD
 def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: Play) -> None:
-    method = build_method(name)
-    if not any(stage.uplink for stage in stages_of(method)) or build_method(name).needs.min_clients > 1:
+    method = built(name)
+    if not any(stage.uplink for stage in stages_of(method)) or built(name).needs.min_clients > 1:
         pytest.skip("has no cohorts, or needs company")
     journal = play(name, cohort=1, rounds=2).journal
     stages = {stage.name: stage for stage in stages_of(method)}
@@ -215,5 +215,5 @@ def test_the_documentation_names_source_and_bytes(name: str) -> None:
     text = get_method(name).docstring
     assert "Source: specification" in text
     assert "up = down" in text
-    described = build_method(name).describe()
+    described = built(name).describe()
     assert described["up"] and described["down"] and described["stages"]

@@ -19,7 +19,7 @@ from befit.registry import build_method
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runner import export, predict, run
 
-from .conftest import ROUNDS, Play
+from .conftest import ROUNDS, Play, built
 from .test_methods import EVERY_METHOD
 
 SETTINGS: dict[str, Any] = {
@@ -55,7 +55,7 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_sends_nothing(
     name: str, play: Play, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three clients train. Personal stages make what the download lacks, unless the federated ones do."""
-    method, info = build_method(name), host.infos[2]
+    method, info = built(name), host.infos[2]
     outcome = play(name, clients=2)
     host.install(method)
     before = {key: value.clone() for key, value in outcome.server.arrays.items()}
