@@ -32,7 +32,6 @@ def built(name: str, **changes: Any) -> Method:
     return build_method({"name": name, **LITTLE.get(name, {}), **changes})
 
 
-
 @pytest.fixture(scope="session")
 def host() -> Host:
     return Host(

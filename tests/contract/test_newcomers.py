@@ -15,7 +15,6 @@ from befit.errors import ConfigError, DataError, RunError
 from befit.federate import resolved_stages
 from befit.host import Host, load_federation
 from befit.newcomers import measure_newcomers
-from befit.registry import build_method
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runner import export, predict, run
 
