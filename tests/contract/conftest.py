@@ -24,7 +24,7 @@ from befit.types import Failure, Payload, Score, Stage, Tick, Update
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
-LITTLE: dict[str, dict[str, Any]] = dict.fromkeys(("perada", "takfl", "fedmkt"), {"distil": {"samples": 6}})
+LITTLE: dict[str, dict[str, Any]] = {name: {"distil": {"samples": 6}} for name in ("perada", "takfl", "fedmkt")}
 
 
 def built(name: str, **changes: Any) -> Method:
