@@ -9,5 +9,6 @@ census.py      a federation seen from afar           memory.py      what a site 
 frame.py       requests and replies as bytes         site_file.py   a site's own file
 app_folder.py  what `flwr run` starts                worker.py      a resident desk; call.py asks it
 keys.py        certificates and keys                 allowed.py     what of a configuration travels
+demands.py     what a request has to be              replies.py     what a reply may say
 claim.py       one state folder, one site            doctor.py       what is wrong, and how to mend it
 """

@@ -32,8 +32,8 @@ TRAVELS = _set("""
     data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
     adapter.targets adapter.dropout adapter.head
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
-    train.grad_clip train.schedule train.warmup_steps
-    stream.kind stream.sampling
+    train.grad_clip train.schedule train.schedule_over train.warmup_steps
+    stream.kind stream.sampling limit.clients limit.records
     federation.rounds federation.seed
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype

@@ -50,6 +50,9 @@ def run_at_sites(
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
-        return RemoteEngine(link, host.infos, name, label, settings, method_of(method), wire), RemoteMemories()
+        metric, most = host.task.metric, experiment.guard.max_bytes
+        return RemoteEngine(
+            link, host.infos, name, label, settings, method_of(method), wire, metric, most
+        ), RemoteMemories()
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

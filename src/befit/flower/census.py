@@ -51,7 +51,7 @@ def client_ids(experiment: Experiment) -> list[str]:
         problems.append("data.label_names: is required on Flower; the server sees no data to collect them from")
     if problems:
         raise ConfigError(problems)
-    return list(experiment.data.clients)
+    return list(experiment.data.clients)[: experiment.limit.clients]
 
 
 def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]]) -> Host:
@@ -73,6 +73,11 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
             f"site {client} made other data of {known.name}: hash {said['data'][:12]}, the server's {wanted[:12]}"
             for client, said in hellos.items()
             if said["data"] != wanted
+        ]
+        problems += [
+            f"site {one.id} says that it has {hellos[one.id]['examples']} examples, where {known.name} has {there}"
+            for one in known.clients
+            if (there := [len(one.train), len(one.val), len(one.test)]) != hellos.get(one.id, {}).get("examples", there)
         ]
     else:
         assert experiment.data is not None

@@ -10,7 +10,7 @@ from befit.errors import ConfigError, PayloadMismatch
 from befit.flower.allowed import ARGUMENTS, AT_SITE, TRAVELS, refused_in_method
 from befit.flower.site_file import SiteFile
 
-__all__ = ["experiment_here"]
+__all__ = ["experiment_here", "names_a_place"]
 
 
 def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site: SiteFile) -> Experiment:
@@ -43,6 +43,15 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     engine = {"store": "disk", "threads": site.threads}
     whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
     return load_experiment(whole)
+
+
+def names_a_place(site: SiteFile, text: str) -> bool:
+    """Whether a text for the server has one of the site's own paths in it."""
+    data = site.data.values() if isinstance(site.data, dict) else [site.data]
+    roots = [one for given in site.benchmarks.values() for one in given.values()] if isinstance(
+        site.benchmarks, dict) else []  # fmt: skip
+    places = [site.state, *data, *site.models.values(), *roots]
+    return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
 
 
 def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:

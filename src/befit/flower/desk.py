@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,11 +17,13 @@ from befit import __version__
 from befit.benchmarks.base import Federation
 from befit.config import Experiment
 from befit.deployed import write_client
+from befit.engine.guard import check_finite
 from befit.engine.local import LocalEngine
 from befit.engine.wire import cast
 from befit.errors import BefitError, ConfigError, PayloadMismatch
 from befit.flower.claim import claim
-from befit.flower.consent import experiment_here
+from befit.flower.consent import experiment_here, names_a_place
+from befit.flower.demands import DOES, check_request, is_name, tick_of
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.memory import SiteMemory, Stamp
 from befit.flower.site_file import SiteFile
@@ -32,7 +33,7 @@ from befit.method import Method
 from befit.registry import build_method
 from befit.runner import pick_threads
 from befit.storage import read_json, write_json
-from befit.types import Failure, Payload, State, Tick, Update
+from befit.types import Failure, Payload, State, Update
 
 __all__ = ["Desk"]
 
@@ -57,7 +58,7 @@ class Desk:
         header: Header = {}
         try:
             header, arrays = unpack(request, "the request")
-            self._check(header)
+            check_request(header, self.site.client)
             with _alone(claim(self.site)):
                 do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
                 return do[header["do"]](header, arrays, digest(request))
@@ -68,22 +69,6 @@ class Desk:
             except Exception:
                 _LOG.exception("site %s cannot write what leaves it, so nothing does", self.site.client)
                 return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
-
-    def _check(self, header: Header) -> None:
-        if header.get("protocol") != PROTOCOL:
-            theirs = f"{header.get('protocol')} (befit {header.get('version')})"
-            raise PayloadMismatch(f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); "
-                                  "install the same befit")  # fmt: skip
-        if header.get("do") not in ("hello", "train", "score", "export"):
-            raise PayloadMismatch(f"the server asks for {header.get('do')!r}, which this befit does not know")
-        if header["do"] != "hello" and header.get("client") != self.site.client:
-            raise PayloadMismatch(
-                f"the request is for client {header.get('client')}, and this site is {self.site.client}"
-            )
-        for key in ("run", "label"):
-            value = header.get(key)
-            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value):
-                raise PayloadMismatch(f"the request's {key} is {value!r}, which is no name")
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
@@ -102,7 +87,7 @@ class Desk:
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method = self._ready(header), self._method(header)
-        at, folder = Tick(**header["at"]), self._folder(header)
+        at, folder = tick_of(header, method, host.experiment.federation.rounds), self._folder(header)
         stage = [one.name for one in method.plan()].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
         reply = self._reply(folder, header, request)
@@ -125,7 +110,8 @@ class Desk:
         return frame
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
-        host, method, at = self._ready(header), self._method(header), Tick(**header["at"])
+        host, method = self._ready(header), self._method(header)
+        at = tick_of(header, method, host.experiment.federation.rounds)
         folder, split = self._folder(header), header["split"]
         engine = self._engine(host, method, SiteMemory(folder))
         (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
@@ -145,7 +131,9 @@ class Desk:
         """Write the client's adapter at the site. Nothing of it leaves."""
         host, method, folder = self._ready(header), self._method(header), self._folder(header)
         engine = self._engine(host, method, SiteMemory(folder))
-        deployed = engine.deployment(self.site.client, _payload(header, arrays), Tick(**header["at"]))
+        deployed = engine.deployment(
+            self.site.client, _payload(header, arrays), tick_of(header, method, host.experiment.federation.rounds)
+        )
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
         return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
@@ -193,12 +181,13 @@ class Desk:
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
         """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
-        tells = isinstance(error, (ConfigError, PayloadMismatch)) or self.site.errors == "text"
+        refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
+        tells = refuses or self.site.errors == "text"
         said = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
         values = {"kind": "failure", **said}
-        named = isinstance(error, BefitError) and "run" in header and re.fullmatch(r"[\w.-]{1,100}", str(header["run"]))
+        named = isinstance(error, BefitError) and is_name(header.get("run"))
         reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
-        return self._send(reply, values, str(header.get("do")), said)
+        return self._send(reply, values, header["do"] if header.get("do") in DOES else "request", said)
 
 
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
@@ -238,7 +227,10 @@ class Reply:
 
 
 def _payload(header: Header, arrays: State) -> Payload:
-    return Payload(arrays, header["scalars"])
+    """What the server sent. Raises PayloadMismatch where it is not finite."""
+    payload = Payload(arrays, header["scalars"])
+    check_finite("the server sent", payload)
+    return payload
 
 
 def _own(experiment: Experiment, client: str) -> Federation:

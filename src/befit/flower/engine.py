@@ -11,6 +11,7 @@ import torch
 from befit import __version__
 from befit.engine.wire import cast, payload_bytes
 from befit.errors import PayloadMismatch
+from befit.flower import replies
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.ledger import Outbound
 from befit.types import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
@@ -18,6 +19,7 @@ from befit.types import ClientInfo, Cost, Failure, Payload, Score, State, Tick, 
 __all__ = ["Link", "Lost", "RemoteEngine", "RemoteMemories", "ask", "checked"]
 
 Header = dict[str, Any]
+_FRAME = 2**20  # for what a frame has beside its arrays
 
 
 class Lost(Exception):
@@ -43,6 +45,8 @@ class RemoteEngine:
     run, label        names of the run and of the method in it, under which sites keep their memories
     settings, method  what sites have to know of the configuration, see `befit.flower.allowed`
     wire              dtype of floating-point arrays on the wire
+    metric            the headline of a score
+    max_bytes         largest reply that is looked into, in bytes of its arrays; None for no limit
     """
 
     span = 2**31  # a stage that needs no server between its rounds travels as one message
@@ -56,9 +60,12 @@ class RemoteEngine:
         settings: Mapping[str, Any],
         method: Mapping[str, Any],
         wire: torch.dtype,
+        metric: str,
+        max_bytes: int | None = None,
     ) -> None:
         self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
+        self._metric, self._max_bytes = metric, max_bytes
         self.outbound = Outbound()
 
     def clients(self) -> Sequence[ClientInfo]:
@@ -108,6 +115,9 @@ class RemoteEngine:
                 yield client, data, {}, down
                 continue
             try:
+                if self._max_bytes is not None and len(data) > self._max_bytes + _FRAME:
+                    raise PayloadMismatch(f"client {client} sent {len(data)} bytes; guard.max_bytes is "
+                                          f"{self._max_bytes}")  # fmt: skip
                 header, arrays = checked(data, {**expected, "client": client, "request": request})
             except (Lost, PayloadMismatch) as refusal:
                 lost = refusal if isinstance(refusal, Lost) else Lost("refused", str(refusal))
@@ -118,11 +128,11 @@ class RemoteEngine:
     def _update(self, client: str, header: Header, arrays: State, down: int, at: Tick) -> Update:
         """Raises Lost for a reply that is not well formed; whether its arrays are those declared is the guard's."""
         try:
-            sent = Payload(arrays, dict(header["scalars"]))
-            report = {str(name): float(value) for name, value in header["report"].items()}
-            cost = _cost(header, payload_bytes(sent), down)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Lost("refused", f"client {client} sent a malformed reply: {error!r}") from error
+            sent = Payload(arrays, replies.scalars(header))
+            report = replies.report(header)
+            cost = replies.cost(header, payload_bytes(sent), down)
+        except PayloadMismatch as error:
+            raise Lost("refused", f"client {client}: {error}") from error
         if wrong := [key for key, one in arrays.items() if one.is_floating_point() and one.dtype != self._wire]:
             raise Lost("refused", f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
                                   f"is {str(self._wire)[6:]}")  # fmt: skip
@@ -132,10 +142,10 @@ class RemoteEngine:
 
     def _score(self, client: str, header: Header, down: int, split: str) -> Score:
         try:
-            metrics = {str(name): float(value) for name, value in header["metrics"].items()}
-            score = Score(client, split, int(header["examples"]), metrics, _cost(header, 0, down))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Lost("refused", f"client {client} sent a malformed score: {error!r}") from error
+            metrics = replies.metrics(header, self._metric)
+            score = Score(client, split, replies.examples(header), metrics, replies.cost(header, 0, down))
+        except PayloadMismatch as error:
+            raise Lost("refused", f"client {client}: {error}") from error
         self.outbound.numbers(client, f"score {split}", {**metrics, "examples": score.examples})
         return score
 
@@ -173,12 +183,9 @@ def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
         raise PayloadMismatch(f"a reply of protocol {header.get('protocol')}, here it is {PROTOCOL}: install one befit")
     for key, value in expected.items():
         if header.get(key) != value:
-            raise PayloadMismatch(f"a reply to another request: its {key} is {header.get(key)!r}, not {value!r}")
+            said = replies.readable(repr(header.get(key)))
+            raise PayloadMismatch(f"a reply to another request: its {key} is {said}, not {value!r}")
     if header.get("kind") == "failure":
-        raise Lost(str(header.get("error")), str(header.get("reason")), str(header.get("client")))
+        error, reason, client = (replies.readable(header.get(key)) for key in ("error", "reason", "client"))
+        raise Lost(error, reason, client)
     return header, arrays
-
-
-def _cost(header: Header, up: int, down: int) -> Cost:
-    """Bytes as counted here; seconds and memory as the site says."""
-    return Cost(up, down, float(header["cost"]["seconds"]), float(header["cost"]["peak_memory_mib"]))

@@ -31,7 +31,7 @@ def unpack(data: bytes, what: str) -> tuple[dict[str, Any], State]:
     arrays, metadata = from_bytes(data, what)
     try:
         header = json.loads(metadata["header"])
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise PayloadMismatch(f"{what} has no header") from error
     if not isinstance(header, dict):
         raise PayloadMismatch(f"{what} has a header that is no mapping")

@@ -11,6 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from befit.errors import ConfigError, NotEnoughReplies, PayloadMismatch
+from befit.flower import replies
 from befit.flower.engine import Lost, checked
 from befit.flower.frame import digest
 from befit.flower.records import from_content, to_content
@@ -96,8 +97,9 @@ class GridLink:
                 if isinstance(reply, Lost):
                     raise reply
                 header, _ = checked(reply, {"request": digest(self._hello)})
-                if self._admit(str(header.get("client")), node):
-                    said[header["client"]] = header
+                found = replies.hello(header)
+                if self._admit(found["client"], node):
+                    said[found["client"]] = found
                 self._answered.add(node)
             except (Lost, PayloadMismatch) as refusal:
                 client = refusal.client if isinstance(refusal, Lost) else ""
@@ -153,10 +155,13 @@ def _read(message: Message, node: int) -> bytes | Lost:
         kind = _WORLD.get(message.error.code)
         if kind is not None:
             return Lost(kind, _WORDS[kind])
-        return Lost("app", f"Flower's app failed at the site (code {message.error.code}): {message.error.reason}")
+        return Lost(
+            "app",
+            f"Flower's app failed at the site (code {message.error.code}): {replies.readable(message.error.reason)}",
+        )
     if message.metadata.src_node_id != node:
         return Lost("refused", f"the reply came from node {message.metadata.src_node_id}, the request went to {node}")
     try:
         return from_content(message.content)
-    except PayloadMismatch as refusal:
+    except (PayloadMismatch, ValueError) as refusal:  # Flower's own for a message without any content
         return Lost("refused", str(refusal))

@@ -21,8 +21,8 @@ def from_content(content: RecordDict) -> bytes:
     try:
         frame = content.array_records["frame"]["frame"].data
         expected = content.config_records["proof"]["sha256"]
-    except KeyError as error:
-        raise PayloadMismatch(f"a message without {error}: it is not befit's") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PayloadMismatch(f"a message without a frame and its hash ({error}): it is not befit's") from error
     if digest(frame) != expected:
         raise PayloadMismatch(f"a frame of {len(frame)} bytes does not match its hash: it was altered on the way")
     return frame

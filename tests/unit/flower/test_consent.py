@@ -27,7 +27,17 @@ SITE = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["d
 def test_settings_hold_no_place_of_the_server(experiment: Make) -> None:
     """No device, no clients, no engine, no baselines: only what decides the numbers."""
     settings = settings_of(experiment(model={"id": "digits-vit", "device": "cpu"}))
-    assert settings.keys() == {"model", "benchmark", "adapter", "train", "stream", "evaluate", "wire", "federation"}
+    assert settings.keys() == {
+        "model",
+        "benchmark",
+        "adapter",
+        "train",
+        "stream",
+        "limit",
+        "evaluate",
+        "wire",
+        "federation",
+    }
     assert "device" not in settings["model"]
     assert settings["federation"] == {"rounds": 2, "seed": 0}
 

@@ -1,0 +1,121 @@
+"""What a site says of itself and of its work, believed only as far as it is well formed.
+
+Arrays are the guard's business (`befit.engine.guard`); these are the numbers and texts beside them, which go into logs,
+results and the report.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from befit.errors import PayloadMismatch
+from befit.types import Cost, Scalar
+
+__all__ = ["COLUMNS", "cost", "examples", "hello", "metrics", "readable", "report", "scalars"]
+
+Header = Mapping[str, Any]
+_MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 2**31, 1000, 200, 500
+# What a client's row of results has beside its metrics; a metric of such a name would take its place.
+COLUMNS = frozenset({
+    "adapter", "baselines", "bytes_down", "bytes_scoring", "bytes_up", "diagnostics", "examples", "family", "gain",
+    "gain_over_local", "info", "reason", "seconds", "train_examples", "updates",
+})  # fmt: skip
+
+
+def hello(header: Header) -> dict[str, Any]:
+    """What a site says when it comes: its client, backbone, data and version, and examples of train, val and test."""
+    said: dict[str, Any] = {key: _text(header, key) for key in ("client", "backbone", "data", "version")}
+    counts = header.get("examples")
+    if not isinstance(counts, list) or len(counts) != 3:
+        raise PayloadMismatch(f"it does not say how many examples it has of train, val and test: {readable(counts)}")
+    return {**said, "examples": [_count(one, "examples") for one in counts]}
+
+
+def scalars(header: Header) -> dict[str, Scalar]:
+    """The plain numbers of a payload, of the types that a payload may have."""
+    held = _mapping(header, "scalars")
+    plain = (bool, int, float, str)
+    for name, value in held.items():
+        if not isinstance(value, plain) and not (isinstance(value, list) and all(isinstance(v, plain) for v in value)):
+            raise PayloadMismatch(f"its number {readable(name)} is {readable(value)}, which no payload holds")
+    return dict(held)
+
+
+def report(header: Header) -> dict[str, float]:
+    """Numbers for the log; what is not finite is logged as that."""
+    return {name: _number(value, name) for name, value in _mapping(header, "report").items()}
+
+
+def metrics(header: Header, headline: str) -> dict[str, float]:
+    """A score: finite numbers, the headline among them, none of the name of another column of the results."""
+    held = _mapping(header, "metrics")
+    if headline not in held:
+        raise PayloadMismatch(f"its score has no {headline}; it has {readable(', '.join(held)) or 'nothing'}")
+    if taken := held.keys() & COLUMNS:
+        raise PayloadMismatch(f"its score has a metric {min(taken)!r}, which is no metric's name")
+    found = {name: _number(value, name) for name, value in held.items()}
+    if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
+        raise PayloadMismatch(f"its {readable(wrong[0])} is {found[wrong[0]]}")
+    return found
+
+
+def examples(header: Header) -> int:
+    """How many examples a score is of."""
+    return _count(header.get("examples"), "examples")
+
+
+def cost(header: Header, up: int, down: int) -> Cost:
+    """Bytes as counted here; seconds and memory as the site says."""
+    said = _mapping(header, "cost")
+    seconds, memory = (_number(said.get(key), key) for key in ("seconds", "peak_memory_mib"))
+    if not (0 <= seconds < math.inf and 0 <= memory < math.inf):
+        raise PayloadMismatch(f"it says that it took {seconds} s and {memory} MiB")
+    return Cost(up, down, seconds, memory)
+
+
+def readable(value: Any, longest: int = _LONGEST_REASON) -> str:
+    """A text of another's for a log or a terminal: one line, no control characters, not endless.
+
+    >>> readable("a\\n\\x1b[2Jb")
+    'a [2Jb'
+    """
+    text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
+    text = "".join(letter for letter in text if letter.isprintable())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def _text(header: Header, key: str) -> str:
+    value = header.get(key)
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME or not value.isprintable():
+        raise PayloadMismatch(f"its {key} is {readable(value)}, which is no name")
+    return value
+
+
+def _mapping(header: Header, key: str) -> Mapping[str, Any]:
+    value = header.get(key)
+    if not isinstance(value, Mapping):
+        raise PayloadMismatch(f"its {key} is malformed: {readable(value)}")
+    if len(value) > _MOST_NAMES:
+        raise PayloadMismatch(f"its {key} has {len(value)} names, more than {_MOST_NAMES}")
+    for name in value:
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise PayloadMismatch(f"its {key} has a name that is none: {readable(name)}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, (int, float)):
+            return float(value)
+    except OverflowError:
+        pass
+    raise PayloadMismatch(f"its {readable(name)} is {readable(value)}, which is no number: the reply is malformed")
+
+
+def _count(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_EXAMPLES:
+        raise PayloadMismatch(f"its number of {name} is {readable(value)}: the reply is malformed")
+    return value

@@ -1,0 +1,236 @@
+"""What a malicious site or server may send: each is refused with a reason, and nobody dies of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.test_consent import SITE, request_of
+from tests.unit.flower.test_failures import FAST, failures, go, of_train
+
+from befit.config import Experiment
+from befit.errors import ConfigError, PayloadMismatch
+from befit.flower.desk import Desk
+from befit.flower.engine import ask
+from befit.flower.frame import digest, pack, unpack
+from befit.flower.records import from_content, to_content
+from befit.flower.replies import COLUMNS
+from befit.flower.site_file import SiteFile
+from befit.runner import run
+
+Make = Callable[..., Experiment]
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000  # valid JSON, deeper than Python's reader goes
+
+
+def lying(kind: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Message, int], Message]:
+    """Node 12 changes what it says in its replies of one kind."""
+
+    def lie(reply: Message, node: int) -> Message:
+        header, arrays = unpack(from_content(reply.content), "a reply")
+        if node == 12 and header["kind"] == kind:
+            change(header)
+            reply.content = to_content(pack(header, arrays))
+        return reply
+
+    return lie
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "reason"),
+    [
+        ("update", lambda said: said["report"].update(loss=10**400), "malformed"),
+        ("update", lambda said: said.update(report={f"{n}": 1 for n in range(1001)}), "1001 names"),
+        ("update", lambda said: said.update(report={"x" * 201: 1.0}), "a name that is none"),
+        ("update", lambda said: said.update(scalars={"a": {"b": 1}}), "which no payload holds"),
+        ("update", lambda said: said["cost"].update(seconds=float("nan")), "it says that it took nan s"),
+        ("update", lambda said: said["cost"].update(seconds="long"), "malformed"),
+        ("update", lambda said: said.pop("cost"), "malformed"),
+        ("update", lambda said: said.update(kind="failure", error="E", reason="\x1b[2J" + "x" * 10**6), "[2Jxxx"),
+        ("score", lambda said: said.update(metrics={}), "has no accuracy"),
+        ("score", lambda said: said["metrics"].update(accuracy=float("inf")), "its accuracy is inf"),
+        ("score", lambda said: said["metrics"].update(updates=10**6), "'updates', which is no metric's name"),
+        ("score", lambda said: said.update(examples=float("inf")), "malformed"),
+        ("score", lambda said: said.update(examples=-1), "malformed"),
+    ],
+)
+def test_what_a_site_says_beside_its_arrays_is_checked_too(
+    kind: str, change: Callable[..., object], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    """The run goes on with the other site, and its results are whole."""
+    grid.tamper = lying(kind, change)
+    done = go(grid, experiment(federation={"rounds": 1}), tmp_path / "run")
+    (failure,) = failures(done)
+    assert failure["client"] == "client-01" and reason in str(failure["reason"]) and "\x1b" not in str(failure)
+    assert len(str(failure["reason"])) < 600
+    results = json.loads((done / "results.json").read_text())
+    assert results["clients"]["client-00"]["accuracy"] is not None
+
+
+def test_no_column_of_the_results_can_be_a_metric(experiment: Make, tmp_path: Path) -> None:
+    """A column that is added later has to be added to those names too."""
+    done = run(experiment("fedit", {"store": "disk"}, baselines=["local"]), out=tmp_path / "run")
+    row = done.results["clients"]["client-00"]
+    assert row.keys() - {"accuracy", "loss"} <= COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"examples": [10**12, 1, 1]}, "its number of examples is 1000000000000"),
+        ({"examples": [True, 1, 1]}, "its number of examples is True"),
+        ({"examples": "many"}, "does not say how many examples"),
+        ({"examples": [9000, 1, 1]}, r"client-01 says that it has \[9000, 1, 1\] examples, where digits has"),
+        ({"backbone": ["x"]}, "its backbone is"),
+        ({"version": "\x1b[2J"}, "its version is"),
+    ],
+)
+def test_a_site_is_believed_neither_a_weight_nor_a_name_that_it_cannot_have(
+    change: dict[str, Any], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    grid.tamper = lying("hello", lambda said: said.update(change))
+    with pytest.raises(ConfigError, match=reason):
+        go(grid, experiment(engine=FAST), tmp_path / "run")
+
+
+def deep(message: Message) -> RecordDict:
+    frame = bytearray(pack({"x": "@" * len(DEEP)}, {}))
+    text = json.dumps({"__metadata__": {"header": DEEP}}).encode()
+    frame = bytearray(len(text).to_bytes(8, "little") + text)
+    return to_content(bytes(frame))
+
+
+def pickled(message: Message) -> RecordDict:
+    data = b"cos\nsystem\n(S'touch /tmp/befit-was-here'\ntR."
+    return to_content(data)
+
+
+def bare(message: Message) -> RecordDict:
+    return RecordDict({"frame": ConfigRecord({"frame": 1}), "proof": ConfigRecord({"sha256": 3})})
+
+
+def long(message: Message) -> RecordDict:
+    header, arrays = unpack(from_content(message.content), "a reply")
+    return to_content(pack(header, {**arrays, "more": torch.zeros(2**19)}))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (deep, "has no header"),
+        (pickled, "not a readable safetensors file"),
+        (bare, "it is not befit's"),
+        (long, "guard.max_bytes is 100000"),
+        (lambda message: to_content(b""), "not a readable safetensors file"),
+        (lambda message: to_content((2**62).to_bytes(8, "little") + b"{}"), "not a readable safetensors file"),
+    ],
+)
+def test_bytes_that_are_no_reply_are_refused(
+    content: Callable[[Message], RecordDict], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    def send(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            reply.content = content(reply)
+        return reply
+
+    grid.tamper = send
+    done = go(grid, experiment(federation={"rounds": 1}, guard={"max_bytes": 100_000}), tmp_path / "run")
+    (failure,) = failures(done)
+    assert failure["error"] == "refused" and reason in str(failure["reason"])
+
+
+def test_a_record_of_other_arrays_is_no_frame() -> None:
+    array = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=b"\x00" * 4)
+    content = RecordDict({"frame": ArrayRecord({"frame": array}), "proof": ConfigRecord({"sha256": digest(b"")})})
+    with pytest.raises(PayloadMismatch, match="does not match its hash"):
+        from_content(content)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
+
+
+NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"at": {**NOW, "span": 2**31}}, "the request is for rounds 1 to 2147483648 of 2 of stage federate"),
+        ({"at": {**NOW, "span": 2}}, "the request is for rounds 1 to 2 of 2"),
+        ({"at": {**NOW, "rounds": 10**9}}, "of 1000000000 of stage federate, which has 2"),
+        ({"at": {**NOW, "round": 0}}, "the request is for rounds 0 to 0"),
+        ({"at": {**NOW, "round": "1"}}, "which the method does not have"),
+        ({"at": {**NOW, "stage": "../x"}}, "which the method does not have"),
+        ({"at": None}, "which the method does not have"),
+        ({"do": "score", "split": "train"}, "a score on 'train'"),
+        ({"do": "score", "split": "__class__"}, "a score on '__class__'"),
+        ({"do": ["train"]}, "asks for ['train']"),
+        ({"scalars": [1]}, "numbers are no mapping"),
+        ({"run": ".."}, "run is '..'"),
+        ({"run": ["r"]}, "which is no name"),
+        ({"settings": {"model": 3}}, "are not mappings"),
+        ({"method": "fedit"}, "are not mappings"),
+    ],
+)
+def test_a_request_of_no_sense_is_refused_and_writes_nowhere_else(
+    changes: dict[str, Any], reason: str, desk: Desk, experiment: Make, tmp_path: Path
+) -> None:
+    said, arrays = unpack(desk.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
+    assert said["kind"] == "failure" and reason in said["reason"] and not arrays
+    state = tmp_path / "state"
+    written = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
+    assert written <= {"client", ".lock", "runs", "outbound.json", ".outbound.json"}
+    assert not list(tmp_path.rglob("stamp.json")) and [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
+    desk: Desk, experiment: Make, tmp_path: Path
+) -> None:
+    """NaN, infinity, other shapes: refused, and the right request is answered after them all."""
+    settings = experiment("fedit", model={"id": "digits-vit"})
+    first = desk.answer(request_of(settings))
+    _, arrays = unpack(first, "a reply")
+    stamp = next((tmp_path / "state").rglob("stamp.json"))
+    before = stamp.read_bytes()
+    header, _ = unpack(request_of(settings, at={**NOW, "round": 2}), "a request")
+    do = header.pop("do")
+    key = min(arrays)
+    for wrong in (
+        {name: value * float("nan") for name, value in arrays.items()},
+        {**arrays, key: torch.zeros(3)},
+        {**arrays, key: torch.zeros(2**20)},
+        {**arrays, "../../x": torch.full((1,), float("inf"))},
+    ):
+        said, sent = unpack(desk.answer(ask(do, header, wrong)), "a reply")
+        assert said["kind"] == "failure" and not sent
+        assert stamp.read_bytes() == before
+    for other in ("score", "export"):
+        said, _ = unpack(desk.answer(ask(other, header, {key: arrays[key] * float("nan")})), "a reply")
+        assert said["kind"] == "failure" and "the server sent numbers that are not finite" in said["reason"]
+    assert not list((tmp_path / "state").rglob("adapter*"))
+    said, _ = unpack(desk.answer(ask(do, header, arrays)), "a reply")
+    assert said["kind"] == "update"
+
+
+def test_bytes_that_are_no_request_are_answered(desk: Desk) -> None:
+    for data in (b"", b"cos\nsystem\n(S'true'\ntR.", pack({"x": 1}, {})):
+        said, _ = unpack(desk.answer(data), "a reply")
+        assert said["kind"] == "failure"
+
+
+def test_a_refusal_with_a_path_of_the_site_stays_there(experiment: Make, tmp_path: Path) -> None:
+    """A memory that is damaged: its place is in the error, which is told otherwise."""
+    desk = Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
+    settings = experiment("ditto", model={"id": "digits-vit"})
+    desk.answer(request_of(settings, label="ditto"))
+    for path in (tmp_path / "state").rglob("memory.*"):
+        path.write_bytes(b"damaged")
+    said, _ = unpack(desk.answer(request_of(settings, label="ditto", at={**NOW, "round": 2})), "a reply")
+    assert said["kind"] == "failure" and str(tmp_path) not in said["reason"]
