@@ -96,12 +96,12 @@ class Network:
             str(free_port()), "--node-config", f'site="{site}"',
         ])  # fmt: skip
 
-    def start(self, name: str, command: Sequence[object]) -> None:
+    def start(self, name: str, command: Sequence[object], where: Path | None = None) -> None:
         first, *rest = map(str, command)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [BIN / first, *rest], stdout=log, stderr=log, env=self.environment(), cwd=self.folder,
-                start_new_session=True,
+                [BIN / first, *rest], stdout=log, stderr=log, env=self.environment(),
+                cwd=where or self.folder, start_new_session=True,
             )  # fmt: skip
 
     def environment(self) -> dict[str, str]:

@@ -25,6 +25,7 @@ from befit.config import Experiment, load_experiment
 from befit.errors import ConfigError, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.keys import write_certificates, write_site_keys
+from befit.flower.site_file import load_site
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Experiment]
@@ -123,7 +124,9 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     text = (ROOT / "docs" / "flower.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line) for language, block in blocks if not language for line in block.splitlines()]
-    (site,) = [block for language, block in blocks if language == "yaml"]
+    site, trial = [block for language, block in blocks if language == "yaml"]
+    (tmp_path / "trial.yaml").write_text(trial)
+    assert load_site(tmp_path / "trial.yaml").benchmarks == ["digits"]
     (tmp_path / "site.yaml").write_text(site)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
