@@ -10,11 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.flower_network import BIN, Network, free_port, wait_for
-from tests.unit.flower.states import same, server_memory
 
 from befit.config import load_experiment
 from befit.runner import run
+from tests.integration.flower_network import BIN, Network, free_port, wait_for
+from tests.unit.flower.states import same, server_memory
 
 ROOT = Path(__file__).parents[2]
 STAY = ("flower-superlink", "flower-supernode", "befit worker")  # what goes on until it is stopped
