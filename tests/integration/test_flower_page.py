@@ -32,8 +32,9 @@ class Reader(Network):
         text = (ROOT / "docs" / "flower.md").read_text()
         section = re.split(r"^## ", text, flags=re.MULTILINE)
         (wanted,) = [one for one in section if one.startswith(heading)]
-        for words, here in (("HOST:8000", self.address), ("HOST", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"),
-                            ("--port 8000", f"--port {self.port}"), (CONFIG, f"{CONFIG} federation.rounds=1")):  # fmt: skip
+        changes = {"HOST:8000": self.address, "HOST": "127.0.0.1", "0.0.0.0": "127.0.0.1",
+                   "--port 8000": f"--port {self.port}", CONFIG: f"{CONFIG} federation.rounds=1"}  # fmt: skip
+        for words, here in changes.items():
             wanted = wanted.replace(words, here)
         return re.findall(r"^```(\w*)\n(.*?)^```$", wanted, flags=re.DOTALL | re.MULTILINE)
 
