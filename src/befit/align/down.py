@@ -15,6 +15,7 @@ from torch import Tensor
 
 from befit.adapters.pq import polar
 from befit.align.features import Pairs
+from befit.align.up import UpSums
 
 __all__ = ["DownSums", "closed_form", "project", "regulariser", "site_losses", "train_down"]
 
@@ -60,16 +61,53 @@ def train_down(
 
 @dataclass
 class DownSums:
-    """`C_jj = sum X_j^T X_j` (d_j, d_j) and `C_ji = sum X_j^T Z_i` (d_j, r), `Z_i = X_i A_i^T`, of some sites."""
+    """All that the closed form of A, the turn of B and their distances need of the tokens, as sums in float64.
 
+    tokens  how many
+    C_jj    by site, `sum X_j^T X_j` (d_j, d_j): one matrix for sites that read the same
+    C_ji    `sum X_j^T Z_i` (d_j, r), with `Z_i = X_i A_i^T`
+    S_ii    `sum Z_i^T Z_i` (r, r)
+    z_i     `sum Z_i` (r,)
+    x_j     `sum X_j` (d_j,)
+    """
+
+    tokens: int = 0
     C_jj: dict[str, Tensor] = field(default_factory=dict)
     C_ji: dict[str, Tensor] = field(default_factory=dict)
+    S_ii: dict[str, Tensor] = field(default_factory=dict)
+    z_i: dict[str, Tensor] = field(default_factory=dict)
+    x_j: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, pairs: Pairs, pivot: Mapping[str, Tensor]) -> None:
+        """One more batch."""
+        done: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor that several sites may share
         for site, (X_i, X_j) in pairs.items():
-            own, common = X_j.T @ X_j, X_j.T @ (X_i @ pivot[site].T)
-            self.C_jj[site] = self.C_jj[site] + own if site in self.C_jj else own
-            self.C_ji[site] = self.C_ji[site] + common if site in self.C_ji else common
+            if id(X_j) not in done:
+                wide = X_j.double()
+                done[id(X_j)] = wide, _plus(self.C_jj.get(site), wide.T @ wide)
+            wide, self.C_jj[site] = done[id(X_j)]
+            Z_i = (X_i @ pivot[site].T).double()
+            self.C_ji[site] = _plus(self.C_ji.get(site), wide.T @ Z_i)
+            self.S_ii[site] = _plus(self.S_ii.get(site), Z_i.T @ Z_i)
+            self.z_i[site] = _plus(self.z_i.get(site), Z_i.sum(0))
+            self.x_j[site] = _plus(self.x_j.get(site), wide.sum(0))
+        self.tokens += len(next(iter(pairs.values()))[0])
+
+    def loss(self, site: str, A: Tensor) -> float:
+        """The mean over tokens and ranks of `(Z_i - X_j A^T)^2`, of any A (r, d_j)."""
+        A = A.double()
+        squares = self.S_ii[site].trace() - 2 * (A.T * self.C_ji[site]).sum() + (A @ self.C_jj[site] * A).sum()
+        return max(0.0, float(squares)) / max(1, self.tokens * len(A))
+
+    def up(self, site: str, A: Tensor) -> UpSums:
+        """The sums of `Z_i` and `Z_j = X_j A^T`."""
+        A = A.double()
+        return UpSums(self.tokens, self.z_i[site], A @ self.x_j[site], self.S_ii[site],
+                      A @ self.C_jj[site] @ A.T, A @ self.C_ji[site])  # fmt: skip
+
+
+def _plus(held: Tensor | None, more: Tensor) -> Tensor:
+    return more if held is None else held + more
 
 
 def closed_form(C_jj: Tensor, C_ji: Tensor, ridge: float = 1e-6) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from befit.adapters.model import AdaptedModel
 from befit.adapters.pq import sites
-from befit.align.tokens import matched_rows, pool
+from befit.align.tokens import Pooling, matched_rows
 from befit.errors import DataError, ModelError
 from befit.site import Backbone
 from befit.tasks.base import Batch, Examples
@@ -21,7 +21,8 @@ from befit.tasks.base import Batch, Examples
 __all__ = ["Paired", "Pairs", "paired_sites"]
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
-"""By site: inputs (n, d_pivot) and (n, d_other) of its module in either model, float32."""
+"""By site: inputs (n, d_pivot) and (n, d_other) of its module in either model, float32; sites whose modules read the
+same tensor (q, k and v of a block, say) share it."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +86,35 @@ def paired_sites(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[
     return {site: (name, found[1][site]) for site, name in found[0].items()}
 
 
+class _AllSeen(Exception):
+    """Every module has had its input: what the model would still compute is for nothing."""
+
+
 @torch.no_grad()
 def _inputs(one: Backbone, batch: Batch, modules: Sequence[str], rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Inputs of these modules in one forward pass, as (n, d) of the matched tokens, on the model's device."""
+    """Inputs of these modules as (n, d) of the matched tokens, on the model's device.
+
+    One forward pass that ends at the last of them: no logits over a vocabulary are made.
+    """
     model = one.model
-    with model.training(False), model.active(), _collecting(model, modules, rows) as seen:
+    pooling = Pooling(rows, model.device)
+    with model.training(False), model.active(), _collecting(model, modules, pooling) as seen, suppress(_AllSeen):
         one.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
     return seen
 
 
 @contextmanager
-def _collecting(
-    model: AdaptedModel, modules: Sequence[str], rows: Sequence[Sequence[int]]
-) -> Iterator[dict[str, Tensor]]:
+def _collecting(model: AdaptedModel, modules: Sequence[str], pooling: Pooling) -> Iterator[dict[str, Tensor]]:
     seen: dict[str, Tensor] = {}
+    last: list[Tensor] = []  # the tensor that the module before has read, and its pooled rows
 
     def keep(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
         def hook(_: Any, inputs: tuple[Any, ...]) -> None:
-            seen[name] = pool(inputs[0].detach(), rows).float()
+            if not last or last[0] is not inputs[0]:
+                last[:] = inputs[0], pooling(inputs[0].detach()).float()
+            seen[name] = last[1]
+            if len(seen) == len(modules):
+                raise _AllSeen
 
         return hook
 
@@ -110,5 +122,6 @@ def _collecting(
     try:
         yield seen
     finally:
+        last.clear()
         for handle in handles:
             handle.remove()

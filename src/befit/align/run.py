@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,8 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     """The other backbone's A and B, aligned to the pivot's (FedMosaic, section 3.3; specification, sections 3.2, 3.3).
 
     pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
-    Streams over the public records: a batch of activations and the sums of the sites are held, never more.
+    Streams over the public records: a batch of activations and the sums of the sites are held, never more. Once where A
+    has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64.
     """
     first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
     device = paired.pivot.model.device  # where the sums are made too
@@ -104,17 +105,18 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     def batches(count: int = samples) -> Iterator[Pairs]:
         return paired.batches(count, settings.batch_size, draw)
 
-    A_free = _free(batches, samples, A_i, A_0, settings)
+    sums = _down_sums(batches(), A_i) if settings.method == "closed" else None
+    A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
     A_j = project(A_free)
-    sums: dict[str, UpSums] = {}
-    losses = _Losses(A_i, {"start": A_0, "trained": A_free, "projected": A_j})
-    for pairs in batches(settings.samples_up or samples):
-        sums = add_batch(sums, pairs, A_i, A_j)
-        losses.add(pairs)
-    report = losses.means()
+    candidates = {"start": A_0, "trained": A_free, "projected": A_j}
+    if sums is not None and settings.samples_up in (None, samples):
+        ups = {site: sums.up(site, A) for site, A in A_j.items()}
+        report = {site: {name: sums.loss(site, A[site]) for name, A in candidates.items()} for site in A_j}
+    else:
+        ups, report = _second_pass(batches(settings.samples_up or samples), A_i, candidates)
     arrays: State = {}
     for site, name in second.items():
-        T, correlations = turn(sums[site].cpu(), settings.ridge, settings.tie)
+        T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
         B = start[join(BASIS, name, "B")].double() @ T
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
@@ -123,23 +125,43 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
             _LOG.warning("site %s: the aligned B has condition number %.0f; its directions learn at very different "
                          "speeds, and align.finish: polar would make them equal", site, condition)  # fmt: skip
         report[site] |= {"correlation": float(correlations.mean()), "condition": condition,
-                         "tokens": float(sums[site].count)}  # fmt: skip
+                         "tokens": float(ups[site].count)}  # fmt: skip
         arrays |= {join(BASIS, name, "A"): A_j[site].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
     return Aligned(arrays, report)
 
 
-def _free(
-    batches: Any, records: int, A_i: Mapping[str, Tensor], A_0: Mapping[str, Tensor], settings: Alignment
-) -> dict[str, Tensor]:
-    """A_j of all sites before the projection."""
-    if settings.method == "train":
-        steps = settings.epochs * -(-records // settings.batch_size)
-        stream = (pairs for _ in range(settings.epochs) for pairs in batches())
-        return train_down(stream, steps, A_i, A_0, lr=settings.lr, weight=settings.weight)
+def _down_sums(batches: Iterable[Pairs], A_i: Mapping[str, Tensor]) -> DownSums:
     sums = DownSums()
-    for pairs in batches():
+    for pairs in batches:
         sums.add(pairs, A_i)
-    return {site: closed_form(sums.C_jj[site], sums.C_ji[site], settings.ridge).float() for site in A_0}
+    return sums
+
+
+def _solved(sums: DownSums, settings: Alignment) -> dict[str, Tensor]:
+    """A_j of all sites before the projection, in closed form."""
+    return {site: closed_form(C_jj, sums.C_ji[site], settings.ridge).float() for site, C_jj in sums.C_jj.items()}
+
+
+def _trained(
+    batches: Callable[[], Iterator[Pairs]], records: int, A_i: Mapping[str, Tensor], A_0: Mapping[str, Tensor],
+    settings: Alignment,
+) -> dict[str, Tensor]:  # fmt: skip
+    """A_j of all sites before the projection, by mini-batches."""
+    steps = settings.epochs * -(-records // settings.batch_size)
+    stream = (pairs for _ in range(settings.epochs) for pairs in batches())
+    return train_down(stream, steps, A_i, A_0, lr=settings.lr, weight=settings.weight)
+
+
+def _second_pass(
+    batches: Iterable[Pairs], A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]
+) -> tuple[dict[str, UpSums], dict[str, dict[str, float]]]:
+    """Sums for B at the projected A, and the distances of all candidates for A."""
+    sums: dict[str, UpSums] = {}
+    losses = _Losses(A_i, candidates)
+    for pairs in batches:
+        sums = add_batch(sums, pairs, A_i, candidates["projected"])
+        losses.add(pairs)
+    return sums, losses.means()
 
 
 class _Losses:

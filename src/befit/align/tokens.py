@@ -11,7 +11,9 @@ from torch import Tensor
 from befit.errors import ModelError
 from befit.tasks.base import Batch, Task
 
-__all__ = ["Match", "match_pieces", "matched_answers", "matched_rows", "piece_of", "pool", "tokenizer_of"]
+__all__ = [
+    "Match", "Pooling", "match_pieces", "matched_answers", "matched_rows", "piece_of", "pool", "tokenizer_of",
+]  # fmt: skip
 
 IGNORED = -100
 Match = tuple[list[int], list[int]]
@@ -122,12 +124,24 @@ def piece_of(task: Task, token: int) -> str:
 
 def pool(hidden: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     """(groups, d): the mean row of each group of (…, tokens, d), all rows where there are no groups given."""
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    if not groups:
-        return rows
-    if all(len(group) == 1 for group in groups):
-        return rows[[group[0] for group in groups]]
-    flat = torch.tensor([row for group in groups for row in group], device=rows.device)
-    owner = torch.tensor([place for place, group in enumerate(groups) for _ in group], device=rows.device)
-    sums = rows.new_zeros(len(groups), rows.shape[1]).index_add(0, owner, rows[flat])
-    return sums / torch.bincount(owner, minlength=len(groups))[:, None].to(sums.dtype)
+    return Pooling(groups, hidden.device)(hidden)
+
+
+class Pooling:
+    """`pool` for many tensors with the same groups: what does not depend on the tensor is done once."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
+        sizes = torch.tensor([len(group) for group in groups], dtype=torch.long)
+        self._flat = torch.tensor([row for group in groups for row in group], dtype=torch.long, device=device)
+        self._owner = torch.arange(len(groups)).repeat_interleave(sizes).to(device)
+        self._sizes = sizes[:, None].to(device)
+        self._single = bool((sizes == 1).all())
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        if not len(self._sizes):
+            return rows
+        if self._single:
+            return rows[self._flat]
+        sums = rows.new_zeros(len(self._sizes), rows.shape[1]).index_add(0, self._owner, rows[self._flat])
+        return sums / self._sizes.to(sums.dtype)
