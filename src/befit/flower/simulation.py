@@ -27,8 +27,12 @@ def simulated_app(config: Path) -> ClientApp:
     """
 
     def serve(context: Context, request: bytes) -> bytes:
+        place = context.node_config
+        if "site" in place or not {"partition-id", "num-partitions"} <= place.keys():
+            # before anything is read: what a simulation may read is for the server's configuration to say
+            raise PayloadMismatch("this app was written with --simulation, and a site does not run it")
+        number, count = int(place["partition-id"]), int(place["num-partitions"])
         desk = _desk(str(config), str(Path(str(context.run_config["out"])).expanduser()))
-        number, count = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
         return desk.answer_as(number, count, request)
 
     app = ClientApp()
