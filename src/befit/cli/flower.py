@@ -37,14 +37,12 @@ def write(
 ) -> None:
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
     from befit.config import load_experiment
-    from befit.flower.app_folder import write_app
+    from befit.flower.app_folder import start_command, write_app
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"])
     runs = (run_dir or Path("runs") / experiment.name).resolve()
     clients = write_app(experiment, out, runs, insecure, simulation)
-    start = f"flwr run {shlex.quote(str(out))} befit --stream"
-    if simulation:  # a CPU each, where Flower's own choice is two
-        start += f" --federation-config 'num-supernodes={len(clients)} client-resources-num-cpus=1'"
+    start = start_command(out, clients, simulation)
     if as_json:
         print_json({"app": str(out), "run_dir": str(runs), "clients": clients, "start": start})
         return

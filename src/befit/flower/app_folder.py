@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +18,7 @@ from befit.flower.census import client_ids
 from befit.host import load_federation, resolve_model
 from befit.storage import atomic_write
 
-__all__ = ["write_app"]
+__all__ = ["start_command", "write_app"]
 
 _SERVER = '''"""Flower's ServerApp: the befit run that experiment.yaml describes."""
 
@@ -65,7 +67,12 @@ def write_app(
     settings = {"out": str(runs), "resume": False, "insecure": insecure or simulation}
     written = {
         "pyproject.toml": _fill("app.toml", name=name, version=__version__, settings=_toml(settings)),
-        "README.md": _fill("app.md", name=experiment.name, clients="\n".join(f"- `{one}`" for one in clients)),
+        "README.md": _fill(
+            "simulated.md" if simulation else "app.md",
+            name=experiment.name,
+            start=start_command(Path(), clients, simulation),
+            clients="\n".join(f"- `{one}`" for one in clients),
+        ),
         "befit_app/__init__.py": "",
         "befit_app/server_app.py": _SERVER,
         "befit_app/client_app.py": _SIMULATED if simulation else _CLIENT,
@@ -74,6 +81,14 @@ def write_app(
     for path, text in written.items():
         atomic_write(out / path, text.encode())
     return clients
+
+
+def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
+    """What starts the run of an app folder."""
+    command = f"flwr run {shlex.quote(str(app))} befit --stream"
+    if simulation:  # a CPU for each node that works, where Flower's own choice is two
+        command += f" --federation-config 'num-supernodes={len(clients)} client-resources-num-cpus=1'"
+    return command
 
 
 def _listed(experiment: Experiment) -> Experiment:

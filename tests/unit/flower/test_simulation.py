@@ -103,3 +103,5 @@ def test_a_simulated_app_knows_every_client_of_a_folder(tmp_path: Path) -> None:
     assert clients == ["north", "south"] and held.data is not None and held.data.label_names == ["a", "b"]
     assert held.data.clients == {client: str(tmp_path / "data" / client) for client in clients}
     assert "simulated_app" in (tmp_path / "app" / "befit_app" / "client_app.py").read_text()
+    readme = (tmp_path / "app" / "README.md").read_text()
+    assert "num-supernodes=2" in readme and "- `north`" in readme and "@" not in readme
