@@ -93,6 +93,7 @@ def students(
     site: ServerSite, server: Payload, updates: Sequence[Update], settings: Distillation, at: Tick
 ) -> dict[str, Student]:
     """One for each family that replied, starting from the family's shared adapter in the server's memory."""
+    public_of(site)  # without them nothing can be learnt
     budget = budget_of(site)
     rate = settings.rate(budget, at)
     return {
