@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_pool import config, traces
 
 from befit.errors import ConfigError
 from befit.runner import check, run
+from tests.integration.test_pool import config, traces
 
 METHODS = ("fedmkt", "perada", "takfl")
 
