@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from befit.cli.doctor import doctor
 from befit.cli.output import make_table, print_json, screen
 from befit.errors import ConfigError
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
+app.command("doctor", hidden=True)(doctor)  # where it was at first
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -136,27 +138,6 @@ def node_config(
     if found is None:
         console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
     console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)
-
-
-@app.command("doctor")
-def doctor(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's file.")] = Path("site.yaml"),
-    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = None,
-    ca: Annotated[Path, typer.Option("--ca", metavar="FILE", help="The server's authority.")] = Path("ca.crt"),
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The site's private key.")] = Path("keys/site.key"),
-    as_json: Json = False,
-) -> None:
-    """Look for what keeps a site from taking part, and say how to mend it. Exit code 2 if something is wrong."""
-    from befit.flower.doctor import examine
-
-    findings = examine(site, server, ca, key)
-    if as_json:
-        print_json([vars(one) for one in findings])
-    else:
-        rows = [[one.what, one.found, one.mend or "in order"] for one in findings]
-        screen().print(make_table(["what", "found", "how to mend it"], rows, wrap=1))
-    if any(one.mend for one in findings):
-        raise typer.Exit(2)
 
 
 EXAMPLE = """  client: hospital-a

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import ablate, adapter, compare, cost, flower, inspect, merge, partition, run, worker
+from befit.cli import ablate, adapter, compare, cost, doctor, flower, inspect, merge, partition, run, worker
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -102,6 +102,7 @@ app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
 app.command("merge", rich_help_panel="Use")(merge.merge)
 app.command("worker", rich_help_panel="On many machines")(worker.worker)
+app.command("doctor", rich_help_panel="On many machines")(doctor.doctor)
 app.add_typer(flower.app, name="flower", rich_help_panel="On many machines")
 
 

@@ -10,5 +10,6 @@ frame.py       requests and replies as bytes         site_file.py   a site's own
 app_folder.py  what `flwr run` starts                worker.py      a resident desk; call.py asks it
 keys.py        certificates and keys                 allowed.py     what of a configuration travels
 demands.py     what a request has to be              replies.py     what a reply may say
-claim.py       one state folder, one site            doctor.py       what is wrong, and how to mend it
+claim.py       one state folder, one site            doctor.py       what is wrong at a site, and how to
+finding.py     one thing the doctor looked at        doctor_server.py mend it; and at the server
 """

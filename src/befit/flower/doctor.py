@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-import datetime
-import email.parser
-import email.utils
 import os
-import socket
-import ssl
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from befit.config import BENCHMARK_PATHS
 from befit.errors import BefitError, RunError
 from befit.flower.call import worker_file
 from befit.flower.claim import claim
+from befit.flower.doctor_server import authority, server_seen, servers_own
+from befit.flower.finding import Finding
 from befit.flower.site_file import SiteFile, load_site
 
 __all__ = ["Finding", "examine"]
 
-_SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 
+def examine(
+    site: Path | None, server: str | None, ca: Path, key: Path, certificates: Path | None = None
+) -> list[Finding]:
+    """Look at versions, then at a site's machine, the server's, or both.
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at; `mend` is empty where it is in order."""
-
-    what: str
-    found: str
-    mend: str = ""
-
-
-def examine(site: Path, server: str | None, ca: Path, key: Path) -> list[Finding]:
-    """Look at versions, the site's file, its data, models and state, the key, the certificate, the server and clocks.
-
-    server  HOST:PORT of the SuperLink, or None to leave it out
+    site          a site's file: with its data, models, state and worker, the key and the server's authority
+    server        HOST:PORT of the SuperLink, or None to leave it out
+    ca, key       the server's authority and the site's private key
+    certificates  on the server's machine, the folder that `befit flower certificates` wrote
     """
-    findings = [*_versions(), *_site(site)]
-    if find_spec("flwr"):  # which brings what reads keys
-        findings += [*_key(key), *_certificate(ca), *(_server(server, ca) if server else ())]
+    findings = list(_versions())
+    installed = find_spec("flwr") is not None  # which brings what reads keys
+    if site is not None:
+        findings += [*_site(site), *(_key(key) if installed else ()), *(authority(ca) if installed else ())]
+    if certificates is not None and installed:
+        findings += servers_own(certificates, server)
+        ca = ca if site is not None else certificates / "ca.crt"
+    if server and installed:
+        findings += server_seen(server, ca)
     return findings
 
 
@@ -69,11 +66,19 @@ def _site(path: Path) -> Iterator[Finding]:
             yield Finding(f"model {name}", place, "" if there else "this folder has no config.json; correct models")
         else:
             yield Finding(f"model {name}", f"{place}: ships with befit, or comes from the hub")
-    for one in [site.data] if isinstance(site.data, str) else list((site.data or {}).values()):
+    for one in _read_by(site):
         yield Finding("data", one, "" if os.access(one, os.R_OK) else "it is missing or not readable; correct data")
     yield _state(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
+
+
+def _read_by(site: SiteFile) -> list[str]:
+    """The files and folders that a site's data and benchmarks are in."""
+    places = [site.data] if isinstance(site.data, str) else list((site.data or {}).values())
+    if isinstance(site.benchmarks, dict):
+        places += [given[key] for given in site.benchmarks.values() for key in BENCHMARK_PATHS if given.get(key)]
+    return places
 
 
 def _state(site: SiteFile) -> Finding:
@@ -106,49 +111,3 @@ def _key(path: Path) -> Iterator[Finding]:
         yield Finding("key", str(path), f"others can read it: chmod 600 {path}")
     else:
         yield Finding("key", str(path))
-
-
-def _certificate(path: Path) -> Iterator[Finding]:
-    from cryptography import x509
-
-    try:
-        ca = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        yield Finding("authority", f"{path}: {error}", "the server's operator has ca.crt")
-        return
-    left = (ca.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
-    yield Finding("authority", f"{path}, {left} days left", "" if left > 0 else "it has expired; ask for a new ca.crt")
-
-
-def _server(server: str, ca: Path) -> Iterator[Finding]:
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        yield Finding("server", server, "give it as HOST:PORT")
-        return
-    mends: list[tuple[type[Exception], Callable[[Exception], str]]] = [
-        (ssl.SSLCertVerificationError, lambda error: "ca.crt is another server's, or its certificate lacks this name: "
-                                                     f"befit flower certificates {host}"),
-        (ssl.SSLError, lambda error: "the server there does not speak TLS"),
-        (OSError, lambda error: "is the SuperLink running, and does a firewall let this machine out to it?"),
-    ]  # fmt: skip
-    try:
-        context = ssl.create_default_context(cafile=str(ca))
-        with (
-            socket.create_connection((host, int(port)), 10) as plain,
-            context.wrap_socket(plain, server_hostname=host) as line,
-        ):
-            line.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            answer = line.recv(4096).decode(errors="replace")
-    except (OSError, ValueError) as error:
-        mend = next((say(error) for kind, say in mends if isinstance(error, kind)), "correct the address")
-        yield Finding("server", f"{server}: {error}", mend)
-        return
-    yield Finding("server", f"{server} answers over TLS")
-    dates = [
-        value.strip()
-        for name, _, value in (line.partition(":") for line in answer.splitlines())
-        if name.lower() == "date"
-    ]
-    if dates:
-        skew = abs((email.utils.parsedate_to_datetime(dates[0]) - datetime.datetime.now(datetime.UTC)).total_seconds())
-        yield Finding("clocks", f"{skew:.0f} s apart", "" if skew <= _SKEW_S else "set both clocks by NTP")

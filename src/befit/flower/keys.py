@@ -15,7 +15,7 @@ __all__ = ["write_certificates", "write_site_keys"]
 _DAYS = 825  # the longest that common TLS libraries accept
 
 
-def write_certificates(out: Path, hosts: Sequence[str], days: int = _DAYS) -> list[Path]:
+def write_certificates(out: Path, hosts: Sequence[str], days: float = _DAYS) -> list[Path]:
     """A certificate authority and a server certificate for `hosts`, names or addresses, each valid for `days`.
 
     Written are ca.crt, which every site needs; server.crt and server.key, which stay with the SuperLink. The

@@ -158,7 +158,7 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) 
         server = f"127.0.0.1:{free.getsockname()[1]}"
 
     def wrong(*more: str) -> list[str]:
-        words = ["flower", "doctor", str(site), "--ca", str(tmp_path / "ca.crt"), "--key", str(tmp_path / "site.key")]
+        words = ["doctor", str(site), "--ca", str(tmp_path / "ca.crt"), "--key", str(tmp_path / "site.key")]
         done = CliRunner().invoke(app, [*words, *more, "--json"])
         found = [one["what"] for one in json.loads(done.stdout) if one["mend"]]
         assert done.exit_code == (2 if found else 0)

@@ -1,0 +1,168 @@
+"""The server of a federation, as a site's machine sees it and on its own: certificate, names, dates, version, clock."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import http.client
+import json
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from befit.flower.finding import Finding
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+__all__ = ["authority", "server_seen", "servers_own"]
+
+_SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
+_SOON = 30  # days
+_NEW = "befit flower certificates makes new ones"
+
+
+def authority(path: Path) -> Iterator[Finding]:
+    """The server's authority, by which a site knows it."""
+    ca = _read(path)
+    if isinstance(ca, Finding):
+        yield ca
+    else:
+        yield Finding("authority", f"{path}, {_dates(ca)}", _expiry(ca, "ask the server's operator for a new ca.crt"))
+
+
+def server_seen(server: str, ca: Path) -> Iterator[Finding]:
+    """What is at HOST:PORT: whether it answers, by whose certificate, with which Flower, and its clock."""
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit():
+        yield Finding("server", server, "give it as HOST:PORT")
+        return
+    try:
+        line = http.client.HTTPSConnection(
+            host, int(port), timeout=10, context=ssl.create_default_context(cafile=str(ca))
+        )
+        line.request("GET", "/openapi.json")
+        answer = line.getresponse()
+        said, date = answer.read(2**22), answer.getheader("date")
+        line.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        yield Finding("server", f"{server}: {error}", _mend(error, host))
+        if isinstance(error, ssl.SSLCertVerificationError):
+            yield from _shown(host, int(port))
+        return
+    yield Finding("server", f"{server} answers over TLS")
+    yield from _shown(host, int(port))
+    yield from _version(said)
+    if date:
+        skew = abs((email.utils.parsedate_to_datetime(date) - datetime.datetime.now(datetime.UTC)).total_seconds())
+        yield Finding("clocks", f"{skew:.0f} s apart", "" if skew <= _SKEW_S else "set both clocks by NTP")
+
+
+def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
+    """On the server's machine: what `befit flower certificates` wrote, and whether it fits together."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+    yield from authority(folder / "ca.crt")
+    ca, own, key = _read(folder / "ca.crt"), _read(folder / "server.crt", "certificate"), folder / "server.key"
+    if isinstance(own, Finding):
+        yield own
+        return
+    host = (server or "").rpartition(":")[0].strip("[]")
+    known = _names(own)
+    other = f"it lacks the name {host}, which sites call: befit flower certificates {host}" if host else ""
+    yield Finding("certificate", f"for {', '.join(known)}, {_dates(own)}",
+                  _expiry(own, _NEW) or (other if host and host not in known else ""))  # fmt: skip
+    try:
+        if not isinstance(ca, Finding):
+            own.verify_directly_issued_by(ca)
+    except Exception as error:  # whatever cryptography finds wrong: issuer, signature, algorithm
+        yield Finding("certificate", f"server.crt is not signed by ca.crt ({error})", _NEW)
+    try:
+        public = load_pem_private_key(key.read_bytes(), None).public_key()
+    except (OSError, ValueError, TypeError) as error:
+        yield Finding("server's key", f"{key}: {error}", _NEW)
+        return
+    forms = [one.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for one in (public, own.public_key())]
+    mend = "" if forms[0] == forms[1] else f"it is not the certificate's; {_NEW}"
+    if not mend and stat.S_IMODE(key.stat().st_mode) & 0o077:
+        mend = f"others can read it: chmod 600 {key}"
+    yield Finding("server's key", str(key), mend)
+
+
+def _read(path: Path, what: str = "authority") -> Certificate | Finding:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return Finding(what, f"{path}: {error}", "the server's operator has it; " + _NEW)
+
+
+def _names(certificate: Certificate) -> list[str]:
+    from cryptography import x509
+
+    try:
+        held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*held.get_values_for_type(x509.DNSName), *map(str, held.get_values_for_type(x509.IPAddress))]
+
+
+def _dates(certificate: Certificate) -> str:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return f"valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+
+
+def _expiry(certificate: Certificate, mend: str) -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    if certificate.not_valid_before_utc > now:
+        return "it is not valid yet: is this machine's clock right?"
+    left = certificate.not_valid_after_utc - now
+    if left.total_seconds() < 0:
+        return f"it has expired; {mend}"
+    return f"it expires in {left.days} days; {mend}" if left.days < _SOON else ""
+
+
+def _shown(host: str, port: int) -> Iterator[Finding]:
+    """The certificate that a server shows, believed or not."""
+    from cryptography import x509
+
+    try:
+        shown = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port), timeout=10).encode())
+    except (OSError, ValueError):
+        return
+    yield Finding("server's certificate", f"for {', '.join(_names(shown)) or 'no names'}, {_dates(shown)}",
+                  _expiry(shown, f"the server's operator needs {_NEW}"))  # fmt: skip
+
+
+def _version(said: bytes) -> Iterator[Finding]:
+    """Flower's version at the server, which its description of itself holds."""
+    try:
+        theirs = str(json.loads(said)["info"]["version"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        yield Finding("server's flwr", "it does not say; is it a SuperLink?")
+        return
+    mine = version("flwr")
+    same = theirs.split(".")[:2] == mine.split(".")[:2]
+    yield Finding("server's flwr", theirs[:40],
+                  "" if same else f"here it is {mine}: install the same minor version on both sides")  # fmt: skip
+
+
+def _mend(error: Exception, host: str) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (f"ca.crt is another server's, its certificate lacks the name {host} or has expired: "
+                f"befit flower certificates {host}")  # fmt: skip
+    if isinstance(error, (ssl.SSLError, http.client.HTTPException)):
+        return "the server there does not speak TLS"
+    if isinstance(error, socket.gaierror):
+        return f"no name server knows {host}; correct the name, or give the address"
+    if isinstance(error, FileNotFoundError):
+        return "the server's operator has ca.crt"
+    if isinstance(error, OSError):
+        return "is the SuperLink running, and does a firewall let this machine out to it?"
+    return "correct the address"

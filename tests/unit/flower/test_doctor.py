@@ -1,0 +1,128 @@
+"""The doctor, of a server: over TLS to a real one that says what a SuperLink says, and of the server's own files."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.flower.doctor import Finding, examine
+from befit.flower.doctor_server import server_seen
+from befit.flower.keys import write_certificates
+
+HOUR = 1 / 24
+
+
+@contextmanager
+def superlink(folder: Path, flwr: str, late_s: int = 0) -> Iterator[str]:
+    """A server with the certificate of a folder, a version of Flower and a clock that is behind; yields its port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            said = json.dumps({"info": {"title": "SuperLink API", "version": flwr}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            import time
+
+            return super().date_time_string(time.time() - late_s)
+
+        def log_message(self, *words: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    server.handle_error = lambda *words: None  # type: ignore[method-assign]  # who does not believe it hangs up
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield str(server.server_port)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def wrong(findings: list[Finding]) -> dict[str, str]:
+    return {one.what: one.mend for one in findings if one.mend}
+
+
+def seen(folder: Path, flwr: str, host: str = "127.0.0.1", late_s: int = 0, ca: Path | None = None) -> list[Finding]:
+    with superlink(folder, flwr, late_s) as port:
+        return list(server_seen(f"{host}:{port}", ca or folder / "ca.crt"))
+
+
+def test_a_server_that_is_in_order_tells_its_names_dates_version_and_clock(tmp_path: Path) -> None:
+    write_certificates(tmp_path, ["server.example", "127.0.0.1"])
+    findings = seen(tmp_path, version("flwr"))
+    assert not wrong(findings)
+    said = {one.what: one.found for one in findings}
+    assert said.keys() == {"server", "server's certificate", "server's flwr", "clocks"}
+    assert said["server's certificate"].startswith("for server.example, 127.0.0.1, valid from 2")
+    assert said["server's flwr"] == version("flwr")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "what", "mend"),
+    [
+        (lambda folder: seen(folder, "1.2.3"), "server's flwr", "install the same minor version on both sides"),
+        (lambda folder: seen(folder, version("flwr"), late_s=60), "clocks", "NTP"),
+        (lambda folder: seen(folder, version("flwr"), host="localhost"), "server", "lacks the name localhost"),
+        (lambda folder: seen(folder, "1", ca=folder / "none.crt"), "server", "operator has ca.crt"),
+        (lambda folder: list(server_seen("127.0.0.1", folder / "ca.crt")), "server", "HOST:PORT"),
+    ],
+)
+def test_each_thing_that_is_wrong_with_a_server_is_found(
+    prepare: Callable[[Path], list[Finding]], what: str, mend: str, tmp_path: Path
+) -> None:
+    write_certificates(tmp_path, ["127.0.0.1"])
+    found = wrong(prepare(tmp_path))
+    assert list(found) == [what] and mend in found[what]
+
+
+def test_an_expired_certificate_is_told_as_that(tmp_path: Path) -> None:
+    """Its validity began five minutes ago and ended three minutes ago."""
+    write_certificates(tmp_path, ["127.0.0.1"], days=HOUR / 30)
+    found = wrong(seen(tmp_path, version("flwr")))
+    assert "has expired" in found["server"] and "has expired" in found["server's certificate"]
+    own = wrong(examine(None, None, Path("none"), Path("none"), tmp_path))
+    assert set(own) == {"authority", "certificate"} and all("has expired" in mend for mend in own.values())
+
+
+def test_the_servers_own_files_are_looked_at_without_a_site(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_certificates(tmp_path / name, ["server.example"])
+
+    def diagnosed(*more: str) -> dict[str, str]:
+        done = CliRunner().invoke(app, ["doctor", "--certificates", str(tmp_path / "one"), *more, "--json"])
+        found = wrong([Finding(**one) for one in json.loads(done.stdout)])
+        assert done.exit_code == (2 if found else 0)
+        return found
+
+    assert diagnosed() == {}
+    assert "lacks the name elsewhere.invalid" in diagnosed("--server", "elsewhere.invalid:1")["certificate"]
+    key = tmp_path / "one" / "server.key"
+    key.chmod(0o644)
+    assert "chmod 600" in diagnosed()["server's key"]
+    key.write_bytes((tmp_path / "other" / "server.key").read_bytes())
+    assert "it is not the certificate's" in diagnosed()["server's key"]
+    (tmp_path / "one" / "ca.crt").write_bytes((tmp_path / "other" / "ca.crt").read_bytes())
+    assert diagnosed().keys() == {"certificate", "server's key"}
+
+
+def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path) -> None:
+    write_certificates(tmp_path, ["server.example"], days=20)
+    assert "it expires in 19 days" in wrong(examine(None, None, Path("none"), Path("none"), tmp_path))["authority"]
