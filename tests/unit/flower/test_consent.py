@@ -12,6 +12,7 @@ import pytest
 from befit.config import Experiment
 from befit.errors import ConfigError, PayloadMismatch
 from befit.flower.allowed import settings_of
+from befit.flower.at_sites import hello
 from befit.flower.consent import experiment_here
 from befit.flower.desk import Desk
 from befit.flower.engine import Lost, ask, checked
@@ -66,6 +67,12 @@ def test_a_site_may_limit_the_methods(experiment: Make) -> None:
     only = SiteFile(**{**vars(SITE), "methods": ["fedsa"]})
     with pytest.raises(ConfigError, match=r"method\.name: fedit is not among the site's methods: fedsa"):
         experiment_here(settings_of(experiment(model={"id": "digits-vit"})), {"name": "fedit"}, only)
+
+
+def test_a_baseline_that_a_site_does_not_run_is_refused_at_the_start(experiment: Make, tmp_path: Path) -> None:
+    desk = Desk(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
+    with pytest.raises(Lost, match=r"method\.name: local is not among the site's methods: fedsa"):
+        checked(desk.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {})
 
 
 def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
+from tests.unit.flower.test_consent import request_of
 
 from befit.config import Experiment
 from befit.errors import RunError
@@ -65,6 +67,24 @@ def test_a_killed_worker_is_replaced_by_a_cold_start(
     worker.wait()
     assert worker_file(site).exists()
     assert call(site, request) == warm
+
+
+def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(
+    worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
+) -> None:
+    """It has taken the request and does not come to answer it: whoever asked does the work, once."""
+    site, request = load_site(sites[0]), request_of(experiment("ditto", model={"id": "digits-vit"}), label="ditto")
+    worker.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(call, site, request)
+        time.sleep(0.5)
+        assert not asked.done()
+        worker.kill()
+        reply = asked.result(120)
+    assert unpack(reply, "a reply")[0]["kind"] == "update"
+    assert call(site, request) == reply  # the kept one
+    stamp = next(Path(site.state).rglob("stamp.json"))
+    assert json.loads(stamp.read_text())["number"] == 1
 
 
 def test_only_its_user_can_read_the_token_and_nobody_gets_in_without(
