@@ -25,6 +25,7 @@ from befit.types import Failure, Payload, Score, Stage, Tick, Update
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.
 LITTLE: dict[str, dict[str, Any]] = {name: {"distil": {"samples": 6}} for name in ("perada", "takfl", "fedmkt")}
+LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
 
 
 def built(name: str, **changes: Any) -> Method:

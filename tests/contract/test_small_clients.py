@@ -16,6 +16,8 @@ from befit.host import Host
 from befit.registry import method_names
 from befit.runner import run
 
+from .conftest import LITTLE
+
 
 @pytest.fixture
 def source() -> Federation:
@@ -24,8 +26,9 @@ def source() -> Federation:
 
 def experiment(method: str, **federation: object) -> Experiment:
     return load_experiment(
-        {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": method, "baselines": [],
-         "train": {"max_steps": 2}, "federation": {"rounds": 2, **federation}}
+        {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
+         "method": {"name": method, **LITTLE.get(method, {})}, "train": {"max_steps": 2},
+         "federation": {"rounds": 2, **federation}}
     )  # fmt: skip
 
 

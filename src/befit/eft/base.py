@@ -13,6 +13,7 @@ from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import EVERYTHING, slot_of
 from befit.adapters.layout import Layout
 from befit.eft.generator import GENERATOR
+from befit.eft.rates import RATES, VALIDATION
 from befit.errors import ConfigError, NotTrained
 from befit.families import join, part
 from befit.method import Exchange, Method, Personal
@@ -23,7 +24,7 @@ __all__ = ["base_slots", "base_stages", "load_base", "make_base", "own", "with_b
 
 BASE, FIXED = "base", "fixed"
 _SLOTS = "fixed@slots"
-_OURS = (BUDGETED, SCALES, GENERATOR)
+_OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:

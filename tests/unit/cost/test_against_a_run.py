@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contract.conftest import LITTLE
 
 from befit.config import load_experiment, run_names
 from befit.cost.architecture import find_architecture
@@ -24,7 +25,7 @@ EVERY_METHOD = pytest.mark.parametrize("name", method_names())
 def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ledger]]:
     """By dtype of the wire and method: the ledger of one run of all methods on digits."""
     found: dict[str, dict[str, Ledger]] = {}
-    first, *others = method_names()
+    first, *others = ({"name": name, **LITTLE.get(name, {})} for name in method_names())
     for dtype in ("float32", "bfloat16"):
         experiment = load_experiment({
             "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},

@@ -20,6 +20,7 @@ from befit.eft.allocate import Allocator, Orthogonality, Timetable
 from befit.errors import ConfigError
 from befit.federate import final_download
 from befit.methods.adalora import AdaLora
+from befit.methods.fedl2p import FedL2P
 from befit.methods.lora import Lora
 from befit.recipe.personal import LocalTraining, Use
 from befit.recipe.recipe import Recipe
@@ -150,7 +151,16 @@ def test_rounds_are_one_training_cut_in_pieces() -> None:
             assert torch.equal(value, found[key])
 
 
-@pytest.mark.parametrize("method", [AdaLora(rank=1), Lora(rank=2), AdaLora(rank=1, base={"name": "fedit", "rank": 2})])
+@pytest.mark.parametrize(
+    "method",
+    [
+        AdaLora(rank=1),
+        Lora(rank=2),
+        AdaLora(rank=1, base={"name": "fedit", "rank": 2}),
+        FedL2P(rank=2, draws=2),
+        FedL2P(rank=2, draws=2, base={"name": "ditto", "rank": 2}),
+    ],
+)
 def test_the_checkpoint_gives_the_same_logits_in_PEFT(method: Any, tmp_path: Path) -> None:
     import peft
 

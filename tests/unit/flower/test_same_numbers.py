@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.contract.conftest import LITTLE
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
@@ -26,8 +27,9 @@ from befit.runner import run
 def test_a_run_at_sites_is_the_local_run_bit_by_bit(
     method: str, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    remote = run_over(grid, experiment(method), tmp_path / "remote", poll_s=0.01).path
-    local = run(experiment(method, {"store": "disk"}), out=tmp_path / "local").path
+    block = {"name": method, **LITTLE.get(method, {})}
+    remote = run_over(grid, experiment(block), tmp_path / "remote", poll_s=0.01).path
+    local = run(experiment(block, {"store": "disk"}), out=tmp_path / "local").path
     by_client = {f"client-0{number}": site for number, site in enumerate(sites)}
     assert same(server_memory(remote), server_memory(local))
     here, there = local_memories(local), site_memories(remote, by_client, method)

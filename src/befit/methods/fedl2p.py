@@ -1,0 +1,214 @@
+"""FedL2P (Lee et al. 2023) on LoRA: the federation learns to say which learning rates a client should use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from befit.adapters.bayestune import BUDGETED
+from befit.adapters.keys import Selector, slot, to_slot
+from befit.adapters.layout import Layout, ModelShapes, Slot
+from befit.adapters.state import weighted_mean
+from befit.eft.base import base_slots, load_base, with_base
+from befit.eft.meta import MetaStep, improve, in_two, rated_optimiser, train_at
+from befit.eft.onbase import OnBase, kept, resume
+from befit.eft.personal import steps_for
+from befit.eft.rates import RATES, VALIDATION, RateNet, rate_multiples
+from befit.eft.stages import features_of
+from befit.errors import ConfigError
+from befit.method import Method, Personal
+from befit.registry import register
+from befit.site import ServerSite, Site
+from befit.train.optim import dump_moments, learning_rate, load_moments
+from befit.train.work import Work
+from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
+
+_BEST = "best"
+_LOSS = f"{VALIDATION}/all/loss"
+_MULTIPLES = "multiples/all/rate"
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """A client's mean validation loss, an array among the others that go up."""
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
+        return {_LOSS: TensorSpec((1,))}
+
+
+@register("fedl2p", title="FedL2P", paper="arXiv:2310.02420", year=2023)
+@dataclass(frozen=True)
+class FedL2P(OnBase):
+    """Federate a network that predicts a learning rate for each A and B; each client then trains LoRA at its own.
+
+    rank          r of the budget: r ranks in each of L target modules; the network is for this r alone
+    base          block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
+    scale         s of delta = s B A; alpha is s r
+    epochs        passes over the training examples, in each training of a round and at the end; null: train.max_steps
+    validation    share of a client's training examples that only hypergradients see
+    outer         times that a client trains and improves the network in a round
+    draws         pairs of a training and a validation example in each of them
+    terms         of the Neumann series
+    psi           its step
+    lr_net        Adam's rate for the network
+    lr_eta        Adam's rate for eta, in units of train.lr
+    patience      rounds without a lower validation loss after which nobody trains any more; null: all rounds
+    mask_padding  leave padding out of the features, which makes them independent of batches
+    weights       how the server averages: "examples" (the paper) or "uniform"
+    preset        "parity" does what the released code does where it differs
+
+    Tensor o learns at `train.lr net(f)_o eta_o`; up = down = 200 M + 102 O + 10200 for M linear modules and O tensors
+    (2 L, and the task head's); one number more up. A round: `outer` times AdamW from the start, then a step of Adam on
+    `- sum_o <(H p)_o, u_o> d rate_o`, `p = sum_{j<=terms} (I - psi H)^j grad L_V`, u the last update's direction.
+    Source: specification fedp2eft.md, section 4.1.
+    """
+
+    rank: int = 8
+    base: dict[str, Any] | None = None
+    scale: float = 2.0
+    epochs: int | None = None
+    validation: float = 0.2
+    outer: int = 3
+    draws: int = 16
+    terms: int = 3
+    psi: float = 0.1
+    lr_net: float = 1e-4
+    lr_eta: float = 1e-2
+    patience: int | None = 50
+    mask_padding: bool = False
+    weights: Literal["examples", "uniform"] = "examples"
+    preset: Literal["recommended", "parity"] = "recommended"
+    layout: Layout = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
+
+    def __post_init__(self) -> None:
+        problems = [f"validation: must be above 0 and below 1, got {self.validation}"] * (not 0 < self.validation < 1)
+        for name in ("rank", "outer", "draws", "patience"):
+            value = getattr(self, name)
+            problems += [f"{name}: must be at least 1, got {value}"] * (value is not None and value < 1)
+        problems += [f"terms: must not be negative, got {self.terms}"] * (self.terms < 0)
+        for name in ("psi", "lr_net", "lr_eta"):
+            problems += [f"{name}: must be positive, got {getattr(self, name)}"] * (not getattr(self, name) > 0)
+        if problems:
+            raise ConfigError(problems, "fedl2p")
+        adapter = Slot(BUDGETED, self.rank, self.scale * self.rank)
+        self.prepare(Layout((adapter,), extras=(RateNet(), _Loss())), self.base, "fedl2p")
+
+    def own_stages(self) -> list[Stage]:
+        alone = _AtOwnRates(self.epochs, self.validation)
+        return [
+            Stage("meta", self),
+            Stage("rates", _Predict(self.validation, self.mask_padding), 1, uplink=False),
+            Stage("budget", alone, None if self.epochs is None else 1, uplink=False),
+        ]
+
+    def own_trainable(self) -> Selector:
+        return slot(BUDGETED) | slot(RATES)
+
+    def describe(self) -> dict[str, object]:
+        return {**super().describe(), "up": str(slot(RATES, VALIDATION)), "down": str(slot(RATES))}
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work((BUDGETED,), slot(BUDGETED), float(self.outer)),)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        net = _net(site.initial)
+        base = None if self.before is None else self.before.server_init(site)
+        return with_base(Payload({**net, **_best(net)}, {"stale": 0}), base)
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {**_only_net(specs), _LOSS: specs[_LOSS]} if stage.uplink else {}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _only_net(specs)
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(_net(server.arrays), {"stopped": self._stopped(server)}) if at.stage == "meta" else Payload()
+
+    def _stopped(self, server: Payload) -> bool:
+        return self.patience is not None and int(server.scalars["stale"]) >= self.patience  # type: ignore[arg-type]
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if received.scalars["stopped"]:
+            return client, Payload({**_net(received.arrays), _LOSS: torch.zeros(1)})
+        load_base(client, site)
+        parts = in_two(site, self.validation, at.seed)
+        seen, found = features_of(client, parts, self.mask_padding)
+        how = MetaStep(self.outer, self.draws, self.terms, self.psi, self.lr_net, self.lr_eta, self.preset == "parity")
+        steps = steps_for(parts, self.epochs)
+        net, loss = improve(parts, at, _net(received.arrays), seen, how, steps, base_slots(client))
+        site.report.update({"steps": float(steps * self.outer), "loss": loss})
+        return Payload({**client.arrays, **found}, client.scalars), Payload({**net, _LOSS: torch.tensor([loss])})
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        """The average; beside it the one of the round whose clients had the lowest mean validation loss."""
+        if self._stopped(server):
+            return server
+        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
+        mean = weighted_mean((_net(update.payload.arrays) for update in updates), weights)
+        loss = sum(float(update.payload.arrays[_LOSS]) for update in updates) / len(updates)
+        lowest = server.scalars.get("lowest")
+        if lowest is None or loss < float(lowest):  # type: ignore[arg-type]
+            best, numbers = _best(mean), {"stale": 0, "lowest": loss}
+        else:
+            best, numbers = {}, {"stale": int(server.scalars["stale"]) + 1}  # type: ignore[arg-type]
+        return Payload({**server.arrays, **mean, **best}, {**server.scalars, **numbers})
+
+
+def _net(arrays: Mapping[str, torch.Tensor]) -> State:
+    return {key: value for key, value in arrays.items() if key.startswith(f"{RATES}/")}
+
+
+def _best(net: State) -> State:
+    """A copy: a memory that is written to a file must not hold one tensor twice."""
+    return {to_slot(key, _BEST): value.clone() for key, value in net.items()}
+
+
+def _only_net(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {key: spec for key, spec in specs.items() if key.startswith(f"{RATES}/")}
+
+
+@dataclass(frozen=True)
+class _Predict(Personal):
+    """The best network that there was arrives and says the client's learning rates."""
+
+    validation: float
+    mask_padding: bool
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload({to_slot(k, RATES): v for k, v in server.arrays.items() if k.startswith(f"{_BEST}/")})
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return _only_net(specs)
+
+    @torch.no_grad()
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        load_base(client, site)
+        seen, found = features_of(client, in_two(site, self.validation, at.seed), self.mask_padding)
+        # In memory of their own: see `befit.eft.stages.generator_of`.
+        multiples = rate_multiples({key: value.clone() for key, value in received.arrays.items()}, seen)
+        site.report.update({"rate_mean": float(multiples.mean()), "rate_max": float(multiples.max())})
+        return Payload({**client.arrays, **found, _MULTIPLES: multiples}, client.scalars), Payload()
+
+
+@dataclass(frozen=True)
+class _AtOwnRates(Personal):
+    """LoRA on the part that the network was not validated on, each tensor at its rate."""
+
+    epochs: int | None
+    validation: float
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        base, parts = resume(client, site), in_two(site, self.validation, at.seed)
+        optimiser = rated_optimiser(site)
+        load_moments(optimiser, BUDGETED, client.arrays)
+        steps = steps_for(parts, self.epochs)
+        loss = train_at(parts, optimiser, client.arrays[_MULTIPLES], parts.batches("train", steps, at),
+                        lambda step: learning_rate(site.budget, step, at), base)  # fmt: skip
+        site.report.update({"steps": float(steps), "loss": loss})
+        adapter = site.model.dump(slot(BUDGETED))
+        return kept(client, adapter, dump_moments(optimiser, BUDGETED), at), Payload()
