@@ -44,6 +44,10 @@ def cost(
         Literal["text-classification", "image-classification", "causal-lm"] | None,
         typer.Option("--task", help="What the model is used for, where its configuration says otherwise."),
     ] = None,
+    smallest: Annotated[
+        str | None,
+        typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, where it is another."),
+    ] = None,
     models: Annotated[bool, typer.Option("--models", help="List the built-in architectures, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
 ) -> None:
@@ -70,6 +74,7 @@ def cost(
         rows = compare(
             architecture, {name: made for name, (_, made) in chosen.items()}, _targets(targets),
             rounds=rounds, dtype=dtype, labels=labels, head=head is not False, clients=clients,
+            smallest=None if smallest is None else find_architecture(smallest, task),
         )  # fmt: skip
         if not method:
             rows.sort(key=lambda row: -row["upload_bytes_total"])
@@ -177,6 +182,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, f"{way} in all", [row[f"{way}load_bytes_total"] for row in rows])
     table["compute"] = ["-" if row["compute"] is None else f"{row['compute']:.3f}" for row in rows]
     table["memory"] = [f"{row['memory']:.3f}" for row in rows]
+    if any(row["upload_bytes_beside_adapters"] for row in rows):
+        _add_bytes(table, "of it no adapter up a round", [row["upload_bytes_beside_adapters"] for row in rows])
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
         _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:

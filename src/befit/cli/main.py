@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import ablate, adapter, compare, cost, doctor, flower, inspect, merge, partition, run, worker
+from befit.cli import ablate, adapter, cka, compare, cost, doctor, flower, inspect, merge, partition, run, worker
 from befit.cli.output import messages
 from befit.errors import BefitError, RunError
 
@@ -95,6 +95,7 @@ app.command("cost", rich_help_panel="Look before")(cost.cost)
 app.command("methods", rich_help_panel="Look before")(inspect.methods)
 app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Look before")(inspect.explain)
+app.command("cka", rich_help_panel="Look before")(cka.cka)
 app.command("partition", rich_help_panel="Look before")(partition.partition)
 app.command("ablate", rich_help_panel="Train")(ablate.ablate)
 app.command("compare", rich_help_panel="Train")(compare.compare)

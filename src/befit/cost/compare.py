@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from befit.adapters.keys import split
-from befit.adapters.layout import ModelShapes
+from befit.adapters.forms import LORA
+from befit.adapters.keys import slot_of, split
+from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.model import find_modules, model_shapes
 from befit.cost.architecture import Architecture
 from befit.cost.compute import relative_compute, relative_memory
@@ -17,6 +19,7 @@ from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.errors import ConfigError
 from befit.method import Method
+from befit.types import TensorSpec
 
 __all__ = ["compare", "method_cost", "with_savings"]
 
@@ -31,6 +34,7 @@ def compare(
     labels: int | None = None,
     head: bool = True,
     clients: int | None = None,
+    smallest: Architecture | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each method, all on the same backbone; the keys are those of `method_cost`, and of the backbone:
 
@@ -41,6 +45,7 @@ def compare(
     labels   classes of a classification task; None leaves the head out
     head     whether the head is trained, and so travels
     clients  totals over so many clients too
+    smallest the smallest backbone of the federation, whose gradients some methods send; the architecture itself without
 
     Raises ConfigError where there are fewer clients than a method needs, ModelError for targets that match nothing.
     """
@@ -52,6 +57,8 @@ def compare(
         raise ConfigError(problems, "the command")
     backbone = architecture.skeleton(labels or 1)
     shapes = model_shapes(backbone, targets, head=head and labels is not None)
+    if smallest is not None:
+        shapes = replace(shapes, last=model_shapes(smallest.skeleton(labels or 1), "all", head=False).last)
     about = {
         "model": architecture.name,
         "task": architecture.task,
@@ -101,13 +108,14 @@ def method_cost(
     trained_parameters  entries that a client trains in some stage, over all slots
     upload_bytes_…      in a federated round and over all stages; download_bytes_… likewise, with what later stages need
     head_bytes          what of those four is the task head
+    upload_bytes_beside_adapters  what of a federated round's uploads is in none of the slots, such as a gradient
     …_all_clients       `clients` times the totals
     """
     width = getattr(torch, dtype).itemsize
     specs = method.layout.specs(shapes)
     stages = stage_traffic(method, specs, rounds, width)
     slots = slot_sizes(specs, shapes.heads)
-    sizes = _bytes(totals(stages))
+    sizes, adapters = _bytes(totals(stages)), {slot.name for slot in method.layout.slots}
     several: dict[str, Any] = {}
     if clients is not None:
         several = {"clients": clients}
@@ -121,6 +129,7 @@ def method_cost(
         "trained_parameters": count(specs, method.trainable()),
         **sizes,
         "head_bytes": _bytes(totals(stages, lambda key: split(key)[1] in shapes.heads)),
+        "upload_bytes_beside_adapters": totals(stages, lambda key: slot_of(key) not in adapters)["bytes_up_per_round"],
         **several,
         "stages": [_stage(stage) for stage in stages],
     }
@@ -128,11 +137,19 @@ def method_cost(
 
 def relative_cost(method: Method, shapes: ModelShapes, backbone: int) -> dict[str, float | None]:
     """`compute` and `memory` of a step, relative to plain fine-tuning; see `befit.cost.compute`."""
-    specs = method.layout.specs(shapes)
+    specs, trained = method.layout.specs(shapes), method.trainable()
+    plain = _plain_entries(method, shapes, specs)
     return {
-        "compute": relative_compute(method.work(), specs, method.trainable(), backbone),
-        "memory": relative_memory(specs, method.trainable(), backbone),
+        "compute": relative_compute(method.work(), specs, trained, backbone, plain),
+        "memory": relative_memory(specs, trained, backbone, plain),
     }
+
+
+def _plain_entries(method: Method, shapes: ModelShapes, specs: Mapping[str, TensorSpec]) -> int | None:
+    """Entries of LoRA with the rank of the first slot that is trained, which may be another kind of adapter."""
+    trained = {slot_of(key) for key in specs if method.trainable()(key)}
+    first = next((slot for slot in method.layout.slots if slot.name in trained), None)
+    return None if first is None else count(Layout((replace(first, form=LORA),)).specs(shapes))
 
 
 def _stage(stage: StageTraffic) -> dict[str, Any]:

@@ -31,17 +31,24 @@ def step_cost(work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: i
     return total
 
 
-def alone(specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int) -> tuple[float, float]:
-    """Units of a step of plain fine-tuning of the first slot that is trained, 2 N + 3 n, and what it holds, N + n."""
+def alone(
+    specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
+) -> tuple[float, float]:
+    """Units of a step of plain fine-tuning of the first slot that is trained, 2 N + 3 n, and what it holds, N + n.
+
+    plain  n, where the slot is no plain adapter
+    """
     first = next((slot_of(key) for key in specs if trainable(key)), None)
-    entries = count(specs, slot(first)) if first else 0
+    entries = plain if plain is not None else count(specs, slot(first)) if first else 0
     return 2.0 * backbone + 3 * entries, float(backbone + entries)
 
 
 def relative_compute(
-    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int
+    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
 ) -> float | None:
     """A step's units over those of plain fine-tuning; None where the method does not say what it computes.
+
+    plain  as for `alone`
 
     >>> from befit.adapters.keys import EVERYTHING
     >>> specs = {"shared/x/A": TensorSpec((1, 10)), "personal/x/A": TensorSpec((1, 10))}
@@ -49,9 +56,11 @@ def relative_compute(
     >>> relative_compute(ditto, specs, EVERYTHING, 1000)
     2.0
     """
-    return step_cost(work, specs, backbone) / alone(specs, trainable, backbone)[0] if work else None
+    return step_cost(work, specs, backbone) / alone(specs, trainable, backbone, plain)[0] if work else None
 
 
-def relative_memory(specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int) -> float:
+def relative_memory(
+    specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
+) -> float:
     """Parameters held, backbone and every slot, over those of plain fine-tuning; optimisers and activations aside."""
-    return (backbone + count(specs)) / alone(specs, trainable, backbone)[1]
+    return (backbone + count(specs)) / alone(specs, trainable, backbone, plain)[1]

@@ -77,7 +77,8 @@ class Mosaic(Method):
         That pass counts as one of the client's own model; the smallest backbone's, which it is, costs no more.
         """
         now_and_then = (Work((), times=1 / self.mixing.every),) if isinstance(self.mixing, Relevance) else ()
-        return (*(work for one in self.passes for work in one.work), *now_and_then)
+        active = (*BOTH, BASIS) if self.blocks else BOTH
+        return (Work(active, self.trainable()), *now_and_then)
 
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1

@@ -1,0 +1,168 @@
+"""`befit cka`: how alike the layers of two models are, on given records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.errors import ConfigError, DataError, RunError
+
+if TYPE_CHECKING:
+    from befit.align.cka import LayerCka
+    from befit.site import Backbone
+    from befit.tasks.base import Examples
+
+_LEAST = {"blocks": 0, "samples": 1, "tokens": 2, "batch_size": 1, "memory": 1}
+
+
+def cka(
+    first: Annotated[str, typer.Argument(metavar="A", help="A model: one that ships, a directory, or a hub id.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Of a configuration, such as model.max_length=512."),
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option("--records", metavar="FILE", help="Records of any kind that befit reads.")
+    ] = None,
+    task: Annotated[str, typer.Option("--task", help="What the records are for.")] = "causal-lm",
+    benchmark: Annotated[
+        str | None, typer.Option("--benchmark", metavar="NAME", help="Take the public records of a benchmark.")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option("--blocks", help="Mark where PQ-LoRA in so many sits; 4 or all there are; 0: nowhere.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="At most so many records, drawn by --seed.")] = 500,
+    tokens: Annotated[int, typer.Option("--tokens", help="At most so many of their tokens.")] = 4000,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Records in one forward pass.")] = 8,
+    memory: Annotated[
+        int, typer.Option("--memory", metavar="MIB", help="For the sums; less takes more passes.")
+    ] = 1024,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write cka.json, .csv, .html and .png there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+) -> None:
+    """Compare all layers of two models by linear CKA, and mark the blocks that PQ-LoRA (method fedmosaic) matches.
+
+    At the tokens of the answers where the task has answers, at all of them elsewhere. Activations are streamed.
+    """
+    _check(records, benchmark, {"blocks": blocks or 0, "samples": samples, "tokens": tokens, "batch_size": batch_size,
+                                "memory": memory}, out)  # fmt: skip
+    with only_json(as_json), warnings_to(messages()):
+        from befit.align.cka import layer_cka
+
+        source = _source(records, task, benchmark)
+        backbones, examples = load((first, second), source, overrides or [], samples, seed)
+        blocks = _blocks(blocks, backbones)
+        found = layer_cka(
+            backbones[0], backbones[1], examples, samples=samples, tokens=tokens, batch_size=batch_size, seed=seed,
+            memory_mib=memory,
+        )  # fmt: skip
+        summary = as_dict(found, blocks)
+        if out is not None:
+            write(out, found, summary, blocks)
+    if as_json:
+        print_json(summary)
+        return
+    show(found, summary)
+    if out is not None:
+        screen().print(f"\nheat map: {out / 'cka.html'}", markup=False, soft_wrap=True)
+
+
+def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], out: Path | None) -> None:
+    problems = [f"--{name.replace('_', '-')}: must be {_LEAST[name]} or more, got {value}"
+                for name, value in counts.items() if value < _LEAST[name]]  # fmt: skip
+    if (records is None) == (benchmark is None):
+        problems.append("--records, --benchmark: give one of the two, the records that both models are to see")
+    if problems:
+        raise ConfigError(problems, "the command")
+    if out is not None and out.exists() and not out.is_dir():
+        raise RunError(f"{out} exists already and is not a folder; name another")
+
+
+def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str, Any]:
+    """Where the records are, as a configuration says it."""
+    if records is None:
+        return {"benchmark": {"name": benchmark}}
+    return {"data": {"kind": "files", "task": task, "clients": {"records": str(records)}, "val_fraction": 0.0,
+                     "test_fraction": 0.0}}  # fmt: skip
+
+
+def load(
+    models: tuple[str, str], source: dict[str, Any], overrides: list[str], samples: int, seed: int
+) -> tuple[list[Backbone], tuple[Examples, Examples]]:  # fmt: skip
+    """Both backbones, and at most so many records, drawn by the seed, in the terms of either."""
+    import torch
+
+    from befit.config import load_experiment
+    from befit.host import load_federation, load_model
+    from befit.site import Backbone
+
+    rest = {**source, "method": "local", "baselines": []}
+    made = [load_experiment({**rest, "model": {"id": model}}, overrides) for model in models]
+    federation = load_federation(made[0])
+    known = federation.clients[0].train if "data" in source else federation.public
+    if not len(known):
+        raise DataError(f"{federation.name} has no public records; give --records")
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:samples].tolist()
+    chosen = [known[place] for place in order]
+    backbones, examples = [], []
+    for name, experiment in zip(models, made, strict=True):
+        model, task, fingerprint = load_model(experiment, federation.task, federation.label_names)
+        backbones.append(Backbone(name, fingerprint, model, task))
+        examples.append(task.prepare(chosen))
+    return backbones, (examples[0], examples[1])
+
+
+def _blocks(asked: int | None, backbones: list[Backbone]) -> int:
+    """How many blocks to mark. Raises ModelError, before anything is computed, for more than a model has."""
+    from befit.adapters.pq import placement
+
+    configs: list[Any] = [one.model.backbone.config for one in backbones]
+    depths = [config.get_text_config().num_hidden_layers for config in configs]
+    for depth in depths:
+        placement(asked or 0, depth)
+    return min(4, *depths) if asked is None else asked
+
+
+def as_dict(found: LayerCka, blocks: int) -> dict[str, Any]:
+    from befit.report.cka_map import layer_names
+
+    rows, columns = map(layer_names, found.values.shape)
+    return {"models": list(found.models), "tokens": found.tokens, "records": found.records, "rows": rows,
+            "columns": columns, "cka": found.values.tolist(), "blocks": found.placed(blocks)}  # fmt: skip
+
+
+def write(out: Path, found: LayerCka, summary: dict[str, Any], blocks: int) -> None:
+    from befit.report.cka_map import cka_csv, cka_page, cka_png
+    from befit.storage import atomic_write, write_json
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "cka.json", summary)
+    atomic_write(out / "cka.csv", cka_csv(found).encode())
+    atomic_write(out / "cka.html", cka_page(found, blocks).encode())
+    atomic_write(out / "cka.png", cka_png(found, blocks))
+
+
+def show(found: LayerCka, summary: dict[str, Any]) -> None:
+    console = screen()
+    depths = " and ".join(f"{model} ({count - 1} blocks)" for model, count in zip(found.models, found.values.shape,
+                                                                                  strict=True))  # fmt: skip
+    console.print(f"{depths}, at {found.tokens:,} tokens of {found.records:,} records", markup=False, soft_wrap=True)
+    console.print()
+    rows = [
+        (str(k), str(row["first"]), str(row["second"]), f"{row['cka']:.3f}", str(row["nearest"]),
+         f"{row['nearest_cka']:.3f}")
+        for k, row in enumerate(summary["blocks"])
+    ]  # fmt: skip
+    if rows:
+        headers = ("k", "block of A", "block of B", "CKA", "most alike in B", "CKA there")
+        console.print(make_table(headers, rows, title=f"Matched by PQ-LoRA in {len(rows)} blocks"))
+    mean, most = float(found.values[1:, 1:].mean()), found.values[1:, 1:].amax(1)
+    console.print(f"CKA of all pairs of blocks: mean {mean:.3f}; of a block of A and the most alike of B: mean "
+                  f"{float(most.mean()):.3f}, least {float(most.min()):.3f}", style="dim", soft_wrap=True)  # fmt: skip

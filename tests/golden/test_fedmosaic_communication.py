@@ -1,0 +1,128 @@
+"""What FedMosaic sends next to plain averaging, from shapes alone, and the tables of it in docs/methods/fedmosaic.md.
+
+Derivations (FedMosaic specification, section 7), Llama 3.2 at rank 128, every linear layer of every block:
+
+1B  L = 16, n = 16 * 128 * sum of widths = 90,177,536;  3B  L = 28, n = 194,510,848
+gradient of the small model's last projection    2048 * 8192 = 16,777,216;  / n = 8.625 % (3B), 18.605 % (1B)
+40 % of its entries, or its first 819 rows       3.450 % or 3.449 %;  7.442 %
+4 of L blocks without A and B                    4 / 28 = 14.286 %;  4 / 16 = 25 %
+P and Q at 28 places                             28 * (128^2 + 128) = 462,336 = 0.238 %
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.cost.architecture import find_architecture
+from befit.cost.arguments import chosen_methods
+from befit.cost.compare import compare, with_savings
+
+SMALL, LARGE = "llava-llama-3.2-1b", "llava-llama-3.2-3b"
+ENTRIES = {SMALL: 90_177_536, LARGE: 194_510_848}
+GRADIENT = 2048 * 8192
+PAGE = Path(__file__).parents[2] / "docs" / "methods" / "fedmosaic.md"
+
+
+@cache
+def row(model: str, name: str = "fedmosaic", *settings: str, rank: int = 128) -> dict[str, Any]:
+    """What `befit cost --model … --smallest … --targets all --rank …` finds for a method beside FedIT."""
+    chosen = chosen_methods(["fedit", name], [f"rank={rank}", *settings])
+    methods = {one: method for one, (_, method) in chosen.items()}
+    found = compare(find_architecture(model), methods, "all", rounds=1, smallest=find_architecture(SMALL))
+    return with_savings(found)[1]
+
+
+def gradient(model: str, *settings: str, rank: int = 128) -> float:
+    """The gradient's share of a plain adapter, in percent."""
+    return 100 * row(model, "fedmosaic", *settings, rank=rank)["upload_bytes_beside_adapters"] / (
+        4 * ENTRIES[model] * rank / 128
+    )  # fmt: skip
+
+
+def saved(model: str, rank: int = 128) -> float:
+    """What the adapters themselves are smaller by, with P and Q in them, in percent."""
+    return net(model, rank=rank) + gradient(model, rank=rank)
+
+
+def net(model: str, *settings: str, name: str = "fedmosaic", rank: int = 128) -> float:
+    return 100 * row(model, name, *settings, rank=rank)["upload_saving"]
+
+
+def test_the_gradient_is_the_papers_share_of_an_adapter() -> None:
+    """8.6 % whole, 3.4 % at N_s = 40 %."""
+    assert gradient(LARGE, "share=1.0") == pytest.approx(100 * GRADIENT / ENTRIES[LARGE], abs=1e-9)
+    assert round(gradient(LARGE, "share=1.0"), 1) == 8.6
+    assert gradient(LARGE) == pytest.approx(3.450, abs=5e-4)
+    assert gradient(LARGE, "fedmosaic.mask=rows") == pytest.approx(3.449, abs=5e-4)
+    assert gradient(SMALL, "share=1.0") == pytest.approx(18.605, abs=5e-4)
+
+
+def test_pq_blocks_save_four_blocks_of_all_but_their_cores() -> None:
+    """14.3 % without P and Q, 14.05 % with them; 10.9 % is 14.3 - 3.4, exactly 10.84 %, and with P and Q 10.60 %."""
+    cores = 28 * (128**2 + 128)
+    assert saved(LARGE) == pytest.approx(100 * (4 / 28 - cores / ENTRIES[LARGE]), abs=1e-6)
+    assert 100 * 4 / 28 - gradient(LARGE) == pytest.approx(10.84, abs=5e-3)
+    assert net(LARGE) == pytest.approx(10.60, abs=5e-3)
+    sent = row(LARGE)["upload_bytes_per_round"] // 4
+    assert sent == ENTRIES[LARGE] * 24 // 28 + cores + int(0.4 * GRADIENT) == 173_896_806
+    assert row(LARGE, "fedmosaic", "mask=rows")["upload_bytes_per_round"] // 4 == 173_895_168
+
+
+def test_a_small_client_saves_more_and_a_federation_of_both_lies_between() -> None:
+    assert (round(gradient(SMALL), 2), round(net(SMALL), 2)) == (7.44, 17.05)
+    clients = [SMALL] * 4 + [LARGE] * 6
+    assert sum(net(one) for one in clients) / 10 == pytest.approx(13.18, abs=5e-3)  # mean of shares
+    plain = sum(ENTRIES[one] for one in clients)
+    assert 100 * (1 - sum(row(one)["upload_bytes_per_round"] / 4 for one in clients) / plain) == pytest.approx(
+        12.12, abs=5e-2
+    )  # share of all that is sent, which the specification's 12.1 % is
+
+
+def test_at_rank_16_it_sends_more_than_averaging() -> None:
+    """The gradient does not shrink with the rank: 27.6 % and 59.5 % of an adapter at rank 16."""
+    assert round(gradient(LARGE, rank=16), 1) == 27.6 and round(gradient(SMALL, rank=16), 1) == 59.5
+    assert round(net(LARGE, rank=16), 1) == -13.3 and round(net(SMALL, rank=16), 1) == -34.6
+
+
+def test_without_pq_blocks_nothing_is_saved_and_without_relevance_no_gradient_is_sent() -> None:
+    assert net(LARGE, name="rela") == pytest.approx(-gradient(LARGE), abs=1e-9)
+    assert gradient(LARGE, "mixing=nash") == 0
+    assert row(LARGE)["download_bytes_per_round"] == row(LARGE, "fedmosaic", "mixing=equal")["upload_bytes_per_round"]
+
+
+def table(title: str) -> list[list[str]]:
+    """Cells of the rows of the first table below a heading of the page."""
+    text = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in one.split(" | ")] for one in rows[1:] if not one.startswith("-")]
+
+
+@pytest.mark.parametrize("cells", table("What it costs"), ids=lambda cells: cells[0])
+def test_the_page_has_what_the_shapes_give(cells: list[str]) -> None:
+    """Every row of the page's table, by its first cell; the second is the paper's figure, the third befit's."""
+    computed = {
+        "gradient, whole": f"{gradient(LARGE, 'share=1.0'):.2f} %",
+        "gradient, 40 % of it": f"{gradient(LARGE):.2f} %",
+        "saved by PQ-LoRA": f"{saved(LARGE):.2f} %",
+        "saved in all": f"{net(LARGE):.2f} %",
+        "saved in all, 1B client": f"{net(SMALL):.2f} %",
+        "saved in all, rank 16": f"{net(LARGE, rank=16):.1f} %",
+        "saved in all, rank 16, 1B client": f"{net(SMALL, rank=16):.1f} %",
+        "compute of a step, FedMosaic": f"{row(LARGE)['compute']:.3f}",
+        "compute of a step, RELA": f"{row(LARGE, 'rela')['compute']:.3f}",
+        "compute of a step, Ditto": f"{row(LARGE, 'ditto')['compute']:.3f}",
+        "compute of a step, FedSim": f"{row(LARGE, 'fedsim')['compute']:.3f}",
+        "compute of a step, FedDPA": f"{row(LARGE, 'feddpa', 'variant=halves')['compute']:.3f}",
+        "compute of a step, FedDAT": f"{row(LARGE, 'feddat')['compute']:.3f}",
+        "memory, Ditto, FedSim, FedDPA": f"{row(LARGE, 'fedsim')['memory']:.3f}",
+        "memory, FedDAT": f"{row(LARGE, 'feddat')['memory']:.3f}",
+        "memory, FedMosaic": f"{row(LARGE)['memory']:.3f}",
+    }
+    assert computed[cells[0]] == cells[2]
+    assert row(LARGE, "ditto")["memory"] == row(LARGE, "fedsim")["memory"]
+    assert len(table("What it costs")) == len(computed)
