@@ -128,7 +128,7 @@ def _round(
 ) -> Payload:  # fmt: skip
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
-    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.uplink)
     check = _Check(stage, schedule.guard, site, requests)
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
@@ -162,13 +162,23 @@ def _round(
 
 class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
-    in memory."""
+    in memory. Where replies are checked against them, their norms are kept, so that none is made again for that."""
 
-    def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
-        self._cohort, self._make = {info.id: info for info in cohort}, make
+    def __init__(
+        self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload], checked: bool = False
+    ) -> None:
+        self._cohort, self._make, self._checked = {info.id: info for info in cohort}, make, checked
+        self._norms: dict[str, float] = {}
 
     def __getitem__(self, client: str) -> Payload:
-        return self._make(self._cohort[client])
+        made = self._make(self._cohort[client])
+        if self._checked and client not in self._norms:
+            self._norms[client] = norm(made.arrays)
+        return made
+
+    def norm(self, client: str) -> float:
+        """The norm of what this client was sent."""
+        return self._norms[client] if client in self._norms else norm(self[client].arrays)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cohort)
@@ -180,7 +190,7 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: Mapping[str, Payload]) -> None:
+    def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: _Requests) -> None:
         self._declared = {
             backbone: stage.exchange.uplink(stage, specs_of(start)) for backbone, start in site.starts.items()
         }
@@ -199,7 +209,7 @@ class _Check:
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
             declared, start = self._declared[reply.client.backbone], self._norms[reply.client.backbone]
-            reference = max(start, norm(self._requests[client].arrays)) if declared else 0.0
+            reference = max(start, self._requests.norm(client)) if declared else 0.0
             self._guard.check(reply, declared, self._numbers, reference)
         except PayloadMismatch as refusal:
             return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)

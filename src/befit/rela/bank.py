@@ -2,7 +2,8 @@
 
 Arrays of a family (clients of one backbone) are stacked over that family, under `own:FAMILY/module/factor`; the cores
 of PQ sites over all clients, under `own/K.projection/P`: what lies at the same place of two backbones meets there, and
-nothing else does. Rows are in the order of client ids, so nothing depends on who answers first.
+nothing else does. Rows are in the order of client ids, so nothing depends on who answers first. Mixtures are made of
+these rows when a client asks for its own, with weights that lie beside them: `befit.rela.blocks`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from befit.adapters.keys import join, split
 from befit.adapters.pq import sites
 from befit.errors import ModelError
+from befit.rela.blocks import mixture
 from befit.rela.mixing import Held
-from befit.rela.relevance import mixtures
 from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
-__all__ = ["absorb", "described", "held_by", "members", "mixed", "received_by"]
+__all__ = ["absorb", "described", "held_by", "members", "received_by", "weights_key"]
 
 Members = dict[str, list[str]]
 EVERYBODY = ""
@@ -105,6 +106,11 @@ def _group(key: str) -> str:
     return split(key)[0].partition(":")[2]
 
 
+def weights_key(group: str) -> str:
+    """Where a group's weights (M, M) are in the server's memory."""
+    return join(f"relevance:{group}" if group else "relevance", "clients", "weights")
+
+
 def held_by(server: Payload, stacks: State, whose: Members, starts: Mapping[str, State]) -> Held:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
@@ -112,36 +118,28 @@ def held_by(server: Payload, stacks: State, whose: Members, starts: Mapping[str,
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
     owners: dict[str, list[str]] = {group: [] for group in whose}
-    before: State = {}
     initial: State = {}
     for family, start in starts.items():
         modules = {name: site for site, name in _sites_of(server.scalars, family).items()}
         own = {key: value for key, value in start.items() if _slot(key) == "personal"}
         initial |= {_place(key, family, modules)[0]: value for key, value in own.items()}
     for name in stacks:
-        if _slot(name) != "own":
-            continue
-        owners[_group(name)].append(name)
-        last = server.arrays.get(_world(name))
-        before[name] = initial[name] if last is None else last[0]
+        if _slot(name) == "own":
+            owners[_group(name)].append(name)
+
+    def before(name: str) -> torch.Tensor:
+        held = server.arrays.get(name)
+        return initial[name] if held is None else mixture(server.arrays[weights_key(_group(name))], held, 0)
+
     return Held(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
 
 
-def mixed(stacks: State, weights: Mapping[str, torch.Tensor]) -> State:
-    """What each client gets, stacked as what it sent but under `world`.
-
-    weights  of each group of clients: the weights of a family's arrays run over the family alone, and whoever is the
-             only one of a family gets its own back (specification fedmosaic.md, section 4.4)
-    """
-    return {_world(key): mixtures(weights[_group(key)], stack) for key, stack in stacks.items() if _slot(key) == "own"}
-
-
-def _world(key: str) -> str:
-    return key.replace("own", "world", 1)
-
-
 def received_by(server: Payload, client: str, family: str, slot: str) -> State:
-    """One client's row of every stack that is its own, in the terms of its backbone; nothing before it has a row."""
+    """One client's mixture of every stack that it is in, in the terms of its backbone; nothing before it has a row.
+
+    The weights of a family's arrays run over the family alone, and whoever is the only one of a family gets its own
+    back (specification fedmosaic.md, section 4.4).
+    """
     whose = members(server.scalars)
     if client not in whose.get(family, ()):
         return {}
@@ -150,7 +148,8 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     found: State = {}
     for key, stack in server.arrays.items():
         group = _group(key)
-        if _slot(key) == "world" and group in rows:
+        if _slot(key) == "own" and group in rows:
             _, module, factor = split(key)
-            found[join(slot, modules[module] if group == EVERYBODY else module, factor)] = stack[rows[group]]
+            name = join(slot, modules[module] if group == EVERYBODY else module, factor)
+            found[name] = mixture(server.arrays[weights_key(group)], stack, rows[group])
     return found

@@ -6,7 +6,7 @@ The last two are what FedMosaic compares relevance with (Tables 30 and 33; speci
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -30,13 +30,13 @@ class Held:
     stacks  their last uploads, a row for each client; see `befit.rela.bank`
     groups  by group of clients (a backbone's, or everybody), the places of its members among all clients
     owners  by group, the names of its stacks
-    before  by name of a stack, what all of them received last: the initial values before the first mixture
+    before  of a stack's name, what all of them received last: the initial values before the first mixture
     """
 
     stacks: State
     groups: Mapping[str, Sequence[int]]
     owners: Mapping[str, Sequence[str]]
-    before: Mapping[str, Tensor]
+    before: Callable[[str], Tensor]
 
 
 class Mixing(Protocol):
@@ -95,7 +95,7 @@ class Nash:
         for group, members in held.groups.items():
             gram = torch.zeros(len(members), len(members), dtype=torch.float64)
             for name in held.owners.get(group, ()):
-                gram += _products(held.stacks[name], held.before[name])
+                gram += _products(held.stacks[name], held.before(name))
             found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
         return found
 

@@ -17,7 +17,7 @@ from befit.align.run import aligned_bases
 from befit.align.settings import Alignment
 from befit.errors import NotTrained
 from befit.method import Deployment, Method
-from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, mixed, received_by
+from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, received_by, weights_key
 from befit.rela.mixing import Mixing, Relevance
 from befit.rela.sketch import SKETCH, Sketch, mean_sketch
 from befit.site import ServerSite, Site
@@ -28,7 +28,6 @@ from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Ti
 __all__ = ["BOTH", "Mosaic"]
 
 BOTH = ("personal", "shared")
-WEIGHTS = "relevance/clients/weights"
 
 
 @final
@@ -127,8 +126,8 @@ class Mosaic(Method):
         weights = self.mixing(held_by(server, stacks, whose, site.starts))
         bases = {key: value for key, value in server.arrays.items() if slot_of(key).startswith(f"{BASIS}:")}
         clients = {f"clients:{family}": ids for family, ids in whose.items() if family != EVERYBODY}
-        return Payload({**bases, **stacks, **mixed(stacks, weights), WEIGHTS: weights[EVERYBODY]},
-                       {**server.scalars, **clients})  # fmt: skip
+        kept = {weights_key(group): value for group, value in weights.items()}
+        return Payload({**bases, **stacks, **kept}, {**server.scalars, **clients})
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays:

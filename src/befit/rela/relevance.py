@@ -24,12 +24,11 @@ def similarities(sketches: Tensor, kind: str = "flat") -> Tensor:
     N = len(sketches)
     if kind == "flat":
         flat = sketches.reshape(N, -1)
-        products, squares = flat.new_zeros(N, N, dtype=torch.float64), flat.new_zeros(N, dtype=torch.float64)
+        products = flat.new_zeros(N, N, dtype=torch.float64)
         for part in flat.split(max(1, _CHUNK // N), 1):
             part = part.float()
             products += part @ part.T
-            squares += part.square().sum(1)
-        inverse = _inverse(squares.sqrt())
+        inverse = _inverse(products.diagonal().sqrt())
         return (inverse[:, None] * products * inverse).float()
     columns = sketches.shape[2]
     products = sketches.new_zeros(N, N, dtype=torch.float64)
@@ -59,5 +58,5 @@ def relevance(cosines: Tensor, temperature: float, members: Sequence[int], inclu
 
 
 def mixtures(weights: Tensor, held: Tensor) -> Tensor:
-    """`G_i = sum_j W_ij X_j` for all clients at once: (M, …) from W (M, M) and X (M, …), float32."""
-    return (weights @ held.reshape(len(held), -1)).view(held.shape)
+    """`G_i = sum_j W_ij X_j` for some clients at once: (K, …) from K rows of W (K, M) and X (M, …), float32."""
+    return (weights @ held.reshape(len(held), -1)).view(len(weights), *held.shape[1:])
