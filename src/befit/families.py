@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout
 from befit.method import Deployment, Exchange, Method
-from befit.train.work import Work
+from befit.train.work import PublicWork, Work
 from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class After(Protocol):
     """What the server does with the memories of all families once each has aggregated its updates."""
 
     def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload: ...
+
+    @property
+    def work(self) -> PublicWork:
+        """What it computes in a round, for estimates."""
+        ...
 
 
 def each_family(method: Method, families: int) -> Method:
@@ -123,6 +128,9 @@ class ByFamily(Method):
 
     def work(self) -> tuple[Work, ...]:
         return self.method.work()
+
+    def public_work(self) -> PublicWork:
+        return self.method.public_work() if self.after is None else self.after.work
 
     def server_init(self, site: ServerSite) -> Payload:
         return join({family: self.method.server_init(site.only(family)) for family in site.families})

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout
-from befit.train.work import Work
+from befit.train.work import PublicWork, Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ class Method(Exchange):
     def work(self) -> tuple[Work, ...]:
         """What a client computes in a step of local training, for estimates; nothing where a method does not say."""
         return ()
+
+    def public_work(self) -> PublicWork:
+        """What a round computes on public records, at clients and at the server, for estimates."""
+        return PublicWork()
 
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...

@@ -162,6 +162,11 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         " Compute (products of parameters and tokens of a training step) and memory (parameters held) are relative to "
         "plain fine-tuning of one adapter."
     )
+    if any(row["public_records"] for row in rows):
+        text += (
+            " Public: what a round computes on public records at every client and at the server, at most, in records "
+            "of plain fine-tuning of the same length."
+        )
     console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
@@ -184,12 +189,27 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     table["memory"] = [f"{row['memory']:.3f}" for row in rows]
     if any(row["upload_bytes_beside_adapters"] for row in rows):
         _add_bytes(table, "of it no adapter up a round", [row["upload_bytes_beside_adapters"] for row in rows])
+    if any(row["public_records"] for row in rows):
+        table["public, client"] = [_public(row, ("client",)) for row in rows]
+        table["public, server"] = [_public(row, ("server", "each")) for row in rows]
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
         _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
         table[f"saved against {rows[0]['saved_against']}"] = ["-" if one is None else f"{one:.1%}" for one in shares]
     return table
+
+
+def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
+    """A round's work on public records; what the server does for each client with their number, where it is known."""
+    found = row["public_records"]
+    if not found or not any(found[part] for part in parts):
+        return "-"
+    if "each" not in parts:
+        return f"{found['client']:,.0f}"
+    if "clients" in row:
+        return f"{found['server'] + row['clients'] * found['each']:,.0f}"
+    return f"{found['server']:,.0f}" + (f" + {found['each']:,.0f} a client" if found["each"] else "")
 
 
 def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) -> None:

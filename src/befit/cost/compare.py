@@ -14,7 +14,7 @@ from befit.adapters.keys import slot_of, split
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.model import find_modules, model_shapes
 from befit.cost.architecture import Architecture
-from befit.cost.compute import relative_compute, relative_memory
+from befit.cost.compute import public_records, relative_compute, relative_memory
 from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.errors import ConfigError
@@ -135,13 +135,15 @@ def method_cost(
     }
 
 
-def relative_cost(method: Method, shapes: ModelShapes, backbone: int) -> dict[str, float | None]:
-    """`compute` and `memory` of a step, relative to plain fine-tuning; see `befit.cost.compute`."""
+def relative_cost(method: Method, shapes: ModelShapes, backbone: int) -> dict[str, Any]:
+    """`compute` and `memory` of a step, relative to plain fine-tuning, and a round's `public_records`; see
+    `befit.cost.compute`."""
     specs, trained = method.layout.specs(shapes), method.trainable()
     plain = _plain_entries(method, shapes, specs)
     return {
         "compute": relative_compute(method.work(), specs, trained, backbone, plain),
         "memory": relative_memory(specs, trained, backbone, plain),
+        "public_records": public_records(method.public_work(), specs, trained, backbone, plain),
     }
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of
 from befit.cost.parameters import count
-from befit.train.work import Work
+from befit.train.work import PublicWork, Work
 from befit.types import TensorSpec
 
-__all__ = ["alone", "relative_compute", "relative_memory", "step_cost"]
+__all__ = ["alone", "public_records", "relative_compute", "relative_memory", "step_cost"]
 
 
 def step_cost(work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: int) -> float:
@@ -57,6 +57,25 @@ def relative_compute(
     2.0
     """
     return step_cost(work, specs, backbone) / alone(specs, trainable, backbone, plain)[0] if work else None
+
+
+def public_records(
+    work: PublicWork, specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
+) -> dict[str, float] | None:
+    """A round's units on public records, in records of plain fine-tuning of the same length; None without any.
+
+    client  at every client
+    server  at the server, and `each` for each client that replies
+
+    >>> from befit.adapters.keys import EVERYTHING
+    >>> specs = {"shared/x/A": TensorSpec((1, 10))}
+    >>> public_records(PublicWork(server=(Work(("shared",), slot("shared"), 80),)), specs, EVERYTHING, 1000)
+    {'client': 0.0, 'server': 80.0, 'each': 0.0}
+    """
+    unit, _ = alone(specs, trainable, backbone, plain)
+    parts = {"client": work.client, "server": work.server, "each": work.each}
+    found = {name: step_cost(part, specs, backbone) / unit for name, part in parts.items()}
+    return found if any(found.values()) else None
 
 
 def relative_memory(

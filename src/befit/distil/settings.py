@@ -63,5 +63,10 @@ class Distillation:
         for places in shuffled_batches(len(chosen), self.batch_size, steps, generator):
             yield chosen[places]
 
+    @property
+    def passes(self) -> int:
+        """Records that a round goes through, each as often as it does."""
+        return self.epochs * self.samples
+
     def rate(self, budget: TrainSettings, at: Tick) -> float:
         return learning_rate(budget, 0, at) if self.lr is None else self.lr

@@ -32,7 +32,7 @@ from befit.method import Deployment, Method
 from befit.registry import register
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
-from befit.train.work import Work
+from befit.train.work import PublicWork, Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 
@@ -84,6 +84,12 @@ class FedMKT(Method):
 
     def work(self) -> tuple[Work, ...]:
         return tuple(work for one in self.passes for work in one.work)
+
+    def public_work(self) -> PublicWork:
+        """Everybody says all records, and at most learns all of them."""
+        own = slot("personal")
+        both = (Work(("personal",), times=self.distil.samples), Work(("personal",), own, times=self.distil.passes))
+        return PublicWork(client=both, server=both)
 
     def server_init(self, site: ServerSite) -> Payload:
         """An adapter for every backbone, at its start."""

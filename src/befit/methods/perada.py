@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from befit.adapters.keys import slot
 from befit.distil.ensemble import blended, lessons, students, with_states
 from befit.distil.settings import Distillation
 from befit.distil.student import drawing, soft_loss
@@ -12,6 +13,7 @@ from befit.families import ByFamily
 from befit.methods.ditto import ditto
 from befit.registry import register
 from befit.site import ServerSite
+from befit.train.work import PublicWork, Work
 from befit.types import Payload, Tick, Update
 
 
@@ -49,6 +51,13 @@ class EnsembleDistillation:
 
     temperature: float
     settings: Distillation
+
+    @property
+    def work(self) -> PublicWork:
+        passes = self.settings.passes
+        return PublicWork(
+            server=(Work(("shared",), slot("shared"), times=passes),), each=(Work(("shared",), times=passes),)
+        )
 
     def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         learning = students(site, server, updates, self.settings, at)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from befit.adapters.keys import slot
 from befit.adapters.state import add, scale
 from befit.distil.ensemble import Taught, blended, lessons, mean_rows, students, with_states
 from befit.distil.settings import Distillation
@@ -16,6 +17,7 @@ from befit.families import ByFamily
 from befit.methods.fedit import fedit
 from befit.registry import register
 from befit.site import ServerSite
+from befit.train.work import PublicWork, Work
 from befit.types import Payload, State, Tick, Update
 
 
@@ -66,6 +68,13 @@ class TaskVectors:
     own_temperature: float
     strength: float
     settings: Distillation
+
+    @property
+    def work(self) -> PublicWork:
+        """Of one backbone: its average learns once from its clients, beside its own answers."""
+        learning = Work(("shared",), slot("shared"), times=self.settings.passes)
+        forward = Work(("shared",), times=self.settings.passes)
+        return PublicWork(server=(learning, forward), each=(forward,))
 
     def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         families = list(students(site, server, updates, self.settings, at))

@@ -1,4 +1,4 @@
-"""What a step of local training computes, as values that estimates can count."""
+"""What a step of local training computes, and a round on public records, as values that estimates can count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from befit.adapters.keys import NOTHING, Selector
 
-__all__ = ["Work"]
+__all__ = ["PublicWork", "Work"]
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,19 @@ class Work:
     active: tuple[str, ...]
     trainable: Selector = NOTHING
     times: float = 1.0
+
+
+@dataclass(frozen=True)
+class PublicWork:
+    """What one round computes on public records where all clients have one backbone; `times` counts records.
+
+    Where it depends on who knows a record better, all that can be asked for.
+
+    client  by every client
+    server  by the server, however many clients reply
+    each    by the server for each client that replies
+    """
+
+    client: tuple[Work, ...] = ()
+    server: tuple[Work, ...] = ()
+    each: tuple[Work, ...] = ()

@@ -82,3 +82,22 @@ def test_registered_methods_give_the_figures_of_their_own_passes() -> None:
     assert rows["ffa_lora"]["compute"] < 1
     assert 1.4 < rows["function"]["compute"] < 1.55  # a step and a teacher's forward pass
     assert rows["ditto"]["memory"] > rows["fedit"]["memory"] == 1.0
+
+
+def test_a_rounds_work_on_public_records_is_counted_in_records_of_fine_tuning() -> None:
+    """80 records. PerAda: the student's pass is one, a teacher's forward (N + n) / (2N + 3n). TAKFL: one such forward
+    more, its own answers. FedMKT: at most one of either, at clients and at the server. FedIT: nothing."""
+    N, n = 3_528_846_336, ADAPTER[LLAVA_3B]
+    forward = 80 * (N + n) / (2 * N + 3 * n)
+    names = ("fedit", "perada", "takfl", "fedmkt")
+    methods = {name: build_method({"name": name, "rank": 128}) for name in names}
+    rows = compare(find_architecture(LLAVA_3B), methods, "all", rounds=1)
+    assert [row["compute"] for row in rows] == pytest.approx([1, 2, 1, 1])
+    found = {row["method"]: row["public_records"] for row in rows}
+    assert found["fedit"] is None
+    for name, expected in {
+        "perada": {"client": 0, "server": 80, "each": forward},
+        "takfl": {"client": 0, "server": 80 + forward, "each": forward},
+        "fedmkt": {"client": 80 + forward, "server": 80 + forward, "each": 0},
+    }.items():
+        assert found[name] == pytest.approx(expected), name
