@@ -112,6 +112,9 @@ class Host:
         """Put the method's slots on every backbone; returns the server's site."""
         starts: dict[str, State] = {}
         for key, one in self.backbones.items():
+            if self._elsewhere is not None:  # nobody runs the model here, so its slots need no memory
+                starts[key] = method.layout.initial(one.model.shapes, self.experiment.federation.seed)
+                continue
             one.model.install(method.layout, self.experiment.federation.seed)
             one.model.reset()
             starts[key] = one.model.dump(EVERYTHING)
