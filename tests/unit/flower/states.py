@@ -36,9 +36,13 @@ def site_memories(run: Path, sites: dict[str, Path], label: str) -> dict[str, Pa
 
 
 def adapters(folders: dict[str, Path]) -> dict[str, bytes]:
-    return {
-        client: (folder / "adapter" / "adapter_model.safetensors").read_bytes() for client, folder in folders.items()
-    }
+    """What each client deploys: an adapter, or a model where all weights were trained, and the deployment in full."""
+    found: dict[str, bytes] = {}
+    for client, folder in folders.items():
+        paths = [*folder.glob("adapter*/**/*.safetensors"), *folder.glob("model*/**/*.safetensors")]
+        assert paths, f"nothing was exported to {folder}"
+        found[client] = b"".join(one.read_bytes() for one in [*sorted(paths), folder / "deployment.safetensors"])
+    return found
 
 
 def same(one: Payload, other: Payload) -> bool:
