@@ -53,7 +53,8 @@ def test_a_client_with_one_example_takes_part_and_gets_its_adapter(
     assert row["train_examples"] == 1 and row["examples"] == 1
     assert row["accuracy"] in (0.0, 1.0)
     assert done.results["failures"] == []
-    assert (done.path / row["adapter"] / "adapter_model.safetensors").exists()
+    name = "adapter_model.safetensors" if row["adapter"].endswith("/adapter") else "model.safetensors"
+    assert (done.path / row["adapter"] / name).exists()
     if "w" in row["diagnostics"]:
         assert row["diagnostics"]["samples"] == 1
         assert row["diagnostics"].get("trace_shared", 0.0) == 0  # M = 1: no correlation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 
@@ -31,32 +33,50 @@ def budgeted_layout(rank_init: int, scale: float, clamped: bool, extras: tuple[E
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What one client may have: `parameters` trained numbers, or `rank` times as many ranks as there are modules."""
+
+    rank: int | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
 class Budgets:
     """How many ranks a client may have.
 
     rank        r, of r * L ranks for L modules: the budget that is deployed
     others      further ones, trained and measured beside it from the same scales
-    parameters  the client's own limit in trained numbers of A and B, in place of r; None for none
+    parameters  every client's limit in trained numbers of A and B, in place of r; None for none
+    limits      budgets of single clients in the place of both: patterns of ids, the first that fits counts
     """
 
     rank: int
     others: tuple[int, ...] = ()
     parameters: int | None = None
+    limits: tuple[tuple[str, Limit], ...] = ()
 
     @property
     def names(self) -> dict[str, int]:
         """Slots under which the adapters are stored, with their r; the deployed one first."""
         return {BUDGETED: self.rank, **{f"{BUDGETED}-{r}": r for r in self.others if r != self.rank}}
 
+    def limit(self, client: str) -> Limit:
+        """The budget that one client deploys."""
+        own = (limit for pattern, limit in self.limits if fnmatchcase(client, pattern))
+        return next(own, Limit(self.rank, self.parameters))
+
     def count(self, name: str, scales: Tensor, site: Site) -> int:
         """How many ranks the adapter `name` keeps. Raises ModelError for a limit that no rank fits into."""
-        if name != BUDGETED or self.parameters is None:
+        if name != BUDGETED:
             return self.names[name] * len(scales)
+        limit = self.limit(site.info.id)
+        if limit.parameters is None:
+            return (limit.rank or self.rank) * len(scales)
         targets = site.model.shapes.targets
-        found = affordable(scales, list(targets.values()), self.parameters)
+        found = affordable(scales, list(targets.values()), limit.parameters)
         if not found:
             smallest = min(shape.d_in + shape.d_out for shape in targets.values())
-            raise ModelError(f"client {site.info.id}: a limit of {self.parameters} parameters holds no rank of the "
+            raise ModelError(f"client {site.info.id}: a limit of {limit.parameters} parameters holds no rank of the "
                              f"module that its scales put first; the smallest module takes {smallest} a rank. Give it "
                              "more, or rank in its place")  # fmt: skip
         return found
@@ -130,10 +150,31 @@ def check_budgets(
 
 
 def make_budgets(
-    method: str, rank: int, budgets: Sequence[int], rank_max: int, parameters: int | None, megabytes: float | None
-) -> Budgets:
+    method: str, rank: int, budgets: Sequence[int], rank_max: int, parameters: int | None, megabytes: float | None,
+    limits: Mapping[str, Any] | None = None,
+) -> Budgets:  # fmt: skip
     """Checked budgets; a megabyte is 10^6 bytes of float32. Raises ConfigError with all problems."""
-    if problems := check_budgets(rank, budgets, rank_max, parameters, megabytes):
+    problems = check_budgets(rank, budgets, rank_max, parameters, megabytes)
+    for pattern, own in (limits or {}).items():
+        problems += [f"limits.{pattern}: {problem}" for problem in check_limit(own, rank_max)]
+    if problems:
         raise ConfigError(problems, method)
-    limit = parameters if megabytes is None else int(megabytes * 1e6 / 4)
-    return Budgets(rank, tuple(dict.fromkeys(budgets)), limit)
+    own = tuple((pattern, Limit(one.get("rank"), _entries(one.get("parameters"), one.get("megabytes"))))
+                for pattern, one in (limits or {}).items())  # fmt: skip
+    return Budgets(rank, tuple(dict.fromkeys(budgets)), _entries(parameters, megabytes), own)
+
+
+def check_limit(own: Any, rank_max: int) -> list[str]:
+    """What is wrong with one client's limit."""
+    keys = ("rank", "parameters", "megabytes")
+    if not isinstance(own, Mapping) or len(own) != 1 or next(iter(own)) not in keys:
+        return [f"takes one of {', '.join(keys)}, such as {{megabytes: 0.5}}; got {own!r}"]
+    ((key, value),) = own.items()
+    if isinstance(value, bool) or not isinstance(value, (int, float) if key == "megabytes" else int):
+        return [f"{key} must be a {'number' if key == 'megabytes' else 'whole number'}, got {value!r}"]
+    rank, parameters, megabytes = (own.get(one) for one in keys)
+    return check_budgets(1 if rank is None else rank, (), rank_max, parameters, megabytes)
+
+
+def _entries(parameters: int | None, megabytes: float | None) -> int | None:
+    return parameters if megabytes is None else int(megabytes * 1e6 / 4)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout
+from befit.eft.onbase import OnBase
 from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
 from befit.eft.search import Prior, Search
 from befit.eft.stages import FineTune, SearchAlone, deploy_budgets
 from befit.method import Deployment, Method
 from befit.registry import register
-from befit.site import ServerSite, Site
+from befit.site import Site
 from befit.train.work import Work
-from befit.types import ClientInfo, Payload, Stage, Tick, Update
+from befit.types import Needs, Payload, Stage
 
 
 @register("bayestune", title="BayesTune-LoRA", paper="arXiv:2502.04387", year=2025)
 @dataclass(frozen=True)
-class BayesTune(Method):
+class BayesTune(OnBase):
     """Learn alone which ranks of which modules matter, keep a budget's worth of them, and train those afresh.
 
     rank           r of the budget: r L ranks for L target modules, anywhere in the model
@@ -28,6 +29,8 @@ class BayesTune(Method):
     rank_max       largest r that is meant; scales are learnt for 2 rank_max ranks per module
     parameters     the client's own limit in trained numbers of A and B, in place of rank
     megabytes      the same limit in 10^6 bytes of float32
+    limits         clients with a budget of their own: patterns of ids, each with rank, parameters or megabytes
+    base           block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
     scale          s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs         passes over the client's examples, in the search and in the training; null: by train.max_steps
     rounds_search  how many times train.max_steps the search takes, without epochs
@@ -40,7 +43,7 @@ class BayesTune(Method):
 
     Search: `loss + alpha_s / N sum_lk |B_l[:,k]|_1 / lambda_lk + alpha_p / N sum_lk (log lambda_lk + 100 lambda_lk)`
     with lambda clamped to [1e-4, 1000]; then the r L largest lambda are kept and frozen, and A and B start again.
-    up = down = nothing. Source: specification fedp2eft.md, section 2.
+    up = down = nothing, beside the base's. Source: specification fedp2eft.md, section 2.
     """
 
     rank: int = 8
@@ -48,6 +51,8 @@ class BayesTune(Method):
     rank_max: int = 16
     parameters: int | None = None
     megabytes: float | None = None
+    limits: dict[str, Any] | None = None
+    base: dict[str, Any] | None = None
     scale: float = 2.0
     epochs: int | None = None
     rounds_search: int = 1
@@ -59,13 +64,16 @@ class BayesTune(Method):
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     kept: Budgets = field(init=False)
+    before: Method | None = field(init=False)
+    needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        kept = make_budgets("bayestune", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes)
+        kept = make_budgets("bayestune", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes,
+                            self.limits)  # fmt: skip
         object.__setattr__(self, "kept", kept)
-        object.__setattr__(self, "layout", budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"))
+        self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"), self.base, "bayestune")
 
-    def plan(self) -> Sequence[Stage]:
+    def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
         how = Search(Prior(self.alpha_s, self.alpha_p, self.prior), self.lr_lambda, self.clip)
         how = replace(how, accumulate=self.preset == "parity")
@@ -74,30 +82,11 @@ class BayesTune(Method):
             Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
         ]
 
-    def describe(self) -> dict[str, object]:
-        return {**super().describe(), "up": "nothing", "down": "nothing", "trained": str(WEIGHTS),
-                "deployed": "budgeted"}  # fmt: skip
-
-    def trainable(self) -> Selector:
+    def own_trainable(self) -> Selector:
         return WEIGHTS
 
     def work(self) -> tuple[Work, ...]:
-        return (Work(("budgeted",), WEIGHTS),)
-
-    def server_init(self, site: ServerSite) -> Payload:
-        return Payload()
-
-    def client_init(self, site: Site) -> Payload:
-        return Payload()
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload()
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        raise NotImplementedError("every stage of BayesTune-LoRA is a personal one")
-
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return server
+        return (Work((BUDGETED,), WEIGHTS),)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         return deploy_budgets(client, site, self.kept)

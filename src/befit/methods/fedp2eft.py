@@ -36,6 +36,7 @@ class FedP2EFT(Method):
     rank_max         largest r that is meant; scales are learnt for 2 rank_max ranks per module
     parameters       the client's own limit in trained numbers of A and B, in place of rank
     megabytes        the same limit in 10^6 bytes of float32
+    limits           clients with a budget of their own: patterns of ids, each with rank, parameters or megabytes
     base             block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
     scale            s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs           passes over the client's examples, in a round's search and in the training; null: train.max_steps
@@ -61,6 +62,7 @@ class FedP2EFT(Method):
     rank_max: int = 16
     parameters: int | None = None
     megabytes: float | None = None
+    limits: dict[str, Any] | None = None
     base: dict[str, Any] | None = None
     scale: float = 2.0
     epochs: int | None = None
@@ -84,7 +86,8 @@ class FedP2EFT(Method):
         problems += [f"generator_lr: must be positive, got {self.generator_lr}"] * (not self.generator_lr > 0)
         if problems:
             raise ConfigError(problems, "fedp2eft")
-        kept = make_budgets("fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes)
+        kept = make_budgets("fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes,
+                            self.limits)  # fmt: skip
         before = make_base(self.base, _STAGES, "fedp2eft")
         wide = 2 * self.rank_max
         layout = budgeted_layout(wide, self.scale, self.preset != "parity", (Generator(wide),))

@@ -105,6 +105,30 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
         refused.run()
 
 
+@pytest.mark.parametrize("make", [FedP2EFT, BayesTune])
+def test_clients_have_limits_of_their_own_in_ranks_parameters_or_megabytes(make: Any) -> None:
+    """Four modules of 16 x 16: a takes 3 ranks a module, b 200 // 32 ranks, c 0.001 MB = 250 numbers, so 7 ranks."""
+    limits = {"a": {"rank": 3}, "[b]": {"parameters": 200}, "*": {"megabytes": 0.001}}
+    clients = Clients(make(**SMALL, budgets=(4,), limits=limits))
+    clients.run()
+    modules = len(clients.model.shapes.targets)
+    for client, ranks in (("a", 3 * modules), ("b", 6), ("c", 7)):
+        arrays = clients.memory(client).arrays
+        for name, expected in ((BUDGETED, ranks), (f"{BUDGETED}-4", 4 * modules)):
+            found = [value for key, value in arrays.items() if key.startswith(f"{name}/") and key.endswith("/lambda")]
+            assert sum(int((value != 0).sum()) for value in found) == expected, (client, name)
+
+
+def test_bayestune_learns_its_scales_on_top_of_a_base() -> None:
+    clients = Clients(BayesTune(**SMALL, base={"name": "fedit", "rank": 2}))
+    clients.run()
+    assert not clients.notes.failures
+    bare = Clients(BayesTune(**SMALL))
+    bare.run()
+    on_base, alone = (one.memory("a").arrays["scales/all/lambda"] for one in (clients, bare))
+    assert not torch.allclose(on_base, alone, rtol=1e-3)
+
+
 BASES: list[dict[str, Any]] = [
     {"name": "fedit", "rank": 2},
     {"name": "local", "rank": 2},
@@ -204,6 +228,9 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
         ({"budgets": (2, 40)}, "budgets: must be from 1"),
         ({"parameters": 5, "megabytes": 1.0}, "two ways"),
         ({"megabytes": -1.0}, "megabytes: must be positive"),
+        ({"limits": {"a": {"rank": 99}}}, r"limits.a: rank: must be from 1 to 2 \* rank_max"),
+        ({"limits": {"a": {"ranks": 2}}}, "limits.a: takes one of rank, parameters, megabytes"),
+        ({"limits": {"a": {"parameters": 2.5}}}, "limits.a: parameters must be a whole number"),
         ({"base": {"name": "fedid"}}, "fedit"),
         ({"base": {"name": "fedp2eft"}}, "has a stage"),
         ({"generator_steps": 0}, "generator_steps"),
