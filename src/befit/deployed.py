@@ -12,6 +12,7 @@ from befit.adapters.peft_io import write_adapter
 from befit.benchmarks.gather import gather
 from befit.benchmarks.records import input_record
 from befit.config import load_experiment
+from befit.eft.structure import write_structure
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import DataError, RunError, did_you_mean
 from befit.host import OWN_MODEL, Host, family_experiment, load_model
@@ -32,6 +33,7 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
     _write_one(folder, "", deployed, host, client, note)
     for name, other in deployed.others.items():
         _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
+    write_structure(folder, deployed)
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
     data = to_bytes(deployed.arrays, {"use": use})

@@ -42,6 +42,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout
 from befit.train.work import PublicWork, Work
@@ -60,12 +62,15 @@ class Deployment:
 
     others  what it could use in its place, such as one adapter for each of several budgets, by a name that a metric can
             end with; the model itself may be among them
+    about   arrays that take no part in the model and say how it came about, such as learnt scales; for the client's
+            folder and the report, they do not travel
     """
 
     arrays: State
     slots: tuple[str, ...]
     mixer: str = "sum"
     others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
+    about: State = field(default_factory=dict[str, Tensor])
 
 
 class Exchange(ABC):

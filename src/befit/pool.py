@@ -32,6 +32,8 @@ from befit.types import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 
 __all__ = ["PoolEngine", "PoolStore"]
 
+_ABOUT = "about"
+
 
 class PoolEngine:
     """An engine and the owner of its workers; use it in a `with`.
@@ -103,7 +105,8 @@ class PoolEngine:
             for name, one in header["others"].items()
         }
         own = {key: value for key, value in arrays.items() if "@" not in key}
-        return Deployment(own, tuple(header["slots"]), header["mixer"], others)
+        about = part(Payload(arrays), _ABOUT).arrays
+        return Deployment(own, tuple(header["slots"]), header["mixer"], others, about)
 
     def _failure(self, fields: dict[str, Any]) -> Failure:
         failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
@@ -273,6 +276,7 @@ def _answer(
         copies = {
             name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
         }
+        copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
         marked = join({name: Payload(arrays) for name, arrays in copies.items()})
         header = {"slots": list(deployed.slots), "mixer": deployed.mixer, "others": others}
         return header, {**deployed.arrays, **marked.arrays}

@@ -20,7 +20,7 @@ from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError, RunError
-from befit.evaluate.groups import by_group, group_keys
+from befit.evaluate.groups import by_budget, by_group, group_keys
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
 from befit.host import Host, check_needs, family_experiment, resolve_model
@@ -309,6 +309,12 @@ def add_groups(
     metrics = host.experiment.evaluate.metrics or [host.task.metric]
     if keys := group_keys(infos):
         results["groups"] = {key: by_group(runs, infos, key, metrics) for key in keys}
+        settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
+        ranks = {label: one.get("rank") for label, one in settings}
+        for budget, there in by_budget(runs, ranks, host.task.metric).items():
+            for key in keys:
+                found = by_group(there, infos, key, [host.task.metric])
+                results["groups"][key].setdefault("budgets", {})[budget] = found
 
 
 def shared(experiment: Experiment) -> Experiment:

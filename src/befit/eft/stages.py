@@ -13,7 +13,7 @@ from befit.adapters.keys import join, select, slot
 from befit.eft.base import base_slots, fixed, load_base
 from befit.eft.features import features
 from befit.eft.generator import GENERATOR, generate
-from befit.eft.personal import Budgets, fine_tune, pruned, restored, steps_for
+from befit.eft.personal import Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.eft.search import Search, search
 from befit.errors import NotTrained
 from befit.method import Deployment, Personal
@@ -138,5 +138,8 @@ def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
         for name, r in budgets.names.items()
     }
     main = found[budgets.rank]
-    others = {f"r{r}": found[r] for r in found} if len(found) > 1 else {}
-    return Deployment(main.arrays, main.slots, main.mixer, others)
+    # A client with a limit of its own has no adapter of the common rank to be measured as one.
+    own = budgets.limit(site.info.id) != Limit(budgets.rank)
+    others = {f"r{r}": one for r, one in found.items() if not (own and r == budgets.rank)} if len(found) > 1 else {}
+    learnt = {"learnt/all/lambda": client.arrays[LEARNT]} if LEARNT in client.arrays else {}
+    return Deployment(main.arrays, main.slots, main.mixer, others, learnt)

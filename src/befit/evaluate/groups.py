@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["by_group", "group_keys", "winner"]
+__all__ = ["by_budget", "by_group", "group_keys", "winner"]
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -49,6 +49,32 @@ def by_group(
                         "winner": winner(scores, metrics)}  # fmt: skip
     wins = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
     return {"groups": groups, "wins": wins}
+
+
+def by_budget(runs: Mapping[str, Rows], ranks: Mapping[str, int | None], metric: str) -> dict[str, dict[str, Rows]]:
+    """The runs that can be compared at each budget "r2", "r4", …, with the metric as measured there.
+
+    ranks  the rank of every run's method, which is the budget of a run that measured no others
+    ->  nothing where no run measured several budgets; else for each of them the runs that have it
+
+    >>> rows = {"a": {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "examples": 9}}
+    >>> by_budget({"x": rows, "lora": {"a": {"m": 0.4, "examples": 9}}}, {"x": 2, "lora": 4}, "m")["r4"]["x"]["a"]["m"]
+    0.6
+    """
+    prefix = f"{metric} r"
+    names = {label: {key.removeprefix(f"{metric} ") for row in rows.values() for key in row if key.startswith(prefix)}
+             for label, rows in runs.items()}  # fmt: skip
+    budgets = sorted(set().union(*names.values()), key=lambda name: int(name[1:])) if names else []
+    found: dict[str, dict[str, Rows]] = {}
+    for budget in budgets:
+        found[budget] = {
+            label: {client: {**row, metric: row.get(f"{metric} {budget}")} for client, row in rows.items()}
+            if names[label]
+            else rows
+            for label, rows in runs.items()
+            if budget in names[label] or (not names[label] and budget == f"r{ranks.get(label)}")
+        }
+    return found
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:

@@ -21,24 +21,33 @@ GROUP_NOTE = (
 def group_tables(results: Mapping[str, Any], who: str = "clients") -> list[tuple[str, Table, str]]:
     """One table for each thing that is known of clients: (what, table, wins in words). `results` may be the
     view of newcomers, `who` then says so."""
-    metric = results["metric"]
     found = []
     for key, one in (results.get("groups") or {}).items():
-        labels = list(one["wins"])
-        compared = len(labels) > 1
-        headers = [plain(key), who, "test examples", *map(run_title, labels), *["best"] * compared]
-        rows = [
-            [
-                plain(name),
-                str(group["clients"]),
-                str(group["examples"]),
-                *(score_text(score_of(group["scores"][label], metric), metric) for label in labels),
-                *[run_title(group["winner"]) if group["winner"] else NOTHING] * compared,
-            ]
-            for name, group in one["groups"].items()
-        ]
-        found.append((plain(key), (headers, rows), wins_text(one) if compared else ""))
+        found.append(_group_table(results, key, plain(key), one, who))
+        for budget, there in (one.get("budgets") or {}).items():
+            found.append(_group_table(results, key, f"{plain(key)}, budget r = {budget[1:]}", there, who))
     return found
+
+
+def _group_table(
+    results: Mapping[str, Any], key: str, title: str, one: Mapping[str, Any], who: str
+) -> tuple[str, Table, str]:
+    metric, labels = results["metric"], list(one["wins"])
+    compared = len(labels) > 1
+    headers = [plain(key), who, "test examples", *map(run_title, labels), *["best"] * compared]
+    rows = [
+        [
+            plain(name),
+            str(group["clients"]),
+            str(group["examples"]),
+            *(score_text(score_of(group["scores"][label], metric), metric) for label in labels),
+            *[run_title(group["winner"]) if group["winner"] else NOTHING] * compared,
+        ]
+        for name, group in one["groups"].items()
+    ]
+    if compared:
+        rows.append(["wins", "", "", *(str(one["wins"][label]) for label in labels), ""])
+    return title, (headers, rows), wins_text(one) if compared else ""
 
 
 def wins_text(one: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from befit.report.client_plots import client_bars, client_distributions, weight_bars, weight_distribution
 from befit.report.curve_plots import over_bytes, over_rounds
 from befit.report.drawing import MANY, Plot
+from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 from befit.report.record import RunRecord
 
 __all__ = ["plots_of"]
@@ -19,5 +20,8 @@ def plots_of(record: RunRecord) -> list[Plot]:
         over_bytes(record),
         client_distributions(results) if many else client_bars(results),
         weight_distribution(results) if many else weight_bars(results),
+        mean_ranks(record.structures),
+        client_ranks(record.structures),
+        scale_distances(record.structures, {client: row.get("info", {}) for client, row in results["clients"].items()}),
     )
     return [plot for plot in candidates if plot is not None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from befit.eft.structure import Structure, read_structures
 from befit.errors import RunError
 from befit.report.comparison import baseline_labels
 from befit.report.numbers import count_text, plain
@@ -20,6 +21,7 @@ __all__ = ["RunRecord", "export_note", "read_record", "written_files"]
 class RunRecord:
     """The files of one run as plain data. `missing` names those that are not there; their fields are empty.
 
+    structures  per client of the method, where its adapter's ranks are, if they differ between modules
     scores  per run (the method's name, or a baseline's label) the "score" lines of its metrics.jsonl
     """
 
@@ -32,6 +34,7 @@ class RunRecord:
     config: str = ""
     missing: tuple[str, ...] = ()
     scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    structures: dict[str, Structure] = field(default_factory=dict)
 
 
 def read_record(path: Path) -> RunRecord:
@@ -60,6 +63,7 @@ def read_record(path: Path) -> RunRecord:
         config="" if "config.yaml" in missing else read_bytes(path / "config.yaml").decode(errors="replace"),
         missing=missing,
         scores=scores,
+        structures=read_structures(path / "clients", list(results["clients"])),
     )
 
 

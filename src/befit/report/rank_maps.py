@@ -1,0 +1,163 @@
+"""Where the ranks are: heat maps over blocks and modules, over clients, and of how unlike clients' scales are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from befit.eft.structure import Structure, distances
+from befit.evaluate.groups import group_keys
+from befit.report.drawing import MANY, Plot
+from befit.report.numbers import plain
+from befit.report.svg import draw
+
+__all__ = ["client_ranks", "mean_ranks", "scale_distances"]
+
+Grid = np.ndarray[Any, np.dtype[np.float64]]
+MARKED = 400  # cells that still have room for their number
+
+
+def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
+    """The mean over clients of every module's rank, a panel for each budget: blocks down, kinds of modules across."""
+    if not found:
+        return None
+    first = next(iter(found.values()))
+    budgets = [name for name in first.ranks if name] or [""]
+    budgets = [name for name in budgets if all(name in one.ranks for one in found.values())] or [""]
+    blocks, kinds = _axes(first.modules)
+    grids = [_by_block(found.values(), name, blocks, kinds) for name in budgets]
+    columns = min(len(grids), 4)
+    rows = -(-len(grids) // columns)
+    height = rows * (1.3 + max(len(kinds) * 0.1, min(8.0, 0.3 * len(blocks)))) + 0.3
+
+    def paint(figure: Figure) -> None:
+        panels = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+        for panel in panels[len(grids) :]:
+            panel.set_visible(False)
+        for index, (panel, name, grid) in enumerate(zip(panels, budgets, grids, strict=False)):
+            _heat(panel, grid, _show(grid), figure)
+            panel.set_title(_budget_title(name), fontsize=10)
+            panel.set_xticks(range(len(kinds)), kinds, rotation=90, fontsize=8)
+            panel.set_yticks(range(len(blocks)), blocks if index % columns == 0 else [""] * len(blocks), fontsize=8)
+
+    note = (f"Mean over {len(found)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
+            "has a colour scale of its own. Blank cells are modules that are not there or not adapted.")  # fmt: skip
+    wide = len(grids) * len(kinds) > 7
+    return Plot("Ranks by block and module", draw("ranks", note, 9.4 if wide else 5.0, height, paint), note, wide)
+
+
+def client_ranks(found: Mapping[str, Structure]) -> Plot | None:
+    """Every client's rank at every module of the deployed adapter; nothing for more clients than have room."""
+    if not 1 < len(found) <= MANY:
+        return None
+    modules = next(iter(found.values())).modules
+    grid: Grid = np.array([one.ranks[""] for one in found.values()], dtype=float)
+    names = [plain(name).replace("block.", "") for name in modules]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        _heat(axes, grid, grid.size <= MARKED, figure)
+        axes.set_yticks(range(len(found)), [plain(client) for client in found], fontsize=8)
+        step = -(-len(names) // 48)
+        axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
+
+    same = " All clients have the same ranks." if (grid == grid[0]).all() else ""
+    note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}"
+    height = 1.7 + max(0.8, 0.22 * len(found))
+    return Plot("Ranks by client", draw("client-ranks", note, 9.4, height, paint), note, True)
+
+
+def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[str, str]]) -> Plot | None:
+    """How unlike the learnt scales are: of groups where clients have known groups of several, else of clients."""
+    scales = {client: torch.tensor(one.scales) for client, one in found.items() if one.scales}
+    known = {client: infos.get(client, {}) for client in scales}
+    keys = group_keys(known)
+    if len(scales) < 2 or (not keys and len(scales) > MANY):
+        return None
+    what = plain(keys[0]) if keys else "client"
+    groups: dict[str, list[str]] = {}
+    for client in scales:
+        groups.setdefault(known[client].get(keys[0], "?") if keys else client, []).append(client)
+    cells = distances(scales, groups) if keys else _between(scales)
+    grid: Grid = cells.numpy()
+    names = [plain(name) for name in groups]
+    size = max(3.6, min(9.0, 1.8 + 0.3 * len(names)))
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        _heat(axes, grid, len(names) <= 15, figure, "viridis")
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+
+    grouped = ("log d(j, k) / sqrt(d(j, j) d(k, k)), with d the mean distance of the scales of two different clients: "
+               "0 is as unlike as within a group, less is more alike. A group of one client is blank.")  # fmt: skip
+    note = grouped if keys else "Euclidean distance of the scales of two clients."
+    title = f"How unlike the scales are, by {what}"
+    return Plot(title, draw("distances", note, size + 0.8, size, paint), note, size > 5.5)
+
+
+def _between(scales: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    stacked = torch.stack([one.double() for one in scales.values()])
+    found = torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
+    return found.fill_diagonal_(torch.nan)  # what a client is from itself would fill the colour scale
+
+
+def _axes(modules: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Blocks and kinds of modules in the order in which they come; what is in no block has a row of its own."""
+    places = [_place(name) for name in modules]
+    return list(dict.fromkeys(block for block, _ in places)), list(dict.fromkeys(kind for _, kind in places))
+
+
+def _place(name: str) -> tuple[str, str]:
+    match = re.match(r"block\.(\d+)\.(.+)$", name)
+    return (str(int(match[1])), plain(match[2])) if match else ("other", plain(name.rpartition(".")[2]))
+
+
+def _by_block(found: Any, budget: str, blocks: Sequence[str], kinds: Sequence[str]) -> Grid:
+    grid: Grid = np.full((len(blocks), len(kinds)), np.nan)
+    rows = [(one.modules, one.ranks[budget]) for one in found]
+    means = np.mean([ranks for _, ranks in rows], axis=0)
+    for name, mean in zip(rows[0][0], means, strict=True):
+        block, kind = _place(name)
+        row, column = blocks.index(block), kinds.index(kind)
+        grid[row, column] = mean if np.isnan(grid[row, column]) else grid[row, column] + mean
+    return grid
+
+
+def _budget_title(name: str) -> str:
+    return f"budget r = {name[1:]}" if re.fullmatch(r"r\d+", name) else "deployed"
+
+
+def _show(grid: Grid) -> bool:
+    return grid.size <= MARKED // 2 and grid.shape[1] <= 8
+
+
+def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "Blues") -> None:
+    """One map with its own scale, of ranks in blues from zero; numbers in the cells where there is room for them."""
+    finite = grid[np.isfinite(grid)]
+    low = 0.0 if colours == "Blues" or not finite.size else float(finite.min())
+    high = float(finite.max()) if finite.size and finite.max() > low else low + 1
+    image = axes.imshow(grid, aspect="auto", cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    axes.grid(False)
+    for (row, column), value in np.ndenumerate(grid) if marked else ():
+        if np.isfinite(value) and (value or colours != "Blues"):
+            share = (value - low) / (high - low)
+            dark = share > 0.55 if colours == "Blues" else share < 0.55
+            axes.text(column, row, _number(float(value)), ha="center", va="center", fontsize=7,
+                      color="white" if dark else "#123")  # fmt: skip
+    figure.colorbar(image, ax=axes, shrink=0.85).ax.tick_params(labelsize=8)
+
+
+def _number(value: float) -> str:
+    """Two digits, and whole numbers as such: cells are small.
+
+    >>> _number(12.62), _number(0.0312), _number(3.0), _number(4.26)
+    ('13', '0.031', '3', '4.3')
+    """
+    return f"{value:.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"

@@ -1,0 +1,71 @@
+"""Properties 19 and 20 of the specification's section 9.4, and maps of ranks and scales."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from befit.adapters.keys import join
+from befit.eft.structure import Structure, distances, structure_of
+from befit.evaluate.groups import by_budget, by_group
+from befit.method import Deployment
+from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
+
+
+def test_distances_of_groups_are_by_hand() -> None:
+    """Within en 3, within de 4; across (5, sqrt(34), 4, 5), whose mean over sqrt(12) has the logarithm."""
+    scales = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([3.0, 0.0]), "c": torch.tensor([3.0, 4.0]),
+              "d": torch.tensor([3.0, 8.0])}  # fmt: skip
+    found = distances(scales, {"en": ["a", "b"], "de": ["c", "d"]})
+    across = (5 + math.sqrt(9 + 64) + 4 + 8) / 4
+    assert found[0, 1].item() == pytest.approx(math.log(across / math.sqrt(3 * 4)))
+
+
+def test_the_map_of_distances_is_symmetric_with_a_diagonal_of_zero_and_blank_for_single_clients() -> None:
+    torch.manual_seed(0)
+    scales = {name: torch.rand(20) for name in "abcdefg"}
+    found = distances(scales, {"en": ["a", "b", "c"], "de": ["d", "e"], "fi": ["f", "g"]})
+    assert torch.equal(found, found.T) and torch.equal(found.diagonal(), torch.zeros(3, dtype=torch.float64))
+    single = distances(scales, {"en": ["a", "b"], "de": ["c"]})
+    assert single[1].isnan().all() and single[0, 0] == 0
+    same = distances({"a": torch.ones(3), "b": torch.ones(3), "c": torch.zeros(3), "d": torch.ones(3)},
+                     {"en": ["a", "b"], "de": ["c", "d"]})  # fmt: skip
+    assert same[0].isnan().all() and same[1, 1] == 0
+
+
+def test_a_structure_counts_the_ranks_that_have_scales() -> None:
+    def of(*kept: int) -> dict[str, torch.Tensor]:
+        return {join("budgeted", f"m{i}", "lambda"): (torch.arange(4) < n).float() for i, n in enumerate(kept)}
+
+    about = {"learnt/all/lambda": torch.rand(2, 4)}
+    found = structure_of(Deployment(of(3, 0), ("budgeted",), "sum", {"r2": Deployment(of(4, 1), ("budgeted",))}, about))
+    assert found is not None and found.modules == ("m0", "m1")
+    assert found.ranks == {"": (3, 0), "r2": (4, 1)} and len(found.scales) == 8
+    assert structure_of(Deployment({"shared/m0/A": torch.ones(2, 3)}, ("shared",))) is None
+
+
+@pytest.mark.parametrize("clients", [1, 2, 15, 40, 41])
+def test_maps_are_drawn_for_as_many_clients_as_have_room(clients: int) -> None:
+    modules = ("block.00.q_proj", "block.00.up_proj", "block.01.q_proj", "pooler.dense")
+    found = {f"c{i}": Structure(modules, {"": (1, 0, 2, 1)}, (0.1 * i, 0.2, 0.3)) for i in range(clients)}
+    infos = {client: {"language": "en" if int(client[1:]) % 2 else "de"} for client in found}
+    mean, by_client = mean_ranks(found), client_ranks(found)
+    assert mean is not None and ">q_proj<" in mean.svg and mean.svg.count(">other<") == 1
+    assert (by_client is not None) == (1 < clients <= 40)
+    assert (scale_distances(found, infos) is not None) == (clients > 1)
+    assert (scale_distances(found, {}) is not None) == (1 < clients <= 40)
+
+
+def test_a_budget_is_compared_among_the_runs_that_have_it_and_ties_are_nobodys() -> None:
+    """At r2 the two are level in en and x leads in de; at r4 lora, of rank 4, leads everywhere."""
+    x = {"a": {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "examples": 9}, "b": {"m": 0.7, "m r2": 0.7, "m r4": 0.1,
+         "examples": 9}}  # fmt: skip
+    y = {"a": {"m": 0.5, "m r2": 0.5, "examples": 9}, "b": {"m": 0.2, "m r2": 0.2, "examples": 9}}
+    lora = {"a": {"m": 0.8, "examples": 9}, "b": {"m": 0.8, "examples": 9}}
+    there = by_budget({"x": x, "y": y, "lora": lora}, {"x": 2, "y": 2, "lora": 4}, "m")
+    infos = {"a": {"language": "en"}, "b": {"language": "de"}}
+    wins = {name: by_group(runs, infos, "language", ["m"])["wins"] for name, runs in there.items()}
+    assert wins == {"r2": {"x": 1, "y": 0}, "r4": {"x": 0, "lora": 2}}
+    assert by_budget({"lora": lora}, {"lora": 4}, "m") == {}
