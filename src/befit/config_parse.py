@@ -122,7 +122,7 @@ def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
         name = one.get("name")
         if name == "local" and name == method.get("name"):
             continue
-        if name is not None and name == method.get("name"):
+        if name is not None and one == method:
             problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
         if one in resolved:
             problems.append(f"baselines.{index}: the same as baselines.{resolved.index(one)}")

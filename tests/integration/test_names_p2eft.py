@@ -24,7 +24,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_whole_configuration_is_of_fifteen_languages_and_four_budgets() -> None:
     whole = load_experiment(CONFIG)
-    assert whole.method["budgets"] == [4, 8, 16] and "languages" not in whole.benchmark.arguments  # type: ignore[union-attr]
+    assert whole.benchmark is not None and whole.benchmark.arguments["languages"] is None
+    assert whole.method["budgets"] == [4, 8, 16]
+    assert [one["base"]["name"] for one in whole.baselines if one.get("base")] == ["fedit"]
     assert [one["rank"] for one in whole.baselines if one["name"] == "adalora"] == [2, 4, 8, 16]
 
 
