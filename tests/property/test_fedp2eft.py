@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from tests.unit.methods.federation import Clients
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import canonical_names
@@ -13,6 +11,7 @@ from befit.benchmarks.names import names
 from befit.evaluate.groups import winner
 from befit.methods.bayestune import BayesTune
 from befit.tasks.text_metrics import compare
+from tests.unit.methods.federation import Clients
 
 
 def test_ranks_go_to_the_only_module_that_matters() -> None:
