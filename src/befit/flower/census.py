@@ -63,11 +63,14 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
     """
     known = load_federation(experiment) if experiment.benchmark is not None else None
     counts = {client: [Elsewhere(count) for count in said["examples"]] for client, said in hellos.items()}
-    clients = tuple(ClientData(client, train, val, test) for client, (train, val, test) in counts.items())
+    infos = {one.id: one.info for one in known.clients} if known is not None else {}
+    clients = tuple(
+        ClientData(client, train, val, test, infos.get(client, {})) for client, (train, val, test) in counts.items()
+    )
     if known is not None:
         if known.newcomers and experiment.evaluate.newcomers:
             _LOG.warning("the %d newcomers of %s are not measured on Flower", len(known.newcomers), known.name)
-        federation = replace(known, clients=clients, newcomers=(), public=())
+        federation = replace(known, clients=clients, newcomers=())
         wanted = known.manifest["partition"]["sha256"]
         problems = [
             f"site {client} made other data of {known.name}: hash {said['data'][:12]}, the server's {wanted[:12]}"

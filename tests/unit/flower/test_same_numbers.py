@@ -67,6 +67,28 @@ def test_numbers_are_the_same_in_bfloat16(
     assert up[0] == up[1]
 
 
+def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(
+    experiment: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Distillation on the benchmark's public records at the server; both engines know the same of clients."""
+    values: dict[str, Any] = {
+        "benchmark": {"name": "digits-vqa", "clients": 2}, "model": {"id": "digits-llava-s"}, "limit": {"records": 2},
+        "train": {"max_steps": 1, "batch_size": 2}, "federation": {"rounds": 1}, "evaluate": {"newcomers": False},
+    }  # fmt: skip
+    sites = {f"client-0{number}": tmp_path / f"site-{number}" / "site.yaml" for number in range(2)}
+    for client, path in sites.items():
+        write_site(path.parent, client).write_text(
+            f"client: {client}\nmodels: {{digits-llava-s: digits-llava-s}}\nbenchmarks: [digits-vqa]\n"
+        )
+    remote = run_over(LoopbackGrid(sites.values()), experiment("perada", **values), tmp_path / "remote", poll_s=0.01)
+    local = run(experiment("perada", {"store": "disk"}, **values), out=tmp_path / "local")
+    assert same(server_memory(remote.path), server_memory(local.path))
+    there = site_memories(remote.path, sites, "perada")
+    assert all(same(there[client], memory) for client, memory in local_memories(local.path).items())
+    infos = [{client: row["info"] for client, row in done.results["clients"].items()} for done in (remote, local)]
+    assert infos[0] == infos[1] and infos[0]["client-00"]
+
+
 @pytest.mark.parametrize(("kind", "sampling"), [("static", "uniform"), ("dynamic", "frequency")])
 def test_data_that_arrives_over_time_arrives_alike(
     kind: str, sampling: str, grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
