@@ -358,4 +358,9 @@ def check_needs(
             problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
     if needs.public and not len(federation.public):
         problems.append(f"method {name} needs public records, and {federation.name} has none")
+    several = len({(families or {}).get(client.id) for client in federation.clients}) > 1
+    if needs.public_mixed and several and not len(federation.public):
+        problems.append(f"method {name} needs public records to let clients of different backbones learn from each "
+                        f"other, and {federation.name} has none; give one backbone to all, or take a method that "
+                        "serves each by itself")  # fmt: skip
     return problems

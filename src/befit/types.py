@@ -139,6 +139,7 @@ class Needs:
     individual_updates  the server has to see each client's update, so a masked sum will not do
     mixed               it serves clients of different backbones itself; otherwise each family is served by itself
     public              it needs the federation's public records, at the server and at the clients
+    public_mixed        it needs them where clients have different backbones
     server_model        the server runs the backbones, on public records
     """
 
@@ -147,4 +148,5 @@ class Needs:
     individual_updates: bool = False
     mixed: bool = False
     public: bool = False
+    public_mixed: bool = False
     server_model: bool = False

@@ -242,6 +242,7 @@ def _travels(method: Any) -> dict[str, Any]:
 _DEMANDS = {
     "individual_updates": "individual updates",
     "public": "public records",
+    "public_mixed": "public records where clients have different backbones",
     "server_model": "the backbones at the server",
 }
 

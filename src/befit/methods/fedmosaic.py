@@ -12,6 +12,7 @@ from befit.rela.mixing import Relevance, chosen, needless
 from befit.rela.mosaic import BOTH, Mosaic
 from befit.rela.options import relevance_problems
 from befit.rela.sketch import Sketch
+from befit.types import Needs
 
 
 @register("fedmosaic", title="FedMosaic", paper="arXiv:2506.11024", year=2026)
@@ -75,4 +76,5 @@ def fedmosaic(
         blocks,
         pq_rate,
         align,
+        Needs(individual_updates=True, mixed=True, public_mixed=True),
     )

@@ -8,7 +8,7 @@ these rows when a client asks for its own, with weights that lie beside them: `b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from befit.rela.mixing import Held
 from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
-__all__ = ["absorb", "described", "held_by", "members", "received_by", "weights_key"]
+__all__ = ["absorb", "described", "held_by", "members", "placed", "received_by", "weights_key"]
 
 Members = dict[str, list[str]]
 EVERYBODY = ""
@@ -144,12 +144,17 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     if client not in whose.get(family, ()):
         return {}
     rows = {group: whose[group].index(client) for group in (EVERYBODY, family)}
+    return {
+        key: mixture(server.arrays[weights_key(group)], stack, rows[group])
+        for key, group, stack in placed(server, family, slot)
+    }
+
+
+def placed(server: Payload, family: str, slot: str) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """What the clients of a backbone have sent, and of cores all clients: key in its terms, group, and stack."""
     modules = _sites_of(server.scalars, family)
-    found: State = {}
     for key, stack in server.arrays.items():
         group = _group(key)
-        if _slot(key) == "own" and group in rows:
+        if _slot(key) == "own" and group in (EVERYBODY, family):
             _, module, factor = split(key)
-            name = join(slot, modules[module] if group == EVERYBODY else module, factor)
-            found[name] = mixture(server.arrays[weights_key(group)], stack, rows[group])
-    return found
+            yield join(slot, modules[module] if group == EVERYBODY else module, factor), group, stack
