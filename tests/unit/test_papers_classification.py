@@ -1,48 +1,18 @@
 """CIFAR-100, XNLI and MasakhaNEWS from files of their own schema, made here: who gets what, and what is refused."""
 
-import io
-
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
-from PIL import Image
+from paper_data import cifar_images, write_cifar, write_news, write_parquet, write_xnli, xnli_rows
 
-from befit.benchmarks.papers import masakhanews, xnli
+from befit.benchmarks.papers import masakhanews
 from befit.benchmarks.papers.cifar100 import FINE_LABELS
 from befit.benchmarks.registry import build
 from befit.errors import ConfigError, DataError
 
 
-def write_parquet(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture(scope="module")
 def cifar():
-    """All 100 classes, eight training and two test images each."""
-    rng = np.random.default_rng(0)
-    return {
-        split: (rng.integers(0, 256, (100 * each, 32, 32, 3), dtype=np.uint8), np.repeat(np.arange(100), each))
-        for split, each in (("train", 8), ("test", 2))
-    }
-
-
-def write_cifar(folder, cifar, split, order=None):
-    pixels, labels = cifar[split]
-    order = np.arange(len(labels)) if order is None else order
-    rows = [
-        {"img": {"bytes": png(pixels[i]), "path": None}, "fine_label": int(labels[i]), "coarse_label": 0} for i in order
-    ]
-    write_parquet(folder / "cifar100" / f"{split}-00000-of-00001.parquet", rows)
+    return cifar_images()
 
 
 SMALL = {"minimum_train": 20, "minimum_test": 5, "val_fraction": 0.1}
@@ -141,28 +111,13 @@ def test_wrong_values_of_cifar_are_refused(parquet, tmp_path):
         build("cifar100-10", None, {"root": str(tmp_path / "other")})
 
 
-def xnli_rows(count, offset=0):
-    """Rows as the converted repository has them: premise {language: text}, hypothesis two lists."""
-    languages = list(xnli.LANGUAGES)
-    return [
-        {
-            "premise": {language: f"{language} premise {number + offset}" for language in languages},
-            "hypothesis": {"language": languages,
-                           "translation": [f"{language} hypothesis {number + offset}" for language in languages]},
-            "label": number % 3,
-        }
-        for number in range(count)
-    ]  # fmt: skip
-
-
 TINY = {"clients": 2, "train": 20, "test": 10}
 
 
 @pytest.fixture(scope="module")
 def xnli_root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("xnli")
-    write_parquet(folder / "all_languages" / "train-00000-of-00001.parquet", xnli_rows(60))
-    write_parquet(folder / "all_languages" / "test-00000-of-00001.parquet", xnli_rows(30, offset=1000))
+    write_xnli(folder)
     return folder
 
 
@@ -225,22 +180,8 @@ def test_too_little_of_xnli_and_other_columns_are_refused(xnli_root, tmp_path):
 
 @pytest.fixture(scope="module")
 def news(tmp_path_factory):
-    """16 languages in three of the forms in which people may have them; `yor` has no technology, as Lingala really."""
     folder = tmp_path_factory.mktemp("news")
-    features = Features({"label": ClassLabel(names=list(masakhanews.LABELS)), "headline_text": Value("string")})
-    for position, language in enumerate(masakhanews.LANGUAGES):
-        for split, count in (("train", 24 + 2 * position), ("validation", 6), ("test", 12)):
-            classes = 6 if language == "yor" else 7
-            rows = [
-                {"label": number % classes, "headline_text": f"{language} {split} {number}"} for number in range(count)
-            ]
-            if language == "amh":
-                (folder / language).mkdir(exist_ok=True)
-                Dataset.from_list(rows, features=features).save_to_disk(str(folder / language / split))
-            elif language == "eng":
-                write_parquet(folder / language / f"{split}.parquet", rows)
-            else:
-                write_parquet(folder / language / split / "0000.parquet", rows)
+    write_news(folder)
     return folder
 
 

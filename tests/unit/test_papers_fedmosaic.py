@@ -3,41 +3,29 @@
 import json
 
 import pytest
-from PIL import Image
+from paper_data import (
+    AYA_TOPICS,
+    DRAKE_PARTS,
+    HFLB_PARTS,
+    LARGE_TASKS,
+    text_rows,
+    vqa_rows,
+    write_json,
+    write_parts,
+    write_public_vqa,
+    write_scope,
+    write_texts,
+)
 
-from befit.benchmarks.papers.large import large_tasks
 from befit.benchmarks.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB
 from befit.benchmarks.registry import build
 from befit.errors import ConfigError, DataError
 
 
-def write_json(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def vqa_rows(part, count, prefix=""):
-    picture = f"{prefix}{part.dataset}/images/x.png"
-    question = "<image>\nWhich? " + ("" if part.open else "Choice list:[red, blue]. Answer with one of them.")
-    return [
-        {"id": number, "image": [picture] if number % 2 else picture, "extra": {"left": "out"},
-         "conversations": [{"from": "human", "value": f"{number} {question}"}, {"from": "gpt", "value": "red"}]}
-        for number in range(count)
-    ]  # fmt: skip
-
-
-def write_parts(root, parts, prefix=""):
-    for part in parts:
-        (root / part.dataset / "images").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2)).save(root / part.dataset / "images" / "x.png")
-        for split, count in (("train", 6), ("test", 2)):
-            write_json(root / part.dataset / split / f"dataset-{part.subset}.json", vqa_rows(part, count, prefix))
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vqa")
-    write_parts(folder, [part for one in (*DRAKE, *HFLB) for part in one.parts] + list(DRAKE_NEWCOMERS))
+    write_parts(folder, [*DRAKE_PARTS, *HFLB_PARTS])
     return folder
 
 
@@ -131,8 +119,7 @@ def test_a_dataset_that_was_not_unpacked_is_named(root, tmp_path):
 
 
 def test_the_public_split_is_drawn_from_records_with_an_image(root):
-    text = {"id": "t", "conversations": [{"from": "human", "value": "Text?"}, {"from": "gpt", "value": "Yes."}]}
-    write_json(root / "llava_ft" / "mixed.json", [*vqa_rows(DRAKE[0].parts[0], 4), text])
+    write_public_vqa(root)
     found = build("hflb", None, {"root": str(root), "public": "llava_ft/mixed.json"})
     assert len(found.public) == 4 and all(record["images"] for record in found.public)
     with pytest.raises(DataError, match=r"there is no file other\.json below"):
@@ -144,20 +131,8 @@ def test_validation_is_held_out_of_every_task(root):
     assert (len(found.clients[0].train), len(found.clients[0].val)) == (4, 20)  # at least five of the six of each task
 
 
-def text_rows(name, count):
-    turns = lambda number: [{"from": "human", "value": f"{name} {number}?"}, {"from": "gpt", "value": f"a {number}"}]  # noqa: E731
-    return [{"id": number, "conversations": turns(number)} for number in range(count)]
-
-
-def write_texts(root, names):
-    for name in names:
-        dataset, _, subset = name.rpartition("-")
-        for split, count in (("train", 3), ("test", 1)):
-            write_json(root / dataset / split / f"dataset-{subset}.json", text_rows(f"{split} {name}", count))
-
-
 def test_fed_aya_has_eight_clients_of_four_tasks(tmp_path, caplog):
-    write_texts(tmp_path, [f"Fed-aya_topic-{10 * client + task}" for client in range(8) for task in range(4)])
+    write_texts(tmp_path, AYA_TOPICS)
     rows = text_rows("long", 3)
     rows[0]["conversations"] *= 2
     write_json(tmp_path / "Fed-aya_topic" / "train" / "dataset-0.json", rows)
@@ -169,16 +144,15 @@ def test_fed_aya_has_eight_clients_of_four_tasks(tmp_path, caplog):
 
 
 def test_fed_llm_large_has_52_clients_of_different_tasks(tmp_path):
-    names = [part.name for client in range(52) for part in large_tasks(client)]
-    assert len(names) == len(set(names)) == 104
-    write_texts(tmp_path, names)
+    assert len(LARGE_TASKS) == len(set(LARGE_TASKS)) == 104
+    write_texts(tmp_path, LARGE_TASKS)
     found = build("fed-llm-large-52", None, {"root": str(tmp_path)})
     assert len(found.clients) == 52 and sum(one.info["size"] == "small" for one in found.clients) == 26
     assert found.clients[51].info == {"tasks": "FedchatbotIT-19, FedchatbotIT-39", "size": "large", "source": "chatbot"}
 
 
 def test_public_texts_are_those_without_an_image(tmp_path):
-    write_texts(tmp_path, [f"Fed-aya_topic-{10 * client + task}" for client in range(8) for task in range(4)])
+    write_texts(tmp_path, AYA_TOPICS)
     turns = [{"from": "human", "value": " What? "}, {"from": "gpt", "value": "That."}]
     write_json(tmp_path / "chatbotIT.json", [{"id": 0, "conversations": turns},
                                              {"id": 1, "image": "a.png", "conversations": turns},
@@ -192,27 +166,9 @@ def test_public_texts_are_those_without_an_image(tmp_path):
         build("fedaya-8", None, {"root": str(tmp_path), "public": "../x.json"})
 
 
-def write_lines(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
 def scope(tmp_path):
-    write_lines(tmp_path / "gsm8k" / "main" / "train.jsonl", [
-        {"question": f"how many {number}", "answer": f"count <<1+1=2>>\n#### {number}"} for number in range(40)
-    ])  # fmt: skip
-    categories = ("classification", "closed_qa", "general_qa", "open_qa", "information_extraction", "creative_writing",
-                  "brainstorming", "summarization")  # fmt: skip
-    write_lines(tmp_path / "databricks-dolly-15k" / "databricks-dolly-15k.jsonl", [
-        {"instruction": f"{name} {number}", "context": "about" if number % 2 else "", "response": "r", "category": name}
-        for name in categories for number in range(10)
-    ])  # fmt: skip
-    languages = ("Java", "C", "PHP", "C#", "C++", "Python", "Go", "Pascal", "Scala", "COBOL")
-    write_json(tmp_path / "rosetta" / "rosetta_alpaca.json", [
-        {"instruction": f"write {number}", "input": language, "output": f"code {language}"}
-        for language in languages for number in range(10)
-    ])  # fmt: skip
+    write_scope(tmp_path)
     return tmp_path
 
 

@@ -1,9 +1,8 @@
 """Where data of a paper may be, and what a person is told when it is not there."""
 
-import json
-
 import pytest
 from datasets import Dataset
+from paper_data import write_lines
 
 from befit.benchmarks.papers.assemble import content_hash, digest, ordered
 from befit.benchmarks.papers.source import Place, Source, read_split, split_files
@@ -16,17 +15,11 @@ from befit.errors import ConfigError, DataError
 SOURCE = Source("someone/set", "MIT", config="plain", revision="abc123")
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.mark.parametrize(
     "name", ["train.jsonl", "data/train.jsonl", "plain/train.jsonl", "data/plain/train.jsonl", "plain/train/0000.jsonl"]
 )
 def test_a_split_is_found_where_hubs_and_people_put_it(tmp_path, name):
-    write(tmp_path / name, [{"a": 1}])
+    write_lines(tmp_path / name, [{"a": 1}])
     rows = read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))
     assert [row.values["a"] for row in rows] == [1]
 
@@ -39,7 +32,7 @@ def test_a_datasets_directory_is_a_split(tmp_path):
 def test_parts_are_read_in_order_and_a_missing_one_is_told(tmp_path):
     place = Place("test", str(tmp_path))
     for number in (1, 0):
-        write(tmp_path / f"train-0000{number}-of-00002.jsonl", [{"a": number}])
+        write_lines(tmp_path / f"train-0000{number}-of-00002.jsonl", [{"a": number}])
     assert [row.values["a"] for row in read_split(place, SOURCE, "train", ("a",))] == [0, 1]
     (tmp_path / "train-00001-of-00002.jsonl").unlink()
     with pytest.raises(DataError, match="has 1 of 2 parts of the train split"):
@@ -48,11 +41,11 @@ def test_parts_are_read_in_order_and_a_missing_one_is_told(tmp_path):
 
 def test_two_places_with_one_split_are_refused(tmp_path):
     for name in ("train.jsonl", "plain/train.jsonl"):
-        write(tmp_path / name, [{"a": 1}])
+        write_lines(tmp_path / name, [{"a": 1}])
     with pytest.raises(DataError, match=r"is there 2 times: .*train\.jsonl, .*plain/train\.jsonl\. Keep one"):
         split_files(Place("test", str(tmp_path)), SOURCE, "train")
-    write(tmp_path / "both" / "train.jsonl", [{"a": 1}])
-    write(tmp_path / "both" / "train-00000-of-00001.jsonl", [{"a": 1}])
+    write_lines(tmp_path / "both" / "train.jsonl", [{"a": 1}])
+    write_lines(tmp_path / "both" / "train-00000-of-00001.jsonl", [{"a": 1}])
     with pytest.raises(DataError, match="has the train split more than once"):
         split_files(Place("test", str(tmp_path / "both")), SOURCE, "train")
 
@@ -65,7 +58,7 @@ def test_an_absent_split_says_what_was_looked_for_and_how_to_get_it(tmp_path):
 
 
 def test_an_absent_column_shows_those_that_are_there(tmp_path):
-    write(tmp_path / "train.jsonl", [{"a": 1}, {"b": 2}])
+    write_lines(tmp_path / "train.jsonl", [{"a": 1}, {"b": 2}])
     with pytest.raises(DataError, match=r"train\.jsonl, line 2: there is no a; found b"):
         read_split(Place("test", str(tmp_path)), SOURCE, "train", ("a",))
 
@@ -105,8 +98,8 @@ def test_a_hub_that_cannot_be_reached_names_the_download(monkeypatch):
 
 def test_the_order_of_rows_is_that_of_their_content(tmp_path):
     rows = [{"a": "x", "b": 1}, {"a": "y", "b": 2}, {"a": "z", "b": 3}]
-    first, sha256 = ordered(read_rows(write(tmp_path / "1.jsonl", rows), ()), ("a", "b"))
-    again, same = ordered(read_rows(write(tmp_path / "2.jsonl", rows[::-1]), ()), ("a", "b"))
+    first, sha256 = ordered(read_rows(write_lines(tmp_path / "1.jsonl", rows), ()), ("a", "b"))
+    again, same = ordered(read_rows(write_lines(tmp_path / "2.jsonl", rows[::-1]), ()), ("a", "b"))
     assert [row.values for row in first] == [row.values for row in again] and sha256 == same
     assert content_hash([digest({"a": "x"})]) != content_hash([digest({"a": "X"})])
 

@@ -3,6 +3,16 @@
 import json
 
 import pytest
+from paper_data import (
+    aya_clients,
+    sni_task,
+    write_aya,
+    write_commonsense,
+    write_flan,
+    write_json,
+    write_lines,
+    write_sni,
+)
 
 from befit.benchmarks.papers.commonsense_tasks import TASKS
 from befit.benchmarks.papers.fedaya import NEWCOMERS
@@ -12,55 +22,10 @@ from befit.benchmarks.registry import build
 from befit.errors import ConfigError, DataError
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_json(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def commonsense_row(task, number):
-    """One row with the columns of the data set on the hub; the right answer is always the second."""
-    letters, digits = ["A", "B", "C"], ["1", "2", "3"]
-    if task in ("arc_challenge", "arc_easy"):
-        labels = digits if number % 2 else letters  # the awkward ones among ARC's
-        return {"id": f"{number}", "question": f"{task} question {number}?", "answerKey": labels[1],
-                "choices": {"text": ["one", "two", "three"], "label": labels}}  # fmt: skip
-    if task == "openbookqa":
-        return {"id": f"{number}", "question_stem": f"stem {number}", "answerKey": "B",
-                "choices": {"text": ["one", "two", "three", "four"], "label": ["A", "B", "C", "D"]}}  # fmt: skip
-    return {
-        "boolq": {"question": f"is it {number}", "answer": False, "passage": f"passage {number}"},
-        "hellaswag": {"ind": number, "activity_label": "Sailing", "ctx_a": "a", "ctx_b": "b", "ctx": f"start {number}",
-                      "endings": ["w", "x", "y", "z"], "label": "1"},
-        "piqa": {"goal": f"goal {number}", "sol1": "this", "sol2": "that", "label": 1},
-        "social_i_qa": {"context": f"context {number}.", "question": "why?", "answerA": "a", "answerB": "b",
-                        "answerC": "c", "label": "2"},
-        "winogrande": {"sentence": f"the _ is {number}", "option1": "cup", "option2": "box", "answer": "2"},
-    }[task]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def commonsense(tmp_path_factory):
     folder = tmp_path_factory.mktemp("commonsense")
-    for task in TASKS:
-        for split, count, first in (("train", 30, 0), (task.test, 12, 1000)):
-            rows = [commonsense_row(task.name, first + number) for number in range(count)]
-            if task.name == "arc_easy":
-                rows[0] = {**rows[0], "question": "the same in both"}  # is in the test, and so in nobody's training
-            converted = {"piqa": f"plain_text/{split}/0000", "social_i_qa": f"default/{split}/0000"}
-            name = converted.get(task.name, f"{task.source.config}/{split}".lstrip("/"))
-            write(folder / task.source.folder / f"{name}.jsonl", rows)
-    for path in (*folder.glob("piqa/*/*/*"), *folder.glob("social_i_qa/*/*/*")):  # converted branches are Parquet
-        import pyarrow
-        import pyarrow.parquet
-
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
-        path.unlink()
+    write_commonsense(folder)
     return folder
 
 
@@ -137,29 +102,15 @@ def test_rows_without_a_usable_answer_are_refused_by_line(commonsense, tmp_path,
     path = tmp_path / "data" / entry.source.folder / entry.source.config / "train.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[3] |= change
-    write(path, rows)
+    write_lines(path, rows)
     with pytest.raises(DataError, match=rf"train\.jsonl, line 4: {words}"):
         build("commonsense-8", None, {"root": str(tmp_path / "data"), **SIZES})
 
 
-def flan_rows(task, questions):
-    """Every question in two templates, with a passage of its own that is longer than a run."""
-    rows = []
-    for number in range(questions):
-        passage = " ".join(f"{task}{number}word{at}" for at in range(10))
-        for template in ("Here is a text: {}\nWhat follows?", "{}\n\nSo what do you say?"):
-            rows.append({"inputs": template.format(passage), "targets": ["yes", "no"][number % 2], "task": task})
-    return rows
-
-
 @pytest.fixture(scope="module")
 def flan(tmp_path_factory):
-    from befit.benchmarks.papers.flan import TASKS as flan_tasks
-
     folder = tmp_path_factory.mktemp("flan")
-    for task in flan_tasks.values():
-        questions = 16 if task == "arc_challenge" else 30
-        write(folder / "train" / f"{task}_10templates_train.jsonl", flan_rows(task, questions))
+    write_flan(folder)
     return folder
 
 
@@ -198,7 +149,7 @@ def feddpa_files(folder, tasks):
             {"instruction": f"{task} {number}", "output": "x", "task": task, "category": "c"} for number in range(20)
         ]
         write_json(folder / f"local_training_{index}.json", rows)
-    write(folder / "flan_test.jsonl", [
+    write_lines(folder / "flan_test.jsonl", [
         {"instruction": f"{task} test {number}", "output": "x", "task": task, "category": "c"}
         for task in tasks for number in range(3)
     ])  # fmt: skip
@@ -215,27 +166,10 @@ def test_feddpas_sets_are_told_apart_by_their_tasks(tmp_path):
         build("flan-feddpa-1", None, {"root": str(tmp_path)})
 
 
-def sni_task(count, languages=("English",), references=1):
-    return {
-        "Definition": ["Say what it is."], "Input_language": list(languages), "Output_language": ["English"],
-        "Categories": ["Naming"], "Positive Examples": [],
-        "Instances": [{"id": f"i{number}", "input": f"input {number}",
-                       "output": [f"output {number}", "or this"][:references]} for number in range(count)],
-    }  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def sni(tmp_path_factory):
-    """Twelve tasks: 1 to 10 English with 30 instances, 11 French with more, 12 excluded with more, 13 the largest."""
     folder = tmp_path_factory.mktemp("sni")
-    for number in range(1, 11):
-        write_json(folder / "tasks" / f"task{number:03d}_one.json", sni_task(30, references=2))
-    write_json(folder / "tasks" / "task011_french.json", sni_task(50, ("French",)))
-    write_json(folder / "tasks" / "task012_excluded.json", sni_task(50))
-    write_json(folder / "tasks" / "task013_large.json", sni_task(40))
-    excluded = folder / "splits" / "default" / "excluded_tasks.txt"
-    excluded.parent.mkdir(parents=True)
-    excluded.write_text("task012_excluded\n")
+    write_sni(folder)
     return folder
 
 
@@ -280,24 +214,8 @@ def test_what_sni_needs_is_asked_for(sni, tmp_path):
         build("sni-10", None, {"root": str(tmp_path), "tasks": ["task001_x"]})
 
 
-def aya(count=20):
-    languages = ["English", "fr", "Standard_Arabic", "zho"]
-    return {
-        f"user{client}": [
-            {
-                "instruction": f"prompt {client} {number}",
-                "response": f"answer {number}",
-                "language": languages[number % 4],
-            }
-            for number in range(count)
-        ]
-        + [{"instruction": "x", "response": "y", "language": "Yoruba"}]
-        for client in range(38)
-    }
-
-
 def test_aya_keeps_eight_languages_and_its_newcomers_by_position(tmp_path):
-    write_json(tmp_path / "aya_38c_25k.json", aya())
+    write_aya(tmp_path)
     found = build("fedaya-38", None, {"root": str(tmp_path)})
     assert [one.id for one in found.newcomers] == [f"client-{number:02d}" for number in NEWCOMERS]
     assert len(found.clients) == 30 and found.clients[0].info["key"] == "user0"
@@ -309,7 +227,7 @@ def test_aya_keeps_eight_languages_and_its_newcomers_by_position(tmp_path):
 
 def test_aya_that_is_not_as_expected_is_refused(tmp_path):
     path = tmp_path / "aya_38c_25k.json"
-    clients = aya()
+    clients = aya_clients()
     write_json(path, {key: clients[key] for key in list(clients)[:37]})
     with pytest.raises(
         DataError, match="must be an object of 38 clients with a list of records each; found 37 entries"
@@ -331,7 +249,7 @@ def test_users_of_the_hubs_aya_are_the_largest_ones(tmp_path):
         for user in range(4)
         for number in range(5 * user)
     ] + [{"inputs": f"{number}", "targets": "t", "language": "Yoruba", "user_id": "u9"} for number in range(40)]
-    write(tmp_path / "data" / "train.jsonl", rows)
+    write_lines(tmp_path / "data" / "train.jsonl", rows)
     found = build("aya-users", None, {"root": str(tmp_path), "clients": 2, "minimum": 10})
     assert [one.info["user"] for one in found.clients] == ["u3", "u2"]
     assert [len(one.train) + len(one.test) for one in found.clients] == [15, 10]
