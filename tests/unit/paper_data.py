@@ -12,7 +12,7 @@ from PIL import Image
 from befit.benchmarks.papers import flan, masakhanews, xnli
 from befit.benchmarks.papers.commonsense_tasks import TASKS
 from befit.benchmarks.papers.large import large_tasks
-from befit.benchmarks.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB
+from befit.benchmarks.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, HFLB, Part
 
 
 def write_json(path, value):
@@ -237,8 +237,8 @@ def write_scope(folder):
 
 # DRAKE and HFLB
 
-DRAKE_PARTS = [part for one in DRAKE for part in one.parts] + list(DRAKE_NEWCOMERS)
-HFLB_PARTS = [part for one in HFLB for part in one.parts]
+DRAKE_PARTS: list[Part] = [part for one in DRAKE for part in one.parts] + list(DRAKE_NEWCOMERS)
+HFLB_PARTS: list[Part] = [part for one in HFLB for part in one.parts]
 
 
 def vqa_rows(part, count, prefix=""):
@@ -261,5 +261,7 @@ def write_parts(root, parts, prefix=""):
 
 def write_public_vqa(root):
     """Four records with an image, and one without."""
+    part = Part("llava_ft", 0)
+    write_parts(root, [part])
     text = {"id": "t", "conversations": [{"from": "human", "value": "Text?"}, {"from": "gpt", "value": "Yes."}]}
-    write_json(root / "llava_ft" / "mixed.json", [*vqa_rows(DRAKE_PARTS[0], 4), text])
+    write_json(root / "llava_ft" / "mixed.json", [*vqa_rows(part, 4), text])

@@ -74,14 +74,14 @@ def save_bert(path: Path, kind: str = "classifier", labels: tuple[str, ...] = ("
     return path
 
 
-def save_llama(path: Path, chat_template: str | None = None) -> Path:
+def save_llama(path: Path, chat_template: str | None = None, **changes: int) -> Path:
     """A language model with beginning, end and padding tokens."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=64, bos_token_id=2, eos_token_id=3, pad_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
+    config = {
+        "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+        "max_position_embeddings": 64, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
+    }  # fmt: skip
+    LlamaForCausalLM(LlamaConfig(**{**config, **changes}, tie_word_embeddings=False)).save_pretrained(path)
     words = [*WORDS, "Instruction", "Response", "Input", "###", ":", "user", "assistant", "#", "copy", "reverse"]
     tokenizer = word_tokenizer(
         ["<pad>", "<unk>", "<bos>", "<eos>"], words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
