@@ -327,6 +327,9 @@ def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrid
     from befit.config_parse import parse_experiment
 
     values, folder, where, name = read_source(source)
+    if names_runs(values):
+        path = source if isinstance(source, (str, Path)) else "RECIPE"
+        raise ConfigError([f"this is a recipe, which names runs to compare: befit compare {path}"], where)
     values.setdefault("baselines", ["local"])
     problems = apply_overrides(values, overrides)
     values.setdefault("name", name or _default_name(values))
@@ -362,6 +365,11 @@ def run_names(experiment: Experiment) -> list[str]:
     names = [block["name"] for block in (experiment.method, *experiment.baselines)]
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+
+
+def names_runs(values: Mapping[str, Any]) -> bool:
+    """Whether these are a recipe's keys and not a configuration's."""
+    return bool({"recipe", "runs", "grids"} & values.keys())
 
 
 def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:

@@ -23,6 +23,14 @@ from tests.unit.tiny_models import save_bert, save_llama, save_vit
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+# Those of which another recipe has the same methods on the same data, and those that only choose settings: they take as
+# long again, and are run by make test-slow.
+SLOW = {
+    "aggregation-guidance-validation.yaml", "fedmosaic/drake-static.yaml", "fedmosaic/fed-llm-large.yaml",
+    "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "offline/digits-vqa-dynamic.yaml",
+    "offline/potara-digits.yaml", "offline/rates-validation.yaml", "offline/skills-rates-validation.yaml",
+    "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
+}  # fmt: skip
 SUFFIXES = ("html", "md", "tex", "csv", "json")
 
 
@@ -139,21 +147,28 @@ def small(recipe: Path, roots: Callable[[str], Path]) -> list[str]:
             "evaluate.max_new_tokens=2", *own]  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
+def name_of(recipe: Path) -> str:
+    return recipe.relative_to(ROOT / "recipes").as_posix()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(one, id=name_of(one), marks=[pytest.mark.slow] * (name_of(one) in SLOW)) for one in RECIPES],
+)
 def test_every_cell_of_a_recipe_runs_and_has_a_score(
     recipe: Path, roots: Callable[[str], Path], tmp_path: Path
 ) -> None:
     overrides = small(recipe, roots)
-    command = ["compare", str(recipe), *overrides, "--trial", "--quiet", "--json", "--out", str(tmp_path)]
+    command = ["compare", str(recipe), *overrides, "--trial", "--quiet", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert not found["failures"]
-    check(tmp_path, found["results"], make_plan(recipe, trial=True, overrides=overrides))
+    check(tmp_path, make_plan(recipe, trial=True, overrides=overrides))
 
 
-def check(path: Path, results: dict, plan: Plan) -> None:
+def check(path: Path, plan: Plan) -> None:
     """All five files; a score, and a file to use, for every client of every cell."""
+    results = json.loads((path / "compare.json").read_text())
+    assert not results["failures"]
     assert [one["label"] for one in results["runs"]] == [one.label for one in plan.runs]
     for run in results["runs"]:
         (cell,) = run["seeds"]
@@ -168,3 +183,8 @@ def check(path: Path, results: dict, plan: Plan) -> None:
     with (path / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(len(run["seeds"][0]["clients"]) for run in results["runs"])
+
+
+def test_what_is_slow_or_has_a_fixture_is_there() -> None:
+    assert SLOW <= {name_of(one) for one in RECIPES}
+    assert all(get(name).build.__module__.startswith("befit.benchmarks.papers.") for name in FIXTURES)

@@ -215,7 +215,8 @@ def write_texts(root, names):
 
 
 def write_public_texts(folder, count=4):
-    write_json(folder / "chatbotIT.json", text_rows("public", count))
+    """Conversations of more tokens than an alignment at rank 4 needs of two of them."""
+    write_json(folder / "chatbotIT.json", text_rows("what all of us may see, and say, number", count))
 
 
 def write_scope(folder):

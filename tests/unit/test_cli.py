@@ -231,7 +231,7 @@ def test_warnings_about_the_data_are_part_of_a_check(repetitive):
 
 def test_warnings_about_the_data_stand_beside_a_refusal(repetitive):
     done = call("check", repetitive, "model.max_length=1", "--json")
-    assert done.exit_code == 2 and done.stdout == ""
+    assert done.exit_code == 2 and json.loads(done.stdout).keys() == {"error"}
     first, second, *_ = done.stderr.splitlines()
     assert first.startswith("warning: ") and second.startswith("ConfigError: ")
 
@@ -275,3 +275,27 @@ def test_a_client_s_name_is_not_markup():
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))
     assert "[red]c[/red]" in console.export_text()
+
+
+@pytest.mark.parametrize("words", [("run",), ("check",), ("compare",), ("partition",), ("explain",)])
+def test_with_json_an_error_is_an_object_and_the_code_is_kept(tmp_path, words):
+    done = call(*words, tmp_path / "none.yaml", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert done.exit_code == 2 and error["kind"] and error["message"] in done.stderr
+    refused = call(*words, tmp_path / "none.yaml", "--json", "--no-such-option")
+    assert refused.exit_code == 2
+    assert "No such option" in json.loads(refused.stdout)["error"]["message"]
+
+
+def test_problems_of_a_configuration_are_a_list_in_json(config):
+    done = call("run", config, "train.max_step=3", "method=fedsaa", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "ConfigError" and len(error["problems"]) == 2
+    assert error["problems"][1] in error["message"]
+
+
+def test_a_recipe_is_for_compare(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("recipe: {title: x}\nbase: {method: fedit}\nruns: {A: local}\n")
+    done = call("run", path)
+    assert done.exit_code == 2 and f"this is a recipe, which names runs to compare: befit compare {path}" in done.stderr

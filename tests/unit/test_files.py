@@ -555,8 +555,18 @@ def test_all_bad_lines_of_all_clients_are_named_up_to_five_a_client(tmp_path: Pa
     assert lines[0].startswith(f"client a: {a}, line 2: text must be text")
     assert lines[1].startswith(f"{a}, line 3: there is no text")
     assert lines[2].startswith(f"client b: {b}, line 1: there is no text")
-    assert [line.split(":")[0] for line in lines[3:7]] == [f"{b}, line {number}" for number in range(2, 6)]
-    assert lines[7:] == ["and 4 more"]
+    assert lines[2].endswith("(9 records: line 1, 2, 3, 4, 5 and 4 more)") and len(lines) == 3
+
+
+def test_bad_lines_that_differ_are_told_apart_up_to_five(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"text": number, "label": "x"} for number in range(7)])
+    with pytest.raises(DataError) as caught:
+        load_files({"a": path}, task=TEXT)
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert [line.split(": text")[0].split(", ")[-1] for line in lines[:5]] == [
+        f"line {number}" for number in range(1, 6)
+    ]
+    assert lines[5:] == ["and 2 more"]
 
 
 def test_all_broken_lines_and_unknown_labels_are_named(tmp_path: Path) -> None:

@@ -329,3 +329,14 @@ def test_clients_that_sent_the_same_are_listed_once_and_others_apart():
     totals = {row[0]: row[1:] for row in outbound_totals(outbound)[1]}
     assert totals["federate"] == ["3", "1", "0", "16.4 kB"]  # 2048 * (3 + 3 + 2)
     assert totals["federate report"] == ["3", "0", "1", "159 B"]  # 17 * 3 + 19 * 3 + 17 * 3
+
+
+def test_the_method_alone_has_a_band_over_rounds_and_the_others_a_bar_at_the_end(tmp_path):
+    write_report(write_run(tmp_path, ["a", "b", "c"]))
+    page = (tmp_path / "report.html").read_text()
+    plot = page[
+        page.index('aria-label="Accuracy over rounds"') : page.index('aria-label="Accuracy over communication"')
+    ]
+    assert plot.count("fill-opacity: 0.13") == 1
+    assert [f"spread-{index}" in plot for index in (0, 1, 2)] == [False, True, True]
+    assert "the band, and each bar at the end, goes from the lowest to the highest client" in page

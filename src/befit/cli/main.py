@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from befit import __version__
 from befit.cli import ablate, adapter, cka, compare, cost, doctor, flower, inspect, merge, partition, run, worker
-from befit.cli.output import messages
+from befit.cli.output import messages, print_error
 from befit.errors import BefitError, RunError
 
 __all__ = ["app", "main"]
@@ -31,18 +31,21 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, BefitError) and isinstance(error, ValueError) else 1
 
 
-def explain_error(error: Exception) -> None:
-    """One message on standard error, without a traceback."""
+def explain_error(error: Exception, as_json: bool = False) -> None:
+    """One message on standard error, without a traceback; with `as_json` an object with it on standard output too."""
     text = f"{type(error).__name__}: {error}"
     if not isinstance(error, (BefitError, OSError, MemoryError)):
         text = f"befit failed in a way that it should not: {text}\n  the same command with --debug shows where"
     messages().print(text, style="red", markup=False, soft_wrap=True)
+    if as_json:
+        print_error(error)
 
 
 class _Commands(TyperGroup):
     """Commands whose errors become a message and an exit code; `--debug` is taken wherever it stands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["befit.json"] = "--json" in args
         if "--debug" in args:
             args = ["--debug", *(one for one in args if one != "--debug")]
         return super().parse_args(ctx, args)
@@ -51,10 +54,13 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
+            as_json = ctx.meta.get("befit.json", False)
+            if as_json and hasattr(error, "format_message"):
+                print_error(error)  # what typer refuses: an unknown option; it tells people itself
             own = isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "exit_code")  # typer's control flow
             if own or ctx.params.get("debug") or isinstance(error, BrokenPipeError):
                 raise
-            explain_error(error)
+            explain_error(error, as_json)
             raise typer.Exit(exit_code(error)) from None
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "make_table",
     "messages",
     "only_json",
+    "print_error",
     "print_json",
     "print_warning",
     "screen",
@@ -49,6 +50,14 @@ def messages() -> Console:
 def print_json(value: Any) -> None:
     """One JSON document, indented. NaN and infinity, which JSON lacks, become null."""
     sys.stdout.write(json.dumps(_strict(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def print_error(error: Exception) -> None:
+    """What `--json` prints instead of results: the kind of error, its message, and a configuration's problems."""
+    message = error.format_message() if hasattr(error, "format_message") else str(error)  # type: ignore[attr-defined]
+    problems = getattr(error, "problems", None)
+    more = {} if problems is None else {"problems": list(problems)}
+    print_json({"error": {"kind": type(error).__name__, "message": message, **more}})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from befit.claim import locked
 from befit.compare.execute import CellFailure, execute
 from befit.compare.plan import Plan, plan_config, plan_recipe
 from befit.compare.recipe import is_recipe, read_recipe
-from befit.config import Experiment
+from befit.config import Experiment, names_runs
 from befit.errors import ConfigError, RunError
 from befit.limit import TRIAL
 
@@ -46,7 +46,7 @@ def make_plan(
     if trial:
         overrides = [*TRIAL, *overrides]
         return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
-    recipe = isinstance(source, Mapping) and bool({"recipe", "runs", "grids"} & source.keys())
+    recipe = isinstance(source, Mapping) and names_runs(source)
     if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
         if methods is not None:
             raise ConfigError(["--methods: is for configurations; a recipe names its own runs"], "the command")

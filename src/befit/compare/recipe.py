@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from befit.config import read_source
+from befit.config import names_runs, read_source
 from befit.errors import ConfigError, did_you_mean
 from befit.schema import check_values, parameters_of, show
 
@@ -119,7 +119,7 @@ class Recipe:
 def is_recipe(path: Path | str) -> bool:
     """Whether a file is a recipe and not a configuration: it has the key `recipe` or `runs` or `grids`."""
     values, *_ = read_source(path)
-    return bool({"recipe", "runs", "grids"} & values.keys())
+    return names_runs(values)
 
 
 def read_recipe(source: Path | str | Mapping[str, Any]) -> Recipe:

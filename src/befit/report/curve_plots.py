@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from befit.report.comparison import baseline_labels, run_title
@@ -24,14 +25,14 @@ def over_rounds(record: RunRecord) -> Plot | None:
         return None
     bands = _bands(record, curves)
 
+    last = max(point["round"] for points in curves.values() for point in points)
+
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for index, (label, points) in drawing_order(curves):
             rounds = [point["round"] for point in points]
             if label in bands:
-                at, low, high = zip(*bands[label], strict=True)
-                axes.fill_between(at, scaled(low, results), scaled(high, results), color=run_ink(index), alpha=0.13,
-                                  linewidth=0)  # fmt: skip
+                _spread(axes, bands[label], index, last, results)
             axes.plot(rounds, scaled([point["mean"] for point in points], results), **run_line(index),
                       label=run_title(label), marker="o", markevery=[-1], markersize=5)  # fmt: skip
         axes.set_xlabel("round")
@@ -42,9 +43,24 @@ def over_rounds(record: RunRecord) -> Plot | None:
     spread = "from the lowest to the highest client"
     if len(results["clients"]) > MANY:
         spread = "over the middle half of the clients"
-    note = f"Mean over clients; the band goes {spread}. " if bands else "Mean over clients. "
+    drawn = "the band goes" if set(bands) <= {next(iter(curves))} else "the band, and each bar at the end, goes"
+    note = f"Mean over clients; {drawn} {spread}. " if bands else "Mean over clients. "
     title = f"{name.capitalize()} over rounds"
     return Plot(title, draw("rounds", title, 6.4, 3.9, paint), note + "The last point is the model that is deployed.")
+
+
+def _spread(
+    axes: Axes, band: Sequence[tuple[int, float, float]], index: int, last: int, results: Mapping[str, Any]
+) -> None:
+    """The method's as a band; those of the others, which would hide it and each other, bars beside the last round."""
+    at, low, high = zip(*band, strict=True)
+    lower, upper = scaled(low, results), scaled(high, results)
+    if index == 0:
+        axes.fill_between(at, lower, upper, color=run_ink(index), alpha=0.13, linewidth=0)
+        return
+    (middle,) = axes.plot([last * (1 + 0.02 * index)] * 2, [lower[-1], upper[-1]], color=run_ink(index), linewidth=1.7,
+                          marker="_", markersize=6)  # fmt: skip
+    middle.set_gid(f"spread-{index}")
 
 
 def over_bytes(record: RunRecord) -> Plot | None:
