@@ -240,7 +240,7 @@ def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
         befit.run(config, out=tmp_path / method)
         for name in ("report.html", "report.md"):
             text = re.sub(r"&#39;", "'", (tmp_path / method / name).read_text())
-            assert ("each is the slot 'personal' alone, and scores differently" in text) == gated
+            assert ("Each is the slot 'personal' alone, and scores differently" in text) == gated
 
 
 def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tmp_path):
