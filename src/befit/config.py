@@ -161,14 +161,16 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """Less data than there is, to see that everything runs; null: all of it.
+    """Less data and fewer rounds than there are, to see that everything runs; null: all of them.
 
     clients  the first clients of each family, and as many newcomers
     records  the first records of each task, in each split of a client and among the public ones
+    rounds   the most of any stage, also of one whose method says its own number
     """
 
     clients: int | None = None
     records: int | None = None
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ RULES: Mapping[str, Rule] = {
     "adapter.dropout": _between(0, 1),
     "limit.clients": POSITIVE,
     "limit.records": POSITIVE,
+    "limit.rounds": POSITIVE,
     "train.max_steps": POSITIVE,
     "train.batch_size": POSITIVE,
     "train.lr": POSITIVE,

@@ -39,6 +39,7 @@ class Schedule:
     split: str = "test"
     guard: Guard = field(default_factory=Guard)
     spool_bytes: int = 2**22
+    most_rounds: int | None = None
 
 
 class Journal(Protocol):
@@ -70,7 +71,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
 
     Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
     """
-    stages = resolved_stages(method, schedule.rounds)
+    stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
     server = point.server
     for index, stage in enumerate(stages):
@@ -87,9 +88,13 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     return server
 
 
-def resolved_stages(method: Method, rounds: int) -> list[Stage]:
-    """The method's plan with every number of rounds filled in. Raises ValueError for two stages of one name."""
-    stages = [replace(stage, rounds=stage_rounds(stage, rounds)) for stage in method.plan()]
+def resolved_stages(method: Method, rounds: int, most: int | None = None) -> list[Stage]:
+    """The method's plan with every number of rounds filled in, none above `most`.
+
+    Raises ValueError for two stages of one name.
+    """
+    known = [(stage, stage_rounds(stage, rounds)) for stage in method.plan()]
+    stages = [replace(stage, rounds=own if most is None else min(own, most)) for stage, own in known]
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise ValueError(f"the stages of a plan need names of their own, got {', '.join(names)}")

@@ -15,7 +15,7 @@ __all__ = ["TRIAL", "limited"]
 
 # What `--trial` changes: one round of one step, whatever a cell costs otherwise.
 TRIAL = ("federation.rounds=1", "federation.cohort=null", "train.max_steps=1", "limit.clients=2", "limit.records=4",
-         "evaluate.max_new_tokens=8")  # fmt: skip
+         "limit.rounds=1",          "evaluate.max_new_tokens=8")  # fmt: skip
 logger = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
@@ -25,7 +25,7 @@ def limited(federation: Federation, limit: LimitSettings, families: Mapping[str,
 
     families  name of every client's and newcomer's family, of each of which the first clients are kept
     """
-    if limit == LimitSettings():
+    if limit.clients is None and limit.records is None:
         return federation
     cut = {"clients": limit.clients, "records": limit.records}
     logger.warning("limit: %s clients of each family and %s records of each task; such numbers only show that it runs",

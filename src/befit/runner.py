@@ -158,7 +158,7 @@ def run_method(
         for info in host.infos if journal.resume() is None else ():
             journal.outbound.hello(info)
         schedule = schedule_of(experiment)
-        stages = resolved_stages(method, schedule.rounds)
+        stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
         journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
         server = federate(method, engine, server_site, schedule, journal)
@@ -260,6 +260,7 @@ def schedule_of(experiment: Experiment) -> Schedule:
         split=evaluate.split,
         guard=Guard(guard.max_norm_ratio, guard.max_bytes),
         spool_bytes=experiment.engine.spool_mib * 2**20,
+        most_rounds=experiment.limit.rounds,
     )
 
 

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from befit.benchmarks.base import ClientData, Federation
+from befit.claim import deciding
 from befit.compare.comparison import make_plan
 from befit.config import LimitSettings, load_experiment
 from befit.errors import ConfigError
+from befit.federate import resolved_stages
 from befit.host import load_federation
 from befit.limit import TRIAL, limited
+from befit.registry import build_method
+from befit.runner import schedule_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,6 +73,22 @@ def test_a_trial_runs_every_cell_once_and_beats_the_recipe_but_not_the_user() ->
     assert [run.label for run in trial.runs] == [run.label for run in whole.runs]
     assert trial.seeds == (0,) and len(trial.cells) == len(whole.runs) and trial.name == f"{whole.name}-trial"
     first = trial.cells[0].experiment
-    assert (first.federation.rounds, first.train.max_steps, first.limit) == (1, 3, LimitSettings(2, 4))
+    assert (first.federation.rounds, first.train.max_steps, first.limit) == (1, 3, LimitSettings(2, 4, 1))
     assert len({cell.key for cell in (*trial.cells, *whole.cells)}) == len(trial.cells) + len(whole.cells)
     assert all("=" in change for change in TRIAL) and replace(first, limit=LimitSettings()) != whole.cells[0].experiment
+
+
+def test_a_trial_has_one_round_of_each_stage_whatever_the_method_says() -> None:
+    method = {"name": "potara", "rank": 2, "rounds_local": 40, "rounds_fedit": 50}
+    config = {"benchmark": {"name": "digits", "clients": 2}, "method": method, "baselines": []}
+    experiment = load_experiment(config, TRIAL)
+    schedule = schedule_of(experiment)
+    built = build_method(experiment.method)
+    assert {stage.rounds for stage in resolved_stages(built, schedule.rounds)} >= {40, 50}
+    assert {stage.rounds for stage in resolved_stages(built, schedule.rounds, schedule.most_rounds)} <= {0, 1}
+
+
+def test_a_limit_of_rounds_that_is_not_set_is_no_other_run() -> None:
+    without = {"limit": {"clients": None, "records": 2}}
+    assert deciding({"limit": {**without["limit"], "rounds": None}}) == without
+    assert deciding({"limit": {**without["limit"], "rounds": 1}}) != without
