@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from befit.host import Host
@@ -43,33 +45,23 @@ def one_round(where: Host, block: dict[str, Any]) -> dict[str, float]:
     memory = method.client_init(site)
     site.model.reset()
     before = resident_mib()
-    start = time.perf_counter()
+    start = time.process_time()
     stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
-    return {"seconds": time.perf_counter() - start, "before_mib": before, "peak_mib": peak_mib()}
-
-
-def in_turns(kind: str, repeats: int) -> dict[str, Any]:
-    where = make_host(kind)
-    times: dict[str, list[float]] = {name: [] for name in METHODS}
-    for turn in range(repeats + 1):
-        for name, block in METHODS.items():
-            seconds = one_round(where, block)["seconds"]
-            if turn:  # the first one warms up
-                times[name].append(seconds)
-    ratios = [slow / fast for slow, fast in zip(times["fedl2p"], times["fedp2eft"], strict=True)]
-    return {"kind": kind, "seconds": {name: spread(found) for name, found in times.items()}, "ratio": spread(ratios)}
+    return {"seconds": time.process_time() - start, "before_mib": before, "peak_mib": peak_mib()}
 
 
 def alone(kind: str, name: str) -> dict[str, Any]:
-    """The peak of a fresh process that takes one round, above what it held before."""
+    """What a fresh process measures."""
     command = [sys.executable, __file__, "--one", kind, name]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
     return json.loads(output.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--kinds", nargs="+", default=["digits", "minilm"])
     parser.add_argument("--one", nargs=2, metavar=("KIND", "METHOD"), help="measure one process and print JSON")
     options = parser.parse_args()
@@ -80,29 +72,38 @@ def main() -> None:
         print(json.dumps({"model_mib": sum(p.numel() * p.element_size() for p in parameters) / 2**20,
                           **one_round(where, METHODS[name])}))  # fmt: skip
         return
+    wanted = [(kind, name) for _ in range(options.repeats) for kind in options.kinds for name in METHODS]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        measured = list(pool.map(lambda one: alone(*one), wanted))
     rows, data = [], []
     for kind in options.kinds:
-        found = in_turns(kind, options.repeats)
-        memory = {name: alone(kind, name) for name in METHODS}
-        grown = {name: one["peak_mib"] - one["before_mib"] for name, one in memory.items()}
-        model = memory["lora"]["model_mib"]
-        data.append({**found, "memory": memory})
+        found = {
+            name: [one for place, one in zip(wanted, measured, strict=True) if place == (kind, name)]
+            for name in METHODS
+        }
+        seconds = {name: spread([one["seconds"] for one in runs]) for name, runs in found.items()}
+        grown = {name: spread([one["peak_mib"] - one["before_mib"] for one in runs]) for name, runs in found.items()}
+        ratio = spread([
+            slow["seconds"] / fast["seconds"] for slow, fast in zip(found["fedl2p"], found["fedp2eft"], strict=True)
+        ])  # fmt: skip
+        data.append({"kind": kind, "runs": found, "ratio": ratio})
         for name in METHODS:
-            ratio = found["ratio"]
+            above = grown[name]["median"] - grown["lora"]["median"]
             rows.append([
-                kind, name, f"{found['seconds'][name]['median']:.2f}",
+                kind, name, f"{seconds[name]['median']:.2f}",
                 f"**{ratio['median']:.1f}** ({ratio['min']:.1f}-{ratio['max']:.1f})" if name == "fedl2p" else "",
-                f"{grown[name]:.0f}", f"{grown[name] - grown['lora']:+.0f}" if name != "lora" else "", f"{model:.0f}",
+                f"{grown[name]['median']:.0f}", f"{above:+.0f}" if name != "lora" else "",
+                f"{found[name][0]['model_mib']:.1f}",
             ])  # fmt: skip
     publish(
         "p2eft",
         "FedP2EFT and FedL2P",
         f"One federated round of one client, rank {RANK} on all linear modules, {EXAMPLES} examples, batches of 32, "
         f"two epochs: FedP2EFT learns {2 * RANK} scales per module and fits the generator, FedL2P trains three times "
-        "and adds up 16 hypergradients each time; `lora` is two epochs at the rank at which FedP2EFT searches. "
-        "Medians of turns in one process, the ratio of each pair with its range. Memory is the growth of a fresh "
-        "process in the round. The paper measured 8.4 (mBERT on XNLI) and 2.8 (Llama-3.2-3B on Fed-Aya) on an A100, "
-        "where its search took about one more copy of the model; befit keeps none.",
+        "and adds up 16 hypergradients each time; `lora` is two epochs at the rank at which FedP2EFT searches. Each "
+        "round in a fresh process on one thread of a CPU: medians of its own seconds, the ratio with its range, and "
+        "the growth of its memory in the round. The paper measured 8.4 (mBERT on XNLI) and 2.8 (Llama-3.2-3B on "
+        "Fed-Aya) on an A100, where its search took about one more copy of the model; befit keeps none.",
         ["backbone", "method", "seconds", "times FedP2EFT's", "growth (MiB)", "above `lora` (MiB)", "model (MiB)"],
         rows,
         data,
