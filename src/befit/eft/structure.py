@@ -47,9 +47,10 @@ def structure_of(deployed: Deployment) -> Structure | None:
 
 
 def _ranks(deployed: Deployment) -> dict[str, int]:
-    return {
+    found = {
         split(key)[1]: int((value != 0).sum()) for key, value in deployed.arrays.items() if split(key)[2] == "lambda"
     }
+    return dict(sorted(found.items()))  # as the model has them, in whichever order they came from a worker
 
 
 def write_structure(folder: Path, deployed: Deployment) -> None:

@@ -53,6 +53,7 @@ def test_maps_are_drawn_for_as_many_clients_as_have_room(clients: int) -> None:
     infos = {client: {"language": "en" if int(client[1:]) % 2 else "de"} for client in found}
     mean, by_client = mean_ranks(found), client_ranks(found)
     assert mean is not None and ">q_proj<" in mean.svg and mean.svg.count(">other<") == 1
+    assert "<image" not in mean.svg  # which the page's policy would not show
     assert (by_client is not None) == (1 < clients <= 40)
     assert (scale_distances(found, infos) is not None) == (clients > 1)
     assert (scale_distances(found, {}) is not None) == (1 < clients <= 40)
