@@ -28,6 +28,7 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SLOW = {
     "aggregation-guidance-validation.yaml", "fedmosaic/drake-static.yaml", "fedmosaic/fed-llm-large.yaml",
     "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "offline/digits-vqa-dynamic.yaml",
+    "offline/aggregation-guidance-smoke.yaml", "offline/names-p2eft.yaml",
     "offline/potara-digits.yaml", "offline/rates-validation.yaml", "offline/skills-rates-validation.yaml",
     "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
 }  # fmt: skip
