@@ -19,11 +19,11 @@ from befit.errors import NotTrained
 from befit.method import Deployment, Method
 from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, received_by, weights_key
 from befit.rela.mixing import Mixing, Relevance
-from befit.rela.sketch import SKETCH, Sketch, mean_sketch
+from befit.rela.sketch import SKETCH, Sketch, check_agreed, mean_sketch
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.work import Work
-from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
+from befit.types import ClientInfo, Needs, Payload, Scalar, Stage, State, TensorSpec, Tick, Update
 
 __all__ = ["BOTH", "Mosaic"]
 
@@ -82,7 +82,21 @@ class Mosaic(Method):
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1
         bases = aligned_bases(site, self.blocks, self.align) if several else {}
-        return Payload(bases, described(site.starts, self.blocks))
+        return Payload(bases, {**described(site.starts, self.blocks), **self._smallest(site)})
+
+    def _smallest(self, site: ServerSite) -> dict[str, Scalar]:
+        """Whose gradients are compared, where there are any."""
+        if self.sketch is None or not site.backbones:
+            return {}
+        small = min(site.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
+        return {"smallest": small.fingerprint, "last": list(small.model.shapes.last)}
+
+    def _agreed(self, server: Payload, at: Tick) -> dict[str, Scalar]:
+        """A hash of that model and of the entries: goes to every client, which refuses where its own is another."""
+        if self.sketch is None or "smallest" not in server.scalars:
+            return {}
+        d_out, d_in = server.scalars["last"]  # type: ignore[misc]
+        return {"sketch": self.sketch.identity(str(server.scalars["smallest"]), (d_out, d_in), at.seed)}  # type: ignore[arg-type]
 
     def client_init(self, site: Site) -> Payload:
         return Payload()
@@ -98,10 +112,12 @@ class Mosaic(Method):
         if client.id not in members(server.scalars)[EVERYBODY]:
             prefix = f"{BASIS}:{client.backbone}"
             aligned = {to_slot(key, BASIS): value for key, value in server.arrays.items() if slot_of(key) == prefix}
-            return Payload(aligned)
-        return Payload(received_by(server, client.id, client.backbone, "shared"))
+            return Payload(aligned, self._agreed(server, at))
+        return Payload(received_by(server, client.id, client.backbone, "shared"), self._agreed(server, at))
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if self.sketch is not None:
+            check_agreed(received, site, self.sketch, at.seed)
         _restore(client, received, site)
         report = train(site, self.passes, at, moments=client.arrays)
         site.report.update(report.numbers())

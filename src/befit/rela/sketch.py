@@ -6,6 +6,7 @@ fedmosaic.md, sections 4.1 and 4.2.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import last_projection
-from befit.errors import ConfigError, DataError, ModelError
+from befit.errors import ConfigError, DataError, ModelError, PayloadMismatch
 from befit.seeds import derive_seed
 from befit.site import Backbone, Site
-from befit.types import TensorSpec, Tick
+from befit.types import Payload, TensorSpec, Tick
 
-__all__ = ["SKETCH", "Sketch", "last_gradient", "mean_sketch"]
+__all__ = ["SKETCH", "Sketch", "check_agreed", "last_gradient", "mean_sketch"]
 
 SKETCH = "sketch/last/gradient"
 
@@ -63,6 +64,34 @@ class Sketch:
         if self.mask == "rows":
             return gradient[:count].float()
         return gradient.flatten()[_entries(d_out * d_in, count, seed)].float()
+
+    def identity(self, fingerprint: str, last: tuple[int, int], seed: int) -> str:
+        """A hash of all that gradients need to have in common to be compared: the model's weights, and the entries.
+
+        last  shape of the projection (d_out, d_in)
+        """
+        return _identity(fingerprint, last, self.share, self.mask, seed)
+
+
+@lru_cache(maxsize=8)
+def _identity(fingerprint: str, last: tuple[int, int], share: float, mask: Literal["random", "rows"], seed: int) -> str:
+    count = Sketch(share, mask).shape(last)[0]
+    found = hashlib.sha256(f"{fingerprint} {last} {mask} {count}".encode())
+    if mask == "random":  # the entries themselves: another release of PyTorch may draw others by the same seed
+        found.update(_entries(last[0] * last[1], count, seed).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> None:
+    """Raise PayloadMismatch where the server's clients compare gradients of another model, or other entries of them."""
+    if "sketch" not in received.scalars or site.smallest is None:
+        return
+    small, theirs = site.smallest, str(received.scalars["sketch"])
+    own = sketch.identity(small.fingerprint, small.model.shapes.last, seed)
+    if own != theirs:
+        raise PayloadMismatch(f"client {site.info.id} would take gradients {own}, and the server compares {theirs}: "
+                              f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, the run's seed and "
+                              "PyTorch's release have to be the same everywhere")  # fmt: skip
 
 
 @lru_cache(maxsize=2)

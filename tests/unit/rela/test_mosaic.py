@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -254,6 +255,27 @@ def test_a_gradient_of_another_model_is_refused_by_its_shape() -> None:
     other = {**update.payload.arrays, SKETCH: torch.zeros(307)}
     with pytest.raises(PayloadMismatch, match=r"client b sent sketch/last/gradient with shape \(307,\).*\(153,\)"):
         check_declared("b", Payload(other), declared, ())
+
+
+@pytest.mark.parametrize("settings", [{"share": 0.3}, {"mask": "rows"}, {"weights": "another"}, {"seed": 7}, {}])
+def test_gradients_of_another_model_or_of_other_entries_are_refused_before_training(settings: dict[str, Any]) -> None:
+    """The server says by a hash what it compares; shapes alone would not tell other weights or another seed."""
+    federation = start("rela")
+    at = Tick("federate", 1, 3, 0)
+    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    site, method = federation.site("b"), federation.method
+    assert site.smallest is not None
+    if "weights" in settings:
+        site.smallest = replace(site.smallest, fingerprint="7" * 64)
+    elif "seed" in settings:
+        at = replace(at, seed=7)
+    elif settings:
+        method = build_method({"name": "rela", "rank": 4, **settings})
+    if not settings:
+        method.client_update(Payload(), received, site, at)
+        return
+    with pytest.raises(PayloadMismatch, match=r"client b would take gradients .* the server compares .* share, mask"):
+        method.client_update(Payload(), received, site, at)
 
 
 def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:

@@ -1,0 +1,155 @@
+"""What relevance-guided aggregation costs: a client over training alone, and a server of many clients.
+
+Client: the same training of one round, with and without the frozen model's gradients, in turns; and one adapter trained
+as in FedIT. Server: aggregation of a round from files, and the downloads of all clients after it; every number of
+clients in a process of its own. Seconds of the process, on one thread, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.engine.spool import Spool
+from befit.host import Host
+from befit.registry import build_method
+from befit.rela.sketch import SKETCH, mean_sketch
+from befit.site import ServerSite
+from befit.train.loop import train
+from befit.types import ClientInfo, Payload, State, Tick, Update
+from common import HERE, experiment, federation, peak_mib, publish, resident_mib, spread
+
+AT = Tick("federate", 1, 10, 0)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def vqa_host(steps: int) -> Host:
+    from befit.config import load_experiment
+
+    changes = [f"train.max_steps={steps}"]
+    return Host(load_experiment(str(HERE.parent / "configs" / "digits-vqa-hetero.yaml"), changes))
+
+
+def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
+    """The largest backbone's client trains; gradients are of the smallest."""
+    if kind == "digits-vqa-hetero":
+        where = vqa_host(steps)
+    else:
+        where = Host(experiment(kind, "rela", train={"max_steps": steps, "batch_size": 4}), federation(kind, 2))
+    info = max(where.infos, key=lambda one: where.site(one).model.backbone.num_parameters())  # type: ignore[operator]
+    rela, fedit = (build_method({"name": "rela", "every": every}), build_method("fedit"))
+    found: dict[str, list[float]] = {"fedit": [], "training": [], "gradients": []}
+    for turn in range(repeats + 1):
+        where.install(fedit)
+        site = where.site(info)
+        one = {"fedit": seconds(lambda site=site: fedit.client_update(Payload(), Payload(), site, AT))}
+        where.install(rela)
+        site = where.site(info)
+        one["training"] = seconds(lambda site=site: train(site, rela.passes, AT, moments={}))  # type: ignore[attr-defined]
+        one["gradients"] = seconds(
+            lambda site=site: mean_sketch(site, AT, rela.sketch, every, 1e-4)  # type: ignore[attr-defined]
+        )
+        if turn:  # the first warms up
+            for name, value in one.items():
+                found[name].append(value)
+    extra = [g / t for g, t in zip(found["gradients"], found["training"], strict=True)]
+    gated = [t / f for t, f in zip(found["training"], found["fedit"], strict=True)]
+    return {"backbone": kind, "steps": steps, "every": every, "extra": spread(extra), "gated": spread(gated),
+            **{f"{name}_s": spread(values) for name, values in found.items()}}  # fmt: skip
+
+
+def adapter(number: int, layers: int, width: int) -> State:
+    random = torch.Generator().manual_seed(number)
+    state: State = {SKETCH: torch.randn(10_000, generator=random)}
+    for layer in range(layers):
+        for name in ("q_proj", "v_proj"):
+            state[f"personal/block.{layer:02d}.{name}/A"] = torch.randn(8, width, generator=random)
+            state[f"personal/block.{layer:02d}.{name}/B"] = torch.randn(width, 8, generator=random)
+    return state
+
+
+def server(clients: int, layers: int, width: int) -> dict[str, Any]:
+    method = build_method("rela")
+    infos = tuple(ClientInfo(f"{one:04d}", "llama", 1) for one in range(clients))
+    site = ServerSite({"llama": adapter(0, layers, width)}, infos, {}, None)
+    memory = method.server_init(site)
+    with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "spool", 0) as spool:
+        for number, info in enumerate(infos):
+            spool.add(Update(info, Payload(adapter(number, layers, width))))
+        before = resident_mib()
+        for _ in range(2):  # in the second round there are stacks already
+            began = time.process_time()
+            memory = method.aggregate(memory, spool.updates(), site, AT)
+            aggregated = time.process_time()
+            for info in infos:
+                method.dispatch(memory, info, AT)
+            sent = time.process_time()
+    size = sum(value.nbytes for value in adapter(0, layers, width).values())
+    return {"clients": clients, "adapter_bytes": size, "aggregate_s": aggregated - began,
+            "downloads_s": sent - aggregated, "before_mib": before, "peak_mib": peak_mib()}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="tiny shapes, printed and not published")
+    parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "LAYERS", "WIDTH"), help="one server, as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one:
+        print(json.dumps(server(*map(int, options.one))))
+        return
+    served: list[dict[str, Any]] = []
+    for clients in [3, 6] if options.small else options.clients:
+        shape = ("2", "16") if options.small else ("16", "256")
+        command = [sys.executable, __file__, "--one", str(clients), *shape]
+        served.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    # After the servers: a child's peak counts what its parent held.
+    kinds = [("digits", 20)] if options.small else [("digits", 100), ("minilm", 30), ("digits-vqa-hetero", 30)]
+    trained = [client(kind, steps, 10, 1 if options.small else options.repeats) for kind, steps in kinds]
+    print(trained, served, flush=True)
+    if options.small:
+        return
+    table = [
+        [one["backbone"], str(one["steps"]), f"{one['fedit_s']['median']:.2f}", f"{one['training_s']['median']:.2f}",
+         f"{one['gated']['median']:.2f}", f"{one['gradients_s']['median']:.3f}",
+         f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})", "", "", ""]
+        for one in trained
+    ]  # fmt: skip
+    table += [
+        [f"server, {one['clients']} clients of {one['adapter_bytes'] / 1e6:.2f} MB", "", "", "", "", "", "",
+         f"{one['aggregate_s']:.2f}", f"{one['downloads_s']:.2f}", f"{one['peak_mib'] - one['before_mib']:.0f}"]
+        for one in served
+    ]  # fmt: skip
+    publish(
+        "rela",
+        "Relevance-guided aggregation",
+        "A client's round of RELA, in seconds of the process on one thread: FedIT's training, training of both "
+        "adapters with gates, and the frozen model's gradients at every tenth step, with their share of that training "
+        "(median and range of turns; the federation of two sizes measures a client with the large one). A server's "
+        "second round: aggregation from files, the downloads of all clients, and the memory that both add.",
+        ["what", "steps", "FedIT (s)", "training (s)", "of FedIT", "gradients (s)", "extra",
+         "aggregation (s)", "downloads (s)",
+         "memory (MiB)"],
+        table,
+        {"client": trained, "server": served},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
