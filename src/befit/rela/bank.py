@@ -8,6 +8,7 @@ these rows when a client asks for its own, with weights that lie beside them: `b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -21,6 +22,8 @@ from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
 __all__ = ["absorb", "described", "held_by", "members", "placed", "received_by", "weights_key"]
+
+_LOG = logging.getLogger(__name__)
 
 Members = dict[str, list[str]]
 EVERYBODY = ""
@@ -43,6 +46,10 @@ def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
     for family, start in starts.items():
         modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
         placed = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
+        if blocks and len(placed) == sum(module.startswith("block.") for module in modules):
+            _LOG.warning("every block of the backbone %s carries PQ-LoRA (blocks: %d): all that its clients train are "
+                         "r x r cores between random factors; fewer blocks leave plain LoRA in the others",
+                         family, blocks)  # fmt: skip
         found[f"sites:{family}"] = [f"{site} {module}" for module, site in placed.items()]
         names[family] = set(placed.values())
     (first, *others) = names

@@ -90,8 +90,8 @@ def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> No
     own = sketch.identity(small.fingerprint, small.model.shapes.last, seed)
     if own != theirs:
         raise PayloadMismatch(f"client {site.info.id} would take gradients {own}, and the server compares {theirs}: "
-                              f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, the run's seed and "
-                              "PyTorch's release have to be the same everywhere")  # fmt: skip
+                              f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, seed "
+                              "and PyTorch's release have to be the same everywhere")  # fmt: skip
 
 
 @lru_cache(maxsize=2)

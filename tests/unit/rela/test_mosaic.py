@@ -315,6 +315,17 @@ def test_a_rank_or_a_number_of_blocks_that_a_backbone_cannot_have_is_refused() -
         start(rank=9)
 
 
+def test_a_backbone_without_a_plain_block_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Two blocks are all that the small model has, and two of five in the large one."""
+    caplog.set_level("WARNING", logger="befit.rela.bank")
+    start(blocks=2)
+    (record,) = (one for one in caplog.records if one.name == "befit.rela.bank")
+    assert SMALL in record.getMessage() and "(blocks: 2)" in record.getMessage()
+    caplog.clear()
+    start(blocks=1)
+    assert not [one for one in caplog.records if one.name == "befit.rela.bank"]
+
+
 def test_every_wrong_option_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         build_method({"name": "fedmosaic", "blocks": 0, "temperature": 0.0, "ema": 0.0, "every": 0, "share": 2.0,
