@@ -33,7 +33,7 @@ TRAVELS = _set("""
     adapter.targets adapter.dropout adapter.head
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
     train.grad_clip train.schedule train.schedule_over train.warmup_steps
-    stream.kind stream.sampling limit.clients limit.records
+    stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
     wire.dtype

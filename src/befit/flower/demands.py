@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from befit import __version__
+from befit.config import Experiment
 from befit.errors import PayloadMismatch
-from befit.federate import stage_rounds
+from befit.federate import resolved_stages
 from befit.flower.frame import PROTOCOL
 from befit.method import Method
 from befit.types import Tick
@@ -42,18 +43,19 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value))
 
 
-def tick_of(header: Mapping[str, Any], method: Method, rounds: int) -> Tick:
-    """When a request is for, in a run of so many rounds. Raises PayloadMismatch for a time that the run does not have:
-    a server may not keep a site busy for longer than its own configuration says."""
+def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -> Tick:
+    """When a request is for, in a run of this configuration. Raises PayloadMismatch for a time that it does not have: a
+    server may not keep a site busy for longer than its own configuration says."""
     said = header.get("at")
     try:
         at = Tick(**said)  # type: ignore[arg-type]
-        stage = next(one for one in method.plan() if one.name == at.stage)
+        plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+        stage = next(one for one in plan if one.name == at.stage)
         if not all(type(one) is int for one in (at.round, at.rounds, at.span, at.seed)):
             raise TypeError
     except (TypeError, StopIteration):
         raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
-    there = max(stage_rounds(stage, rounds), 1)  # a stage of no rounds is scored and exported as if it had one
+    there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
     if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.uplink and at.span > 1):
         raise PayloadMismatch(f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, "
                               f"which has {there}")  # fmt: skip

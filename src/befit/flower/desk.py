@@ -87,7 +87,7 @@ class Desk:
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method = self._ready(header), self._method(header)
-        at, folder = tick_of(header, method, host.experiment.federation.rounds), self._folder(header)
+        at, folder = tick_of(header, method, host.experiment), self._folder(header)
         stage = [one.name for one in method.plan()].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
         reply = self._reply(folder, header, request)
@@ -111,7 +111,7 @@ class Desk:
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
         host, method = self._ready(header), self._method(header)
-        at = tick_of(header, method, host.experiment.federation.rounds)
+        at = tick_of(header, method, host.experiment)
         folder, split = self._folder(header), header["split"]
         engine = self._engine(host, method, SiteMemory(folder))
         (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
@@ -132,7 +132,7 @@ class Desk:
         host, method, folder = self._ready(header), self._method(header), self._folder(header)
         engine = self._engine(host, method, SiteMemory(folder))
         deployed = engine.deployment(
-            self.site.client, _payload(header, arrays), tick_of(header, method, host.experiment.federation.rounds)
+            self.site.client, _payload(header, arrays), tick_of(header, method, host.experiment)
         )
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")

@@ -109,8 +109,8 @@ def export_note(record: RunRecord) -> str:
     card = record.path / folders[0] / "README.md" if folders else None  # all clients deploy the same slots
     text = read_bytes(card).decode(errors="replace") if card and card.is_file() else ""
     if found := re.search(r"this checkpoint is the slot '([^']*)' alone", text):
-        notes.append("The scores are of the whole model, which mixes its slots as no PEFT checkpoint can: "
-                     f"each is the slot {plain(found[1])!r} alone, and scores "
+        notes.append("The scores are of the whole model, which mixes its slots as no PEFT checkpoint can. "
+                     f"Each is the slot {plain(found[1])!r} alone, and scores "
                      "differently; befit predict uses the whole.")  # fmt: skip
     return " ".join(notes)
 

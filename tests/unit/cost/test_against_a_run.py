@@ -45,7 +45,7 @@ def _lines(folder: Path) -> Iterator[tuple[tuple[str, str, int], tuple[int, int]
 
 
 def row_of(name: str, dtype: str = "float32") -> dict[str, Any]:
-    model, methods = find_architecture("digits-vit"), {name: build_method(name)}
+    model, methods = find_architecture("digits-vit"), {name: build_method({"name": name, **LITTLE.get(name, {})})}
     return compare(model, methods, "auto", rounds=ROUNDS, dtype=dtype, labels=10)[0]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from tests.conftest import assert_near, assert_same, tiny_examples
-from tests.unit.distil.federation import RECORDS, SGD, Public, started
+from tests.unit.distil.families import RECORDS, SGD, Public, started
 from tests.unit.rela.test_mosaic import FAMILIES, LARGE, SMALL
 from torch import Tensor
 

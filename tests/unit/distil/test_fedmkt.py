@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.conftest import assert_same
-from tests.unit.distil.federation import RECORDS, Public, started
+from tests.unit.distil.families import RECORDS, Public, started
 from tests.unit.distil.test_ensemble import BATCH, rows
 from tests.unit.rela.test_mosaic import FAMILIES, SMALL, llama
 

@@ -16,26 +16,14 @@ from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
 from befit.config import Experiment
-from befit.errors import ConfigError
 from befit.flower.server_app import run_over
 from befit.merge.merge import Merge
 from befit.recipe.recipe import Recipe
 from befit.registry import build_method, method_names, register
 from befit.runner import run
 
-PUBLIC = [name for name in method_names() if build_method({"name": name}).needs.public]
 
-
-@pytest.mark.parametrize("method", PUBLIC)
-def test_a_method_that_needs_public_records_is_refused_before_anybody_trains(
-    method: str, grid: LoopbackGrid, experiment: Callable[..., Experiment], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"{method} needs public records"):
-        run_over(grid, experiment(method), tmp_path / "remote", poll_s=0.01)
-    assert all(kind == "query" for _, kind in grid.sent)
-
-
-@pytest.mark.parametrize("method", [name for name in method_names() if name not in PUBLIC])
+@pytest.mark.parametrize("method", method_names())
 def test_a_run_at_sites_is_the_local_run_bit_by_bit(
     method: str, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
