@@ -111,6 +111,10 @@ class ByFamily(Method):
     def layout(self) -> Layout:  # type: ignore[override]
         return self.method.layout
 
+    @property
+    def mixer(self) -> str:  # type: ignore[override]
+        return self.method.mixer
+
     def plan(self) -> Sequence[Stage]:
         return [
             replace(stage, exchange=_Grouped(stage.exchange, self.after if stage.uplink else None))

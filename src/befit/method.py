@@ -118,9 +118,13 @@ class Personal(Exchange):
 
 
 class Method(Exchange):
-    """An exchange with a plan, initial memories and a layout. See the module's docstring for a worked example."""
+    """An exchange with a plan, initial memories and a layout. See the module's docstring for a worked example.
+
+    mixer  how what it deploys puts its slots together, known before a run: see `Deployment`
+    """
 
     needs: Needs = Needs()
+    mixer: str = "sum"
     layout: Layout
 
     @abstractmethod

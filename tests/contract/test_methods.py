@@ -174,7 +174,9 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
     request = final_download(method, outcome.server, newcomer, at)
     (reply,) = list(engine.score({newcomer.id: request}, at, "test"))
-    if set(method.deploy(*_a_trained_client(outcome, request, host)).slots) == {"shared"}:
+    deployed = method.deploy(*_a_trained_client(outcome, request, host))
+    assert deployed.mixer == method.mixer  # by which a base is judged before a run
+    if set(deployed.slots) == {"shared"}:
         assert isinstance(reply, Score) and reply.examples == len(host.examples(newcomer.id, "test"))
     else:
         assert isinstance(reply, Failure)

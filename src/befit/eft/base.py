@@ -39,6 +39,8 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     if clash := {stage.name for stage in method.plan()} & set(taken):
         raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
                            "other"], owner)  # fmt: skip
+    if method.mixer != "sum":
+        raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
     return method
 
 
@@ -140,12 +142,16 @@ class _Fix(Personal):
             start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
             deployed = self.method.deploy(Payload({**start, **memory.arrays}, memory.scalars), _of(received), site)
             site.report["base_untrained"] = 1.0
-        if deployed.mixer != "sum":
-            raise ConfigError([f"base: it mixes its slots by {deployed.mixer!r}, and only sums can be personalised on "
-                               "top; take a base that deploys one adapter"])  # fmt: skip
+        if deployed.mixer != "sum":  # of a method that does not say so beforehand
+            raise ConfigError([_no_sum("it", deployed.mixer)])
         held = join({FIXED: Payload(deployed.arrays)}).arrays
         slots: list[str] = list(deployed.slots)
         return Payload({**client.arrays, **held}, {**client.scalars, _SLOTS: slots}), Payload()
+
+
+def _no_sum(name: str, mixer: str) -> str:
+    return (f"base: {name} mixes its slots by {mixer!r}, and only sums can be personalised on top; take a base that "
+            "deploys a sum of slots, such as fedit")  # fmt: skip
 
 
 def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

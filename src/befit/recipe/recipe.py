@@ -64,6 +64,10 @@ class Recipe(Method):
             *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.then),
         ]
 
+    @property
+    def mixer(self) -> str:  # type: ignore[override]
+        return self.use.mixer
+
     def describe(self) -> dict[str, object]:
         arrives = self.route.arrives(self.share) if self.share != NOTHING else NOTHING
         return {

@@ -51,10 +51,12 @@ class Mosaic(Method):
     align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
+    mixer = "gate"
+
     @property
     def passes(self) -> tuple[Pass, ...]:
         rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
-        return (Pass(self.trainable(), BOTH, mixer="gate", keep_optimiser=True, rates=rates),)
+        return (Pass(self.trainable(), BOTH, mixer=self.mixer, keep_optimiser=True, rates=rates),)
 
     @property
     def _sent(self) -> tuple[str, ...]:
@@ -150,7 +152,7 @@ class Mosaic(Method):
             raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
                              "is nothing to deploy")  # fmt: skip
         _restore(client, received, site)
-        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, "gate")
+        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, self.mixer)
 
 
 def _restore(client: Payload, received: Payload, site: Site) -> None:

@@ -233,6 +233,9 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
         ({"limits": {"a": {"parameters": 2.5}}}, "limits.a: parameters must be a whole number"),
         ({"base": {"name": "fedid"}}, "fedit"),
         ({"base": {"name": "fedp2eft"}}, "has a stage"),
+        ({"base": {"name": "fedalt"}}, "base: fedalt mixes its slots by 'gate'"),
+        ({"base": {"name": "rela"}}, "base: rela mixes its slots by 'gate'"),
+        ({"base": {"name": "fedsim"}}, "base: fedsim mixes its slots by 'logits'"),
         ({"generator_steps": 0}, "generator_steps"),
     ],
 )
