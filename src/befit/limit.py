@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.streams import by_task
 from befit.config import LimitSettings
 
-__all__ = ["TRIAL", "limited"]
+__all__ = ["TRIAL", "limit_sentence", "limited", "trial_overrides"]
 
 # What `--trial` changes: one round of one step, whatever a cell costs otherwise.
 TRIAL = ("federation.rounds=1", "federation.cohort=null", "train.max_steps=1", "limit.clients=2", "limit.records=4",
@@ -20,16 +20,48 @@ logger = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
 
+def trial_overrides(given: Sequence[str]) -> list[str]:
+    """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
+
+    >>> trial_overrides(["federation.rounds=3"])[-2:]
+    ['limit.rounds=3', 'federation.rounds=3']
+    """
+    changes = dict(change.split("=", 1) for change in TRIAL)
+    for change in given:
+        key, _, value = change.partition("=")
+        if key == "federation.rounds":  # else the limit of one round would go before it without a word
+            changes.pop("limit.rounds", None)
+            changes["limit.rounds"] = value
+    return [*(f"{key}={value}" for key, value in changes.items()), *given]
+
+
+def limit_sentence(limit: Mapping[str, Any]) -> str | None:
+    """What a limit leaves of the whole, and what its numbers are worth; None where it leaves everything.
+
+    >>> limit_sentence({"clients": 2, "records": None, "rounds": 1})
+    'Limited to 2 clients of each family and 1 round of each stage: such numbers only show that it runs.'
+    """
+    nouns = {"clients": "client", "records": "record", "rounds": "round"}
+    of = {"clients": "family", "records": "task", "rounds": "stage"}
+    parts = [f"{count} {noun}{'s' * (count != 1)} of each {of[key]}"
+             for key, noun in nouns.items() if (count := limit.get(key)) is not None]  # fmt: skip
+    if not parts:
+        return None
+    *most, last = parts
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"Limited to {listed}: such numbers only show that it runs."
+
+
 def limited(federation: Federation, limit: LimitSettings, families: Mapping[str, str]) -> Federation:
     """The federation cut to `limit`; the manifest says so, since its hash is of the whole.
 
     families  name of every client's and newcomer's family, of each of which the first clients are kept
     """
+    if (said := limit_sentence(asdict(limit))) is not None:
+        logger.warning("%s", said)
     if limit.clients is None and limit.records is None:
         return federation
     cut = {"clients": limit.clients, "records": limit.records}
-    logger.warning("limit: %s clients of each family and %s records of each task; such numbers only show that it runs",
-                   limit.clients or "all", limit.records or "all")  # fmt: skip
     return replace(
         federation,
         clients=tuple(_shorter(one, limit.records) for one in _first(federation.clients, limit.clients, families)),

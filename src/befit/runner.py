@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from befit.federate import Schedule, federate, final_download, resolved_stages
 from befit.host import Host, check_needs, family_experiment, resolve_model
 from befit.journal import Observer, RunJournal
 from befit.ledger import Outbound
+from befit.limit import limit_sentence
 from befit.method import Method
 from befit.newcomers import measure_newcomers
 from befit.pool import PoolEngine
@@ -292,6 +293,9 @@ def write_results(
         "partition": host.federation.manifest.get("partition", {}), "metric": metric,
         "split": host.experiment.evaluate.split, "higher_is_better": True,
     }  # fmt: skip
+    limit = asdict(host.experiment.limit)
+    if limit_sentence(limit) is not None:  # reports then say first that the numbers mean nothing
+        head["limit"] = limit
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
     write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.claim import deciding
-from befit.compare.comparison import make_plan
+from befit.compare.comparison import compare, make_plan
 from befit.config import LimitSettings, load_experiment
-from befit.errors import ConfigError
+from befit.errors import ConfigError, RunError
 from befit.federate import resolved_stages
 from befit.host import load_federation
-from befit.limit import TRIAL, limited
+from befit.limit import TRIAL, limit_sentence, limited, trial_overrides
 from befit.registry import build_method
+from befit.report.headline import headline_sentences
 from befit.runner import schedule_of
 
 ROOT = Path(__file__).parents[2]
@@ -92,3 +94,41 @@ def test_a_limit_of_rounds_that_is_not_set_is_no_other_run() -> None:
     without = {"limit": {"clients": None, "records": 2}}
     assert deciding({"limit": {**without["limit"], "rounds": None}}) == without
     assert deciding({"limit": {**without["limit"], "rounds": 1}}) != without
+
+
+def test_rounds_alone_are_a_limit_that_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    whole = federation()
+    assert limited(whole, LimitSettings(rounds=2), FAMILIES) is whole
+    assert caplog.messages == ["Limited to 2 rounds of each stage: such numbers only show that it runs."]
+    assert limit_sentence(asdict(LimitSettings())) is None
+
+
+def test_the_rounds_of_the_person_beat_those_of_a_trial() -> None:
+    config = ROOT / "configs" / "digits-vqa-hetero.yaml"
+    mine = load_experiment(config, trial_overrides(["federation.rounds=3"]))
+    assert (mine.federation.rounds, mine.limit.rounds) == (3, 3)
+    limited_to_two = load_experiment(config, trial_overrides(["federation.rounds=3", "limit.rounds=2"]))
+    assert (limited_to_two.federation.rounds, limited_to_two.limit.rounds) == (3, 2)
+
+
+def test_a_trial_of_several_seeds_says_that_it_runs_one(caplog: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(ROOT / "recipes" / "offline" / "digits.yaml", trial=True, seeds=[4, 5])
+    assert plan.seeds == (4,) and caplog.messages == ["a trial runs one seed: 4 alone, of --seeds 4,5"]
+
+
+def test_a_trial_does_not_replace_the_tables_of_a_whole_comparison(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "offline" / "digits.yaml"
+    held = {"runs": [{"config": {"limit": {"clients": None, "records": None, "rounds": None}}}]}
+    (tmp_path / "compare.json").write_text(json.dumps(held))
+    with pytest.raises(RunError, match="holds a comparison without a limit"):
+        compare(make_plan(recipe, trial=True), out=tmp_path)
+    assert json.loads((tmp_path / "compare.json").read_text()) == held and not (tmp_path / "runs").exists()
+
+
+def test_a_limited_run_says_first_that_its_numbers_mean_nothing() -> None:
+    results = {"method": "fedit", "metric": "accuracy", "clients": {"a": {"accuracy": 0.5, "examples": 4}},
+               "summary": {"mean": 0.5}}  # fmt: skip
+    whole = headline_sentences(results)
+    said = headline_sentences({**results, "limit": {"clients": 2, "records": 4, "rounds": 1}})
+    assert said == ["Limited to 2 clients of each family, 4 records of each task and 1 round of each stage: such "
+                    "numbers only show that it runs.", *whole]  # fmt: skip

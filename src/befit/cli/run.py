@@ -68,9 +68,9 @@ def run(
 ) -> None:
     """Federate, personalise, export every client's adapter and write a report."""
     from befit.config import load_experiment
-    from befit.limit import TRIAL
+    from befit.limit import trial_overrides
 
-    experiment = load_experiment(config, [*(TRIAL if trial else ()), *(overrides or ())])
+    experiment = load_experiment(config, trial_overrides(overrides or ()) if trial else overrides or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
     _run(experiment, out, resume, as_json, quiet)

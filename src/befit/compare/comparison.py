@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from befit.claim import locked
 from befit.compare.execute import CellFailure, execute
 from befit.compare.plan import Plan, plan_config, plan_recipe
 from befit.compare.recipe import is_recipe, read_recipe
+from befit.compare.summary import limit_of
 from befit.config import Experiment, names_runs
 from befit.errors import ConfigError, RunError
-from befit.limit import TRIAL
+from befit.limit import limit_sentence, trial_overrides
+from befit.storage import read_json
 
 __all__ = ["Compared", "compare", "make_plan"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,9 @@ def make_plan(
     trial  every run once, for one round of one step on two clients of each family with a few records
     """
     if trial:
-        overrides = [*TRIAL, *overrides]
+        if seeds is not None and len(seeds) > 1:
+            logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
+        overrides = trial_overrides(overrides)
         return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
     recipe = isinstance(source, Mapping) and names_runs(source)
     if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
@@ -77,7 +84,8 @@ def compare(
     out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
     observer   called with events: those of `befit.execute.execute`
 
-    A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used.
+    A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used, or
+    whose tables of a whole comparison a limited one would replace.
     """
     plan = source if isinstance(source, Plan) else make_plan(
         source, methods=methods, seeds=seeds, overrides=overrides, reference=reference
@@ -91,8 +99,18 @@ def compare(
         raise RunError(f"{path} holds a single run; name another directory for the comparison")
     tell = observer or (lambda event: None)
     with locked(path):
+        _keep_whole(path, plan)
         failures = tuple(execute(plan.cells, path, jobs, tell))
         from befit.compare.write import write_comparison
 
         results = write_comparison(path, plan, failures)
     return Compared(path, results, failures)
+
+
+def _keep_whole(path: Path, plan: Plan) -> None:
+    """Raise RunError where numbers of part of the data or rounds would replace those of all of them."""
+    whole = any(limit_sentence(asdict(cell.experiment.limit)) is None for cell in plan.cells)
+    if whole or not (path / "compare.json").exists() or limit_of(read_json(path / "compare.json")):
+        return
+    raise RunError(f"{path} holds a comparison without a limit, whose tables a trial or limited one would replace; "
+                   "name another directory for it")  # fmt: skip

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.compare.summary import verdict
+from befit.compare.summary import limit_of, verdict
 from befit.compare.tables import clients_of
+from befit.limit import limit_sentence
 from befit.report.numbers import NOTHING, bytes_text, is_share, plain, score_text
 
 __all__ = ["escape_latex", "render_latex"]
@@ -28,7 +29,12 @@ def escape_latex(text: str) -> str:
 
 def render_latex(results: Mapping[str, Any]) -> str:
     """All grids, the table of all runs, and the clients. Shares are in percent, as in the other files."""
-    parts = [f"% {plain(results['title'])}", r"% needs \usepackage{booktabs}"]
+    limit = limit_sentence(limit_of(results))
+    parts = [
+        f"% {plain(results['title'])}",
+        *([] if limit is None else [f"% {limit}"]),
+        r"% needs \usepackage{booktabs}",
+    ]
     parts += [_grid(results, grid) for grid in results["tables"]]
     parts += [_runs(results), _clients(results)]
     return "\n\n".join(parts) + "\n"
@@ -123,7 +129,8 @@ def _unit(results: Mapping[str, Any]) -> str:
 
 def _seeds(results: Mapping[str, Any]) -> str:
     count = len(results["seeds"])
-    return rf"mean $\pm$ SD over {count} seeds" if count > 1 else "one seed"
+    part = ", of a trial on part of the whole that means nothing" if limit_of(results) else ""
+    return (rf"mean $\pm$ SD over {count} seeds" if count > 1 else "one seed") + part
 
 
 def _best(runs: Sequence[Mapping[str, Any]]) -> set[str]:

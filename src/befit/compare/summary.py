@@ -16,9 +16,10 @@ from befit.compare.grids import GridTable
 from befit.compare.plan import Plan
 from befit.compare.statistics import LEAST_PAIRS, LEVEL, Spread, holm, paired, reach, signed_ranks, spread
 from befit.config import to_dict
+from befit.limit import limit_sentence
 from befit.report.numbers import count_text, gain_text, listing, score_text
 
-__all__ = ["FEW_SEEDS", "summarise"]
+__all__ = ["FEW_SEEDS", "limit_of", "summarise"]
 
 FEW_SEEDS = 5  # below, differences that matter can be missed: said in words beside the tests
 
@@ -149,7 +150,14 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
     text = score_text(mean.mean, metric)
     if mean.sd is not None:
         text += f" ± {gain_text(mean.sd, metric, signed=False)} over {count_text(best['mean']['n'], 'seed')}"
-    said = [f"Highest mean {metric.replace('_', ' ')}: {best['label']}, {text}."]
+    tied = [run["label"] for run in runs if _shown(run, metric) == _shown(best, metric)]
+    highest = f"Highest mean {metric.replace('_', ' ')}"
+    said = [f"{highest}: {best['label']}, {text}."]
+    if len(tied) > 1:  # to the digits that are shown: then none of them is named as ahead
+        said = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): "
+                f"{score_text(mean.mean, metric)}."]  # fmt: skip
+    if (limit := limit_sentence(limit_of(results))) is not None:
+        said.insert(0, limit)
     verdicts = {run["label"]: verdict(run["against"]) for run in runs if run["label"] != reference}
     for word in ("better", "worse"):
         if found := [label for label, one in verdicts.items() if one == word]:
@@ -162,6 +170,16 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
     if results["failures"]:
         said.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")
     return said
+
+
+def limit_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The limit of the runs' data and rounds, of the first run that has one; empty without."""
+    limits = (run["config"].get("limit") or {} for run in results["runs"])
+    return next((dict(limit) for limit in limits if limit_sentence(limit) is not None), {})
+
+
+def _shown(run: Mapping[str, Any], metric: str) -> str:
+    return score_text(run["mean"]["mean"], metric)
 
 
 def _limits(results: Mapping[str, Any], comparisons: int) -> list[str]:

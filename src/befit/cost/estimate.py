@@ -16,7 +16,7 @@ from befit.config import Experiment
 from befit.cost.parameters import count
 from befit.cost.traffic import communication
 from befit.errors import ConfigError, DataError, ModelError
-from befit.federate import stage_rounds
+from befit.federate import resolved_stages
 from befit.host import (
     check_clients,
     check_needs,
@@ -79,10 +79,9 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         "memory_parts_mib": memory,
         "families": families if len(families) > 1 else [],
         "stages": [
-            {"run": label, "name": stage.name, "rounds": stage_rounds(stage, experiment.federation.rounds),
-             "uplink": stage.uplink}
+            {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.uplink}
             for label, one in runs
-            for stage in one.plan()
+            for stage in resolved_stages(one, experiment.federation.rounds, experiment.limit.rounds)
         ],
         "warnings": [
             *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
@@ -117,7 +116,7 @@ def _of_family(experiment: Experiment, federation: Federation, method: Method) -
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "adapted_modules": len(shapes.targets),
         "trainable_parameters": count(trainable),
-        **communication(method, specs, experiment.federation.rounds, width),
+        **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
         "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
     }
     return row, warnings

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from befit.federate import stage_rounds
+from befit.federate import resolved_stages
 from befit.method import Method
 from befit.types import TensorSpec
 
@@ -29,24 +29,27 @@ class StageTraffic:
     down: Mapping[str, int]
 
 
-def stage_traffic(method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int) -> tuple[StageTraffic, ...]:
+def stage_traffic(
+    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+) -> tuple[StageTraffic, ...]:
     """The stages of a method, each with the bytes that it declares.
 
     specs   all arrays of the installed layout
     rounds  of stages that do not say their own
     width   bytes of a floating-point entry on the wire; others keep their own
+    most    rounds of any stage, in a limited run
 
     A first round may send less, where there is nothing to send yet; plain numbers beside the arrays are not counted.
     """
     return tuple(
         StageTraffic(
             stage.name,
-            stage_rounds(stage, rounds),
+            stage.rounds or 0,
             stage.uplink,
             _sizes(stage.exchange.uplink(stage, specs), width),
             _sizes(stage.exchange.downlink(stage, specs), width),
         )
-        for stage in method.plan()
+        for stage in resolved_stages(method, rounds, most)
     )
 
 
@@ -63,9 +66,11 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
     return found
 
 
-def communication(method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int) -> dict[str, int]:
+def communication(
+    method: Method, specs: Mapping[str, TensorSpec], rounds: int, width: int, most: int | None = None
+) -> dict[str, int]:
     """`totals` of all arrays; the arguments are those of `stage_traffic`."""
-    return totals(stage_traffic(method, specs, rounds, width))
+    return totals(stage_traffic(method, specs, rounds, width, most))
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from befit.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, baseline_labels, gains_over, mean_gain, run_title
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
 
@@ -17,7 +18,7 @@ def headline(results: Mapping[str, Any]) -> str:
 
 
 def headline_sentences(results: Mapping[str, Any]) -> list[str]:
-    """What came out, first sentence first.
+    """What came out, first sentence first; before it, of a run on part of the whole, that its numbers mean nothing.
 
     The method is compared with training alone where that was a baseline, else with each client's best baseline. A mean
     within two standard errors over clients is called no clear difference; below three clients nothing is claimed.
@@ -40,7 +41,8 @@ def headline_sentences(results: Mapping[str, Any]) -> list[str]:
         )
     if results.get("failures"):
         sentences.append(f"{count_text(len(results['failures']), 'failure')} on the way; each is listed in the report.")
-    return sentences
+    said = limit_sentence(results.get("limit") or {})
+    return sentences if said is None else [said, *sentences]
 
 
 def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) -> list[str]:

@@ -16,7 +16,7 @@ from befit.compare.execute import CellFailure
 from befit.compare.latex import escape_latex, render_latex
 from befit.compare.plan import Plan
 from befit.compare.plots import plots_of
-from befit.compare.summary import summarise, verdict
+from befit.compare.summary import sentences, summarise, verdict
 from befit.compare.tables import all_tables, client_table, cost_table, difference_table, grid_table, summary_table
 from befit.compare.write import client_rows, render_markdown, render_page
 from befit.report.ablation_page import rows_as_csv
@@ -131,6 +131,15 @@ def test_the_sentences_say_how_little_two_seeds_show(plan: Plan) -> None:
     single = summarise(one, [replace(run, cells=run.cells[:1]) for run in finished(plan)], [])
     assert "With one seed there is no spread" in " ".join(single["sentences"])
     assert "3 pairs of clients and seeds are too few for a signed-rank test (6 at least)." in single["sentences"]
+
+
+def test_a_tie_at_the_top_names_no_winner_and_a_limit_comes_first(plan: Plan) -> None:
+    equal = [scores(0, [0.6, 0.6, 0.9]), scores(1, [0.6, 0.6, 0.9])]
+    results = made(plan, {"Fed_IT": equal, "Alone": equal})
+    assert results["sentences"][0] == "Highest mean accuracy, a tie of 2 runs (Alone and Fed_IT): 70.0%."
+    results["runs"][1]["config"]["limit"]["rounds"] = 1
+    assert sentences(results)[0] == "Limited to 1 round of each stage: such numbers only show that it runs."
+    assert "% Limited to 1 round" in render_latex(results) and "that means nothing" in render_latex(results)
 
 
 def test_a_reference_without_results_is_said_to_have_none(plan: Plan) -> None:
