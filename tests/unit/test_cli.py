@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from befit.cli.adapter import read_inputs
 from befit.cli.main import app, exit_code
-from befit.cli.output import make_table, print_json, warnings_to
+from befit.cli.output import make_table, print_json, print_table, warnings_to
 from befit.cli.run import default_out
 from befit.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
 
@@ -269,6 +269,28 @@ def test_a_table_keeps_every_cell_whole(width):
     console.print(make_table(headers, [cells], width=width))
     *_, row = console.export_text().splitlines()
     assert row.split() == " ".join(cells).split()
+
+
+@pytest.mark.parametrize("width", [24, 60, 80])
+def test_columns_that_do_not_fit_go_below_with_the_names_before_them_again(width):
+    headers = ["client", "language", *(f"LoRA {k}" for k in range(9)), "saved"]
+    rows = [["ar-0", "ar", *(f"{3_212_749_824 + k:,}" for k in range(9)), "100.0 %"], ["ar-1", "ar", *"123456789", "-"]]
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_table(console, headers, rows, title="Clients")
+    lines = console.export_text().splitlines()
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width and lines[0].split() == ["Clients"]
+    for number in rows[0][2:]:
+        (line,) = [one for one in lines if number in one]
+        assert line.split()[0] == "ar-0"
+    assert text.count("ar-0") == text.count("ar-1") == sum(set(line) == {"─"} for line in lines)
+    assert {f"LoRA{k}" for k in range(9)} <= {one.strip() for one in text.replace("LoRA ", "LoRA").split()}
+
+
+def test_a_name_longer_than_the_terminal_is_whole():
+    console = Console(width=30, record=True, file=io.StringIO())
+    print_table(console, ("client", "score"), [("client-" * 6, "81.25 %")])
+    assert "client-" * 6 + "  81.25 %" in console.export_text()
 
 
 def test_a_client_s_name_is_not_markup():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
 from befit.errors import ConfigError
 
@@ -87,7 +87,7 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json([_plain(one) for one in entries])
         return
-    screen().print(make_table(["ablation", "what it shows"], [[one.name, one.summary] for one in entries], wrap=1))
+    print_table(screen(), ["ablation", "what it shows"], [[one.name, one.summary] for one in entries], wrap=1)
     screen().print("\nbefit ablate NAME explains one; befit ablate NAME CONFIG [KEY=VALUE ...] measures.", markup=False)
 
 
@@ -107,7 +107,7 @@ def _describe(entry: Entry, as_json: bool) -> None:
 
         rows = [[OPTION + name, p.description, show(plain(p.default))] for name, p in options.items()]
         console.print()
-        console.print(make_table(["option", "what it is", "default"], rows, wrap=1))
+        print_table(console, ["option", "what it is", "default"], rows, wrap=1)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _show(done: Finished) -> None:
     for one in done.findings.tables:
         if not one.detail:
             console.print()
-            console.print(make_table(*one.table, title=one.title))
+            print_table(console, *one.table, title=one.title)
             if one.note:
                 console.print(one.note, style="dim", markup=False)
     console.print()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.errors import DataError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
@@ -59,7 +59,7 @@ def predict(
         print_json([{"input": value, "place": place, **answer} for value, place, answer in inputs_of])
     else:
         rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
-        screen().print(make_table(("input", "answer", "sure"), rows, wrap=1))
+        print_table(screen(), ("input", "answer", "sure"), rows, wrap=1)
 
 
 def read_inputs(text: str) -> list[tuple[Any, str]]:

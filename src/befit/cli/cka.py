@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.errors import ConfigError, DataError, RunError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def show(found: LayerCka, summary: dict[str, Any]) -> None:
     ]  # fmt: skip
     if rows:
         headers = ("k", "block of A", "block of B", "CKA", "most alike in B", "CKA there")
-        console.print(make_table(headers, rows, title=f"Matched by PQ-LoRA in {len(rows)} blocks"))
+        print_table(console, headers, rows, title=f"Matched by PQ-LoRA in {len(rows)} blocks")
     mean, most = float(found.values[1:, 1:].mean()), found.values[1:, 1:].amax(1)
     console.print(f"CKA of all pairs of blocks: mean {mean:.3f}; of a block of A and the most alike of B: mean "
                   f"{float(most.mean()):.3f}, least {float(most.min()):.3f}", style="dim", soft_wrap=True)  # fmt: skip

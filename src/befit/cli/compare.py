@@ -10,10 +10,10 @@ import typer
 
 from befit.cli.output import (
     each_warning,
-    make_table,
     messages,
     only_json,
     print_json,
+    print_table,
     print_warning,
     screen,
     warnings_to,
@@ -107,7 +107,7 @@ def check_recipe(recipe: Path, overrides: Sequence[str], data: bool, as_json: bo
     console.print()
     rows = [(one["run"], one["method"]["name"], "reference" if one["run"] == found["reference"] else "")
             for one in found["runs"]]  # fmt: skip
-    console.print(make_table(("run", "method", ""), rows, title=found["title"]))
+    print_table(console, ("run", "method", ""), rows, title=found["title"])
     for one in found["left_out"]:
         where = ", ".join((*one["row"], *one["column"]))
         console.print(f"left out of {one['table']}: {where}: {one['because']}", markup=False, soft_wrap=True)
@@ -130,7 +130,7 @@ def _show(plan: Plan, done: Compared) -> None:
     console = screen()
     for one in screen_tables(done.results):
         console.print()
-        console.print(make_table(*one.table, title=one.title, wrap=0))
+        print_table(console, *one.table, title=one.title, wrap=0)
         if one.note:
             console.print(one.note, style="dim", markup=False)
     console.print()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import make_table, only_json, print_json, screen
+from befit.cli.output import only_json, print_json, print_table, screen
 from befit.errors import ConfigError
 from befit.schema import show
 
@@ -126,7 +126,7 @@ def _list_models(as_json: bool) -> None:
         print_json([{"name": name, **entry} for name, entry in known.items()])
         return
     rows = [(name, entry["task"], ", ".join(entry["hub"])) for name, entry in known.items()]
-    screen().print(make_table(("name", "task", "checkpoints of these shapes"), rows, wrap=2))
+    print_table(screen(), ("name", "task", "checkpoints of these shapes"), rows, wrap=2)
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
@@ -171,7 +171,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
-    screen().print(make_table(list(table), list(zip(*table.values(), strict=True)), title=title))
+    print_table(screen(), list(table), list(zip(*table.values(), strict=True)), title=title)
     screen().print()
 
 

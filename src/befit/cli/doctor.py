@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.output import make_table, print_json, screen
+from befit.cli.output import print_json, print_table, screen
 
 __all__ = ["doctor"]
 
@@ -39,6 +39,6 @@ def doctor(
         print_json([vars(one) for one in findings])
     else:
         rows = [[one.what, one.found, one.mend or "in order"] for one in findings]
-        screen().print(make_table(["what", "found", "how to mend it"], rows, wrap=1))
+        print_table(screen(), ["what", "found", "how to mend it"], rows, wrap=(1, 2))
     if any(one.mend for one in findings):
         raise typer.Exit(2)

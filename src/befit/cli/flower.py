@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from befit.cli.doctor import doctor
-from befit.cli.output import make_table, print_json, screen
+from befit.cli.output import print_json, print_table, screen
 from befit.errors import ConfigError
 
 __all__ = ["app"]
@@ -105,9 +105,7 @@ def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:
     if as_json:
         print_json({path.name: str(path) for path in paths})
         return
-    screen().print(
-        make_table(["file", "what to do with it"], [[str(path), meaning[path.name]] for path in paths], wrap=1)
-    )
+    print_table(screen(), ["file", "what to do with it"], [[str(path), meaning[path.name]] for path in paths], wrap=1)
 
 
 @app.command("node-config")
@@ -134,7 +132,7 @@ def node_config(
     rows = [
         [one.name, "" if found is None else _short(getattr(found, one.name)), one.description] for one in parameters
     ]
-    console.print(make_table(["key", "this site" if found else "", "meaning"], rows, title=f"{site}", wrap=2))
+    print_table(console, ["key", "this site" if found else "", "meaning"], rows, title=f"{site}", wrap=2)
     if found is None:
         console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
     console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)

@@ -12,16 +12,18 @@ from befit.cli.compare import check_recipe
 from befit.cli.output import (
     bytes_text,
     each_warning,
-    make_table,
     messages,
     only_json,
     print_json,
+    print_table,
     print_warning,
     screen,
 )
 from befit.schema import REQUIRED, Parameter, plain, show, type_words
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from befit.config import Experiment
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
@@ -51,13 +53,13 @@ def check(
     console = screen()
     console.print(f"{config}: no mistakes", style="green", markup=False)
     console.print()
-    console.print(make_table(("", ""), _check_rows(found), wrap=1))
+    print_table(console, ("", ""), _check_rows(found), wrap=1)
     console.print()
     stages = [
         (one["run"], one["name"], str(one["rounds"]), "exchange" if one["uplink"] else "nothing leaves the client")
         for one in found["stages"]
     ]
-    console.print(make_table(("run", "stage", "rounds", "what travels"), stages, title="Stages"))
+    print_table(console, ("run", "stage", "rounds", "what travels"), stages, title="Stages")
     for warning in found["warnings"]:
         print_warning(messages(), warning)
 
@@ -89,7 +91,7 @@ def methods(as_json: Json = False) -> None:
         return
     rows = [(one.name, str(one.year or ""), f"{one.title}: {one.summary} {one.paper}".strip()) for one in entries]
     console = screen()
-    console.print(make_table(("name", "year", "what it does"), rows, wrap=2))
+    print_table(console, ("name", "year", "what it does"), rows, wrap=2)
     console.print()
     console.print("befit explain NAME says more, with every argument.", style="dim")
 
@@ -116,7 +118,7 @@ def benchmarks(
     console = screen()
     if name is None:
         rows = [(one.name, one.task, one.summary) for one in entries]
-        console.print(make_table(("name", "task", "what it is"), rows, wrap=2))
+        print_table(console, ("name", "task", "what it is"), rows, wrap=2)
         console.print()
         console.print("befit benchmarks NAME says more, with every argument.", style="dim")
         return
@@ -127,7 +129,7 @@ def benchmarks(
                   markup=False)  # fmt: skip
     if arguments[entry.name]:
         console.print()
-        console.print(_argument_table(arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}"))
+        _print_arguments(console, arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}")
 
 
 def explain(
@@ -161,11 +163,11 @@ def explain(
         console.print("Clients with different backbones learn from each other.", markup=False)
         console.print()
     if entry.parameters:
-        console.print(_argument_table(entry.parameters, f"method: {{name: {entry.name}, …}}"))
+        _print_arguments(console, entry.parameters, f"method: {{name: {entry.name}, …}}")
     if travels:
         console.print()
         rows = [(key, _travel_text(value)) for key, value in travels.items()]
-        console.print(make_table(("", ""), rows, title="What travels", wrap=1))
+        print_table(console, ("", ""), rows, title="What travels", wrap=1)
 
 
 def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -194,9 +196,9 @@ def _arguments(factory: Any) -> tuple[Parameter, ...]:
     return parameters_of(factory)
 
 
-def _argument_table(parameters: tuple[Parameter, ...], title: str) -> Any:
+def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title: str) -> None:
     rows = [(one.name, _default_text(one), _meaning(one)) for one in parameters]
-    return make_table(("argument", "default", "meaning"), rows, title=title, wrap=2)
+    print_table(console, ("argument", "default", "meaning"), rows, title=title, wrap=(1, 2))
 
 
 def _default_text(parameter: Parameter) -> str:

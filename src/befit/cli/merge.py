@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, print_warning, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, print_warning, screen, warnings_to
 from befit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _show(report: Report) -> None:
                  _span(norms, ".3g")]  # fmt: skip
         ranks, seconds = _span([one.rank for one in ones]), f"{sum(one.seconds for one in ones):.2f}"
         rows.append([name.removeprefix(f"{where}."), str(len(ones)), ranks, *spans, seconds])
-    screen().print(make_table(headers, rows, wrap=0))
+    print_table(screen(), headers, rows, wrap=0)
     if report.averaged:
         screen().print(f"averaged as they are: {_some(report.averaged)}", markup=False, soft_wrap=True)
     if filled := [one.name for one in report.modules if one.filled]:

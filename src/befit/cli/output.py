@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table
 
 __all__ = [
@@ -24,13 +24,15 @@ __all__ = [
     "only_json",
     "print_error",
     "print_json",
+    "print_table",
     "print_warning",
     "screen",
     "warnings_to",
 ]
 
 GAP = 2  # columns between two columns
-WRAPPED = 24  # room that a column of prose gets at least
+WRAPPED = 24  # room that a column of prose gets, at least
+SQUEEZED = 16  # or, where the table would be in pieces otherwise
 
 
 def screen() -> Console:
@@ -105,17 +107,78 @@ def each_warning(tell: Callable[[str], None], but: Sequence[str] = ()) -> Iterat
         logger.propagate = propagates
 
 
+def print_table(
+    console: Console,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    wrap: int | Sequence[int] = (),
+) -> None:
+    """Print a table for this console's width; where one column is too long for it, wider than the console."""
+    console.print(make_table(headers, rows, title, wrap, console.width), crop=False)
+
+
 def make_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     title: str = "",
-    wrap: int | None = None,
+    wrap: int | Sequence[int] = (),
     width: int | None = None,
-) -> Table:
-    """A table in befit's look: numbers to the right, text to the left.
+) -> Group:
+    """A table in befit's look, numbers to the right, text to the left: every number and name of it is whole.
 
-    Cells are broken only in column `wrap`, and headers between words where `width` (the terminal's) demands it.
+    Cells are broken only in the columns `wrap`, and headers between words where `width` (the terminal's) demands it.
+    Columns that do not fit beside each other go below, with the first column (the first two where that one's cells
+    repeat) before them again.
     """
+    from rich.cells import cell_len
+    from rich.console import Group
+
+    prose = {wrap} if isinstance(wrap, int) else set(wrap)
+    texts = [[str(cell) for cell in row] for row in rows]
+    width = screen().width if width is None else width
+    longest = [max((cell_len(row[index]) for row in texts), default=0) for index in range(len(headers))]
+    keys = [0, 1] if len(headers) > 2 and len({row[0] for row in texts}) < len(texts) else [0]
+    for prose_room in (WRAPPED, SQUEEZED, WRAPPED):  # narrow prose only where that keeps the table in one piece
+        least = [min(size, prose_room) if one in prose else size for one, size in enumerate(longest)]
+        if 0 in prose:  # names: between words only
+            least[0] = max(least[0], *(cell_len(word) for row in texts for word in row[0].split()), 0)
+        tables = _beside(headers, least, keys, width)
+        if len(tables) == 1:
+            break
+    parts = []
+    for columns in tables:
+        room = width - GAP * len(columns)
+        shown = fit_headers([headers[one] for one in columns], [least[one] for one in columns], room)
+        widths = [max(least[one], *map(len, header.split("\n"))) for one, header in zip(columns, shown, strict=True)]
+        wanted = {place: longest[one] for place, one in enumerate(columns) if one in prose}
+        _widen(widths, wanted, room - sum(widths))
+        parts.append(_part(shown, [[row[one] for one in columns] for row in texts], widths, "" if parts else title))
+    return Group(*[one for part in parts for one in ("", part)][1:])
+
+
+def _beside(headers: Sequence[str], cells: Sequence[int], keys: list[int], width: int) -> list[list[int]]:
+    """The columns of each of the tables, one below the other, that show columns of cells this wide."""
+    needs = [GAP + max([cell, *map(len, header.split())]) for header, cell in zip(headers, cells, strict=True)]
+    tables = [list(keys)]
+    for index in range(len(keys), len(headers)):
+        full = sum(needs[one] for one in (*tables[-1], index)) > width
+        if full and len(tables[-1]) > len(keys):
+            tables.append(list(keys))
+        tables[-1].append(index)
+    return tables
+
+
+def _widen(widths: list[int], wanted: Mapping[int, int], spare: int) -> None:
+    """Share what room is left among the columns of prose, the shortest first, none wider than it wants."""
+    left = len(wanted)
+    for place in sorted(wanted, key=lambda one: wanted[one] - widths[one]):
+        more = max(min(wanted[place] - widths[place], spare // left), 0)
+        widths[place] += more
+        spare, left = spare - more, left - 1
+
+
+def _part(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], title: str) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -128,17 +191,13 @@ def make_table(
         padding=(0, 1, 0, 0),
         show_edge=False,
         show_header=any(headers),
+        width=sum(widths) + GAP * len(widths) - 1,  # given, so that rich takes nothing from a column
     )
-    columns = [[str(row[index]) for row in rows] for index in range(len(headers))]
-    narrow = [max(map(len, cells), default=0) for cells in columns]
-    if wrap is not None:
-        narrow[wrap] = min(narrow[wrap], WRAPPED)
-    room = (screen().width if width is None else width) - GAP * len(headers)
-    for index, (header, cells) in enumerate(zip(fit_headers(headers, narrow, room), columns, strict=True)):
-        numeric = index > 0 and bool(cells) and all(_is_number(cell) for cell in cells)
-        table.add_column(Text(header), justify="right" if numeric else "left", no_wrap=index != wrap, overflow="fold")
+    for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
+        numeric = index > 0 and bool(rows) and all(_is_number(row[index]) for row in rows)
+        table.add_column(Text(header), justify="right" if numeric else "left", width=width, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # Text: a client called [red] is not markup
+        table.add_row(*map(Text, row))  # Text: a client called [red] is not markup
     return table
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def show(seen: Overview) -> None:
     for title, holdings in (("Clients", seen.clients), ("Newcomers", seen.newcomers)):
         if holdings:
             console.print()
-            console.print(make_table(headers(seen), rows(seen, holdings), title=title))
+            print_table(console, headers(seen), rows(seen, holdings), title=title)
         if len(holdings) > SHOWN_CLIENTS:
             console.print(f"… and {len(holdings) - SHOWN_CLIENTS} more; --json has all", style="dim")
     console.print()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import make_table, messages, only_json, print_json, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _show(done: Run) -> None:
     for title, (headers, rows), note in shown:
         if rows:
             console.print()
-            console.print(make_table(headers, rows[:SHOWN_CLIENTS], title=title))
+            print_table(console, headers, rows[:SHOWN_CLIENTS], title=title)
         if len(rows) > SHOWN_CLIENTS:
             console.print(f"and {len(rows) - SHOWN_CLIENTS} more, in the report", style="dim")
         if note:
