@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.keys import Selector
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, ModelShapes
 from befit.method import Deployment, Exchange, Method
 from befit.train.work import PublicWork, Work
 from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
@@ -129,6 +129,9 @@ class ByFamily(Method):
 
     def remarks(self, budget: TrainSettings) -> list[str]:
         return self.method.remarks(budget)
+
+    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+        return self.method.faults(shapes, clients)
 
     def work(self) -> tuple[Work, ...]:
         return self.method.work()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,15 @@ class Host:
         """The method of a configuration block, for all families of clients."""
         return each_family(build_method(config), len(self.backbones))
 
+    def problems(self, label: str, config: Mapping[str, Any]) -> list[str]:
+        """Why this method cannot run here; nothing where it can."""
+        method = build_method(config)
+        found = check_needs(label, method, self.federation, self.families)
+        for key, one in self.backbones.items():
+            clients = [info.id for info in self.infos if info.backbone == key]
+            found += [f"method {label}: {fault}" for fault in method.faults(one.model.shapes, clients)]
+        return found
+
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""
         starts: dict[str, State] = {}
@@ -186,9 +195,7 @@ def family_settings(experiment: Experiment, clients: Mapping[str, Mapping[str, s
     for name, family in experiment.families.items():
         for pattern in family.clients:
             if not any(_fits(pattern, client, info) for client, info in clients.items()):
-                known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
-                hint = did_you_mean(pattern, clients) or f" The clients are {known}"
-                problems.append(f"families.{name}.clients: {pattern} is no client.{hint}")
+                problems.append(f"families.{name}.clients: {pattern} is no client.{_hint(pattern, clients)}")
     if problems:
         raise ConfigError(problems)
     return found
@@ -363,4 +370,14 @@ def check_needs(
         problems.append(f"method {name} needs public records to let clients of different backbones learn from each "
                         f"other, and {federation.name} has none; give one backbone to all, or take a method that "
                         "serves each by itself")  # fmt: skip
+    everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
+    for pattern in needs.named if "limit" not in federation.manifest else ():  # which leaves clients out on purpose
+        if not any(fnmatchcase(client, pattern) for client in everybody):
+            problems.append(f"method {name} has options for {pattern}, which is no client.{_hint(pattern, everybody)}")
     return problems
+
+
+def _hint(pattern: str, clients: Collection[str]) -> str:
+    """The client that may be meant, or who there is."""
+    known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
+    return did_you_mean(pattern, clients) or f" The clients are {known}"

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, Selector
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, ModelShapes
 from befit.train.work import PublicWork, Work
 from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
@@ -141,6 +141,10 @@ class Method(Exchange):
 
     def remarks(self, budget: TrainSettings) -> list[str]:
         """What a user should know of this method together with these settings of local training, before a run."""
+        return []
+
+    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+        """What its options ask of these clients that a model of these shapes cannot give; refused before a run."""
         return []
 
     def work(self) -> tuple[Work, ...]:

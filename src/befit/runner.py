@@ -23,14 +23,13 @@ from befit.errors import ConfigError, RunError
 from befit.evaluate.groups import by_budget, by_group, group_keys
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
-from befit.host import Host, check_needs, family_experiment, resolve_model
+from befit.host import Host, family_experiment, resolve_model
 from befit.journal import Observer, RunJournal
 from befit.ledger import Outbound
 from befit.limit import limit_sentence
 from befit.method import Method
 from befit.newcomers import measure_newcomers
 from befit.pool import PoolEngine
-from befit.registry import build_method
 from befit.rundir import RunDirectory
 from befit.storage import read_json, write_json
 from befit.trackers import check_trackers, tracked
@@ -101,10 +100,7 @@ def run(
         raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
                            "engine may differ"])  # fmt: skip
     host.experiment = experiment
-    problems = [
-        p for label, c in configs.items() for p in check_needs(label, build_method(c), host.federation, host.families)
-    ]
-    if problems:
+    if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
         raise ConfigError(problems)
     from befit.report import write_report
 

@@ -141,6 +141,7 @@ class Needs:
     public              it needs the federation's public records, at the server and at the clients
     public_mixed        it needs them where clients have different backbones
     server_model        the server runs the backbones, on public records
+    named               patterns of ids in the method's options, each of which has to fit some client or newcomer
     """
 
     min_clients: int = 1
@@ -150,3 +151,4 @@ class Needs:
     public: bool = False
     public_mixed: bool = False
     server_model: bool = False
+    named: tuple[str, ...] = ()

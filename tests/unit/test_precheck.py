@@ -143,3 +143,16 @@ def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, c
     assert not check(experiment("method=scaffold", "train.optimiser=sgd"))["warnings"]
     run(wanted, out=tmp_path / "out")
     assert len([one for one in caplog.records if "control variates" in one.message]) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ("{a: {rank: 1}, 'phone-*': {rank: 1}}", "phone-*, which is no client. The clients are a, b"),
+        ("{a: {rank: 1}, '*': {parameters: 3}}", "a limit of 3 parameters (1.2e-05 megabytes), as client b has"),
+    ],
+)
+def test_limits_that_no_client_or_no_rank_fits_are_refused_before_the_search(experiment, tmp_path, limits, text):
+    wanted = experiment("method=bayestune", f"method.limits={limits}")
+    checked, ran = refusals(wanted, tmp_path)
+    assert checked == ran and text in checked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,13 +55,13 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     members = family_settings(experiment, {client.id: client.info for client in federation.clients})
     if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
         raise ConfigError(problems)
-    name, method = runs[0]
+    name = runs[0][0]
     families: list[dict[str, Any]] = []
     warnings: list[str] = []
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
-        row, found = _of_family(own, replace(federation, clients=tuple(clients)), method)
+        row, found = _of_family(own, replace(federation, clients=tuple(clients)), runs)
         families.append({"family": family, **row})
         warnings += found
     first = {key: value for key, value in families[0].items() if key != "family"}
@@ -101,10 +101,16 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
     return error
 
 
-def _of_family(experiment: Experiment, federation: Federation, method: Method) -> tuple[dict[str, Any], list[str]]:
+def _of_family(
+    experiment: Experiment, federation: Federation, runs: Sequence[tuple[str, Method]]
+) -> tuple[dict[str, Any], list[str]]:
     """What clients with one backbone take, and warnings."""
     backbone = skeleton(experiment.model, federation.task, federation.label_names)
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
+    ids = [client.id for client in federation.clients]
+    if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, ids)]:
+        raise ConfigError(faults)
+    method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings = precheck(experiment, federation, backbone) + _wide(method, shapes)
     width = getattr(torch, experiment.wire.dtype).itemsize

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED, SCALES, Budgeted, Scales
 from befit.adapters.keys import Selector, factor, join, select, slot
-from befit.adapters.layout import Extra, Layout, Slot
+from befit.adapters.layout import Extra, Layout, ModelShapes, Slot
 from befit.eft.budget import affordable, compact, expand, keep, kept_ranks
 from befit.errors import ConfigError, ModelError
 from befit.site import Site
@@ -64,6 +64,19 @@ class Budgets:
         """The budget that one client deploys."""
         own = (limit for pattern, limit in self.limits if fnmatchcase(client, pattern))
         return next(own, Limit(self.rank, self.parameters))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The patterns of clients with a budget of their own."""
+        return tuple(pattern for pattern, _ in self.limits)
+
+    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+        """Limits into which not even one rank of the smallest module fits, a line for each with its first client."""
+        smallest = min((shape.d_in + shape.d_out for shape in shapes.targets.values()), default=0)
+        asked = {limit.parameters: client for client in reversed(clients) if (limit := self.limit(client)).parameters}
+        return [f"a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
+                f"holds no rank: the smallest module takes {smallest} a rank. Give it more, or rank in its place"
+                for parameters, client in asked.items() if parameters and parameters < smallest]  # fmt: skip
 
     def count(self, name: str, scales: Tensor, site: Site) -> int:
         """How many ranks the adapter `name` keeps. Raises ModelError for a limit that no rank fits into."""
@@ -146,6 +159,8 @@ def check_budgets(
         problems.append("parameters: and megabytes are two ways to give one limit; give one of them")
     if (parameters is not None and parameters < 1) or (megabytes is not None and not megabytes > 0):
         problems.append(f"{'parameters' if parameters is not None else 'megabytes'}: must be positive")
+    elif megabytes is not None and not _entries(None, megabytes):
+        problems.append(f"megabytes: {megabytes:g} are less than the 4 bytes of one parameter")
     return problems
 
 

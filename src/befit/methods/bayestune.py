@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, ModelShapes
 from befit.eft.onbase import OnBase
 from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
 from befit.eft.search import Prior, Search
@@ -29,7 +30,7 @@ class BayesTune(OnBase):
     rank_max       largest r that is meant; scales are learnt for 2 rank_max ranks per module
     parameters     the client's own limit in trained numbers of A and B, in place of rank
     megabytes      the same limit in 10^6 bytes of float32
-    limits         clients with a budget of their own: patterns of ids, each with rank, parameters or megabytes
+    limits         budgets of single clients: the first pattern of ids that fits, with rank, parameters or megabytes
     base           block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
     scale          s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs         passes over the client's examples, in the search and in the training; null: by train.max_steps
@@ -72,6 +73,7 @@ class BayesTune(OnBase):
                             self.limits)  # fmt: skip
         object.__setattr__(self, "kept", kept)
         self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"), self.base, "bayestune")
+        object.__setattr__(self, "needs", replace(self.needs, named=kept.named))
 
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
@@ -84,6 +86,9 @@ class BayesTune(OnBase):
 
     def own_trainable(self) -> Selector:
         return WEIGHTS
+
+    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+        return self.kept.faults(shapes, clients)
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), WEIGHTS),)

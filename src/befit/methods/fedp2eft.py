@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from befit.adapters.keys import Selector, select, slot
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.state import weighted_mean
 from befit.eft.base import base_slots, base_stages, load_base, make_base, with_base, with_layout
 from befit.eft.generator import GENERATOR, Generator, fit, generate
@@ -36,7 +36,7 @@ class FedP2EFT(Method):
     rank_max         largest r that is meant; scales are learnt for 2 rank_max ranks per module
     parameters       the client's own limit in trained numbers of A and B, in place of rank
     megabytes        the same limit in 10^6 bytes of float32
-    limits           clients with a budget of their own: patterns of ids, each with rank, parameters or megabytes
+    limits           budgets of single clients: the first pattern of ids that fits, with rank, parameters or megabytes
     base             block of a method whose result is personalised, such as {name: fedit}; null for the bare backbone
     scale            s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs           passes over the client's examples, in a round's search and in the training; null: train.max_steps
@@ -94,7 +94,8 @@ class FedP2EFT(Method):
         object.__setattr__(self, "kept", kept)
         object.__setattr__(self, "before", before)
         object.__setattr__(self, "layout", with_layout(layout, before))
-        object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+        before_needs = Needs() if before is None else replace(before.needs, mixed=False)
+        object.__setattr__(self, "needs", replace(before_needs, named=kept.named))
 
     def plan(self) -> Sequence[Stage]:
         return [
@@ -113,6 +114,9 @@ class FedP2EFT(Method):
     def trainable(self) -> Selector:
         ours = WEIGHTS | slot(GENERATOR)
         return ours if self.before is None else self.before.trainable() | ours
+
+    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+        return self.kept.faults(shapes, clients)
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("search",), WEIGHTS),)

@@ -231,6 +231,7 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
         ({"limits": {"a": {"rank": 99}}}, r"limits.a: rank: must be from 1 to 2 \* rank_max"),
         ({"limits": {"a": {"ranks": 2}}}, "limits.a: takes one of rank, parameters, megabytes"),
         ({"limits": {"a": {"parameters": 2.5}}}, "limits.a: parameters must be a whole number"),
+        ({"limits": {"a": {"megabytes": 1e-6}}}, "limits.a: megabytes: 1e-06 are less than the 4 bytes"),
         ({"base": {"name": "fedid"}}, "fedit"),
         ({"base": {"name": "fedp2eft"}}, "has a stage"),
         ({"base": {"name": "fedalt"}}, "base: fedalt mixes its slots by 'gate'"),
