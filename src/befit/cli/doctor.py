@@ -36,7 +36,7 @@ def doctor(
         site = Path("site.yaml")
     findings = examine(site, server, ca, key, certificates)
     if as_json:
-        print_json([vars(one) for one in findings])
+        print_json({"in_order": not any(one.mend for one in findings), "findings": [vars(one) for one in findings]})
     else:
         rows = [[one.what, one.found, one.mend or "in order"] for one in findings]
         print_table(screen(), ["what", "found", "how to mend it"], rows, wrap=(1, 2))

@@ -10,12 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from befit.config import BENCHMARK_PATHS
-from befit.errors import BefitError, RunError
+from befit.errors import BefitError, ModelError, RunError, did_you_mean
 from befit.flower.call import worker_file
 from befit.flower.claim import claim
+from befit.flower.consent import place_of
 from befit.flower.doctor_server import authority, server_seen, servers_own
 from befit.flower.finding import Finding
 from befit.flower.site_file import SiteFile, load_site
+from befit.registry import method_names
 
 __all__ = ["Finding", "examine"]
 
@@ -60,17 +62,62 @@ def _site(path: Path) -> Iterator[Finding]:
         yield Finding("site's file", str(error), "befit flower node-config explains every key")
         return
     yield Finding("site's file", f"{path}, client {site.client}")
-    for name, place in site.models.items():
-        if place.startswith("/"):
-            there = (Path(place) / "config.json").is_file()
-            yield Finding(f"model {name}", place, "" if there else "this folder has no config.json; correct models")
-        else:
-            yield Finding(f"model {name}", f"{place}: ships with befit, or comes from the hub")
+    for name in site.models:
+        yield _model(site, name)
+    yield from _names(site)
+    yield _device(site.device)
     for one in _read_by(site):
         yield Finding("data", one, "" if os.access(one, os.R_OK) else "it is missing or not readable; correct data")
     yield _state(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
+
+
+def _model(site: SiteFile, name: str) -> Finding:
+    """Whether a model is here whole, so that no message has to wait for a download; asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    from befit.models.source import find_model, hub_command, is_hub_id, missing
+
+    place, _, revision = place_of(site, name)
+    what = f"model {name}"
+    if not place.startswith("/") and is_hub_id(place):
+        try:
+            config = try_to_load_from_cache(place, "config.json", revision=revision or None)
+        except HFValidationError:
+            return Finding(what, f"{place} is no folder and no hub id", "correct models")
+        lacks = missing(Path(config).parent) if isinstance(config, str) else "is no folder here, nor in the hub's cache"
+        fetch = f"correct models, or fetch it: {hub_command(place, revision or None)}"
+        return Finding(what, f"{place} {lacks}" if lacks else f"{place}: in the hub's cache", fetch if lacks else "")
+    if place.startswith("/") and not Path(place).is_dir():
+        return Finding(what, f"{place} is no folder", "correct models")
+    try:
+        _, found = find_model(place, revision or None)
+    except ModelError as error:
+        return Finding(what, str(error), "correct models")
+    return Finding(what, found)
+
+
+def _names(site: SiteFile) -> Iterator[Finding]:
+    """Methods and benchmarks that no befit of this version has."""
+    from befit.benchmarks import registry
+
+    for key, listed, known in (("methods", site.methods or (), method_names), ("benchmarks", site.benchmarks,
+                                                                               registry.names)):  # fmt: skip
+        for name in listed:
+            if name not in known():
+                mend = f"correct {key}.{did_you_mean(name, known())} befit {key} lists them all"
+                yield Finding(key, f"befit has none called {name}", mend)
+
+
+def _device(name: str) -> Finding:
+    from befit.models.backbone import pick_device
+
+    try:
+        return Finding("device", str(pick_device(name)))
+    except ModelError as error:
+        return Finding("device", str(error).replace("model.device", "device"), "correct device")
 
 
 def _read_by(site: SiteFile) -> list[str]:

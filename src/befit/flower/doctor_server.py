@@ -24,11 +24,12 @@ __all__ = ["authority", "server_seen", "servers_own"]
 _SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 _SOON = 30  # days
 _NEW = "befit flower certificates makes new ones"
+_ASK = "get ca.crt from the server's operator, a copy of the one beside the server's own certificate"
 
 
-def authority(path: Path) -> Iterator[Finding]:
-    """The server's authority, by which a site knows it."""
-    ca = _read(path)
+def authority(path: Path, mend: str = _ASK) -> Iterator[Finding]:
+    """The server's authority, by which a site knows it; where it cannot be read, what to do."""
+    ca = _read(path, "authority", mend)
     if isinstance(ca, Finding):
         yield ca
     else:
@@ -39,8 +40,8 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
     """What is at HOST:PORT: whether it answers, by whose certificate, with which Flower, and its clock."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit():
-        yield Finding("server", server, "give it as HOST:PORT")
+    if not host or not (port.isdecimal() and 0 < int(port) < 2**16):
+        yield Finding("server", server, "give it as HOST:PORT, with a port from 1 to 65535, such as 8000")
         return
     try:
         line = http.client.HTTPSConnection(
@@ -67,8 +68,9 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     """On the server's machine: what `befit flower certificates` wrote, and whether it fits together."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-    yield from authority(folder / "ca.crt")
-    ca, own, key = _read(folder / "ca.crt"), _read(folder / "server.crt", "certificate"), folder / "server.key"
+    yield from authority(folder / "ca.crt", _NEW)
+    ca, own = _read(folder / "ca.crt", "authority", _NEW), _read(folder / "server.crt", "certificate", _NEW)
+    key = folder / "server.key"
     if isinstance(own, Finding):
         yield own
         return
@@ -94,13 +96,13 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     yield Finding("server's key", str(key), mend)
 
 
-def _read(path: Path, what: str = "authority") -> Certificate | Finding:
+def _read(path: Path, what: str, mend: str) -> Certificate | Finding:
     from cryptography import x509
 
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        return Finding(what, f"{path}: {error}", "the server's operator has it; " + _NEW)
+        return Finding(what, f"{path}: {getattr(error, 'strerror', None) or error}", mend)
 
 
 def _names(certificate: Certificate) -> list[str]:

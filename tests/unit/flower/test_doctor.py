@@ -108,7 +108,7 @@ def test_the_servers_own_files_are_looked_at_without_a_site(tmp_path: Path) -> N
 
     def diagnosed(*more: str) -> dict[str, str]:
         done = CliRunner().invoke(app, ["doctor", "--certificates", str(tmp_path / "one"), *more, "--json"])
-        found = wrong([Finding(**one) for one in json.loads(done.stdout)])
+        found = wrong([Finding(**one) for one in json.loads(done.stdout)["findings"]])
         assert done.exit_code == (2 if found else 0)
         return found
 
@@ -126,3 +126,26 @@ def test_the_servers_own_files_are_looked_at_without_a_site(tmp_path: Path) -> N
 def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path) -> None:
     write_certificates(tmp_path, ["server.example"], days=20)
     assert "it expires in 19 days" in wrong(examine(None, None, Path("none"), Path("none"), tmp_path))["authority"]
+
+
+def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "{client: a, data: data, models: {foo: nosuch-model, bar: models/x, baz: ./gone, ours: digits-vit},"
+        " benchmarks: [nope], methods: [fedid, fedit], device: 'cuda:77'}"
+    )
+    found = wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))
+    assert {"model foo", "model bar", "model baz", "benchmarks", "methods", "device"} <= found.keys()
+    assert "hf download nosuch-model" in found["model foo"] and "Did you mean: fedit?" in found["methods"]
+    assert "model ours" not in found and "data" not in found
+
+
+def test_a_site_without_an_authority_is_sent_to_the_operator_and_makes_none(tmp_path: Path) -> None:
+    at_site = wrong(examine(tmp_path / "site.yaml", None, tmp_path / "ca.crt", tmp_path / "site.key"))["authority"]
+    assert "operator" in at_site and "makes new" not in at_site
+    assert "makes new" in wrong(examine(None, None, Path("none"), Path("none"), tmp_path))["authority"]
+
+
+def test_a_port_that_no_machine_has_is_told_as_that() -> None:
+    assert "65535" in wrong(list(server_seen("127.0.0.1:99999", Path("ca.crt"))))["server"]
