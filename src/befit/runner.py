@@ -171,7 +171,8 @@ def run_method(
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
-    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last)
+    federated = {stage.name for stage in stages if stage.uplink} or {stage.name for stage in stages}
+    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
     for client, row in results["clients"].items():
         if client in missing:
             row["adapter"] = None

@@ -12,6 +12,7 @@ from tiny_models import save_bert
 from typer.testing import CliRunner
 
 from befit.cli.adapter import read_inputs
+from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code
 from befit.cli.output import make_table, print_json, print_table, warnings_to
 from befit.cli.run import default_out
@@ -297,6 +298,15 @@ def test_a_client_s_name_is_not_markup():
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))
     assert "[red]c[/red]" in console.export_text()
+
+
+def test_bytes_of_a_clients_run_are_those_of_every_round_which_a_cohort_does_not_have():
+    found = {"method": "fedit", "baselines": [], "clients": 3, "cohort": 2, "train_examples": 9, "families": [],
+             "model": "m", "backbone_parameters": 1, "trainable_parameters": 1, "adapted_modules": 1, "memory_mib": 1.0,
+             "memory_parts_mib": {}, "bytes_up_per_round": 1, "bytes_down_per_round": 1, "bytes_up_total": 2,
+             "bytes_down_total": 2}  # fmt: skip
+    assert dict(_check_rows(found))["a client's run"].endswith("down, if it takes part in every round")
+    assert dict(_check_rows({**found, "cohort": None}))["a client's run"].endswith("down")
 
 
 @pytest.mark.parametrize("words", [("run",), ("check",), ("compare",), ("partition",), ("explain",)])

@@ -148,3 +148,9 @@ def test_every_configuration_of_the_repository_is_accepted(path):
     assert load_experiment(experiment) == experiment
     to_be_copied = {"files-example": "my-clients", "choices-example": "my-questions"}
     assert experiment.name == to_be_copied.get(path.stem, path.stem)
+
+
+def test_a_trial_of_a_recipe_is_sent_to_the_command_with_its_option():
+    recipe = Path(__file__).parents[2] / "recipes" / "offline" / "digits.yaml"
+    done = call("run", recipe, "--trial")
+    assert done.exit_code != 0 and f"befit compare {recipe} --trial" in " ".join(done.stderr.split())

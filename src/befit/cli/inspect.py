@@ -185,7 +185,9 @@ def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         for period, words in (("per_round", "a client's round"), ("total", "a client's run")):
             up, down = one[f"bytes_up_{period}"], one[f"bytes_down_{period}"]
-            rows.append((words, f"{bytes_text(up)} up, {bytes_text(down)} down"))
+            some = period == "total" and found["cohort"] is not None and found["cohort"] < found["clients"]
+            text = f"{bytes_text(up)} up, {bytes_text(down)} down" + ", if it takes part in every round" * some
+            rows.append((words, text))
     parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in found["memory_parts_mib"].items())
     return [*rows, ("memory, estimated", f"{found['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
 

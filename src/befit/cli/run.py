@@ -67,9 +67,13 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Federate, personalise, export every client's adapter and write a report."""
+    from befit.compare.recipe import is_recipe
     from befit.config import load_experiment
+    from befit.errors import ConfigError
     from befit.limit import trial_overrides
 
+    if trial and config.is_file() and is_recipe(config):
+        raise ConfigError([f"this is a recipe, which names runs: befit compare {config} --trial"], str(config))
     experiment = load_experiment(config, trial_overrides(overrides or ()) if trial else overrides or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")

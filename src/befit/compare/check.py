@@ -44,7 +44,7 @@ def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
 def _look(plan: Plan) -> list[str]:
     """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
     warnings: list[str] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}  # what many cells share is said once
     seen: list[tuple[Any, Any]] = []
     for cell in plan.cells:
         setting = shared(cell.experiment), build_method(cell.experiment.method).needs
@@ -54,7 +54,13 @@ def _look(plan: Plan) -> list[str]:
         try:
             warnings += estimate(cell.experiment)["warnings"]
         except ConfigError as error:
-            problems += [f"{cell.label}, seed {cell.seed}: {problem}" for problem in error.problems]
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
     if problems:
-        raise ConfigError(problems, f"the cells of {plan.name}")
+        said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
+        raise ConfigError(said, f"the cells of {plan.name}")
     return warnings
+
+
+def _whose(places: list[str]) -> str:
+    return places[0] if len(places) == 1 else f"{len(places)} cells, first {places[0]}"

@@ -74,6 +74,7 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         "method": name,
         "baselines": [other for other, _ in runs[1:]],
         "clients": len(federation.clients),
+        "cohort": experiment.federation.cohort,
         "train_examples": sum(len(client.train) for client in federation.clients),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,20 @@ __all__ = ["against_baselines", "method_results"]
 
 def method_results(
     path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
-    last: tuple[str, int],
+    last: tuple[str, int], federated: Collection[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Results of one method's run directory.
 
     curve_stages  the stages whose rounds count on the curve, in order: a later one of a single round, such as a merge,
                   replaces the last point
     last          the last stage and its last round: a client without a score there has none, whatever it had before
+    federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
     ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
 
     `summary.over_time` has A_last and A_AUC (FedMosaic specification, section 6): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
-    (`others`). `updates` counts the rounds whose update was used. Bytes include those of exchanges that failed.
+    (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
+    that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
@@ -46,7 +48,7 @@ def method_results(
         row = rows[line["client"]]
         peak = max(peak, line["peak_memory_mib"])
         if line["purpose"] in ("train", "failed"):
-            row["updates"] += line["purpose"] == "train"
+            row["updates"] += line["purpose"] == "train" and line["stage"] in federated
             row["bytes_up"] += line["bytes_up"]
             row["bytes_down"] += line["bytes_down"]
             row["seconds"] += line["seconds"]

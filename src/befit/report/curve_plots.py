@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from befit.report.comparison import baseline_labels, run_title
 from befit.report.drawing import MANY, Plot, axis_name, legend, metric_name, run_line, scaled
@@ -36,6 +37,7 @@ def over_rounds(record: RunRecord) -> Plot | None:
             axes.plot(rounds, scaled([point["mean"] for point in points], results), **run_line(index),
                       label=run_title(label), marker="o", markevery=[-1], markersize=5)  # fmt: skip
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylabel(axis_name(results))
         legend(figure, axes, len(curves))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from befit.report.numbers import is_share, plain
@@ -29,10 +30,16 @@ class Plot:
 
 
 def legend(figure: Figure, axes: Axes, runs: int) -> None:
-    """Above the axes; none for a single run."""
-    if runs > 1:
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=9, handlelength=2.4)
+    """Above the axes, in as many columns as the figure is wide enough for; none for a single run."""
+    if runs < 2:
+        return
+    handles, labels = axes.get_legend_handles_labels()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for columns in range(4, 0, -1):
+        drawn = figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9, handlelength=2.4)
+        if columns == 1 or drawn.get_window_extent(renderer).width <= 0.98 * figure.bbox.width:  # type: ignore[arg-type]
+            return
+        drawn.remove()
 
 
 def run_line(index: int) -> dict[str, Any]:

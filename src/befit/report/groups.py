@@ -22,10 +22,11 @@ def group_tables(results: Mapping[str, Any], who: str = "clients") -> list[tuple
     """One table for each thing that is known of clients: (what, table, wins in words). `results` may be the
     view of newcomers, `who` then says so."""
     found = []
+    whose = " of newcomers" if who == "newcomers" else ""
     for key, one in (results.get("groups") or {}).items():
-        found.append(_group_table(results, key, plain(key), one, who))
+        found.append(_group_table(results, key, f"{plain(key)}{whose}", one, who))
         for budget, there in (one.get("budgets") or {}).items():
-            found.append(_group_table(results, key, f"{plain(key)}, budget r = {budget[1:]}", there, who))
+            found.append(_group_table(results, key, f"{plain(key)}{whose}, budget r = {budget[1:]}", there, who))
     return found
 
 

@@ -102,9 +102,8 @@ def _newcomers(results: dict[str, Any]) -> list[str]:
 
 def _groups(results: dict[str, Any], who: str = "clients") -> list[str]:
     parts = []
-    whose = " of newcomers" if who == "newcomers" else ""
     for what, table, wins in group_tables(results, who):
-        parts += [f"### {escape(what.capitalize())}{whose}", escape(wins), markdown_table(table)]
+        parts += [f"### {escape(what.capitalize())}", escape(wins), markdown_table(table)]
     return [*parts, GROUP_NOTE] if parts else []
 
 

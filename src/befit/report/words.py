@@ -39,7 +39,10 @@ _MEAN_NOTE = (
     "square root of their number; a mean within two of these is no clear difference, and below three clients there is "
     "none. Neither covers the seed of the training: only further seeds tell about that."
 )
-_UPDATES_NOTE = "Updates are the rounds in which the client's update was used."
+_UPDATES_NOTE = (
+    "Updates are the rounds of exchanges in which the client's update was used; personal stages count only where a "
+    "method has no exchanges."
+)
 _KEPT = "guard_kept_"
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from befit.compare.check import check_plan
 from befit.compare.comparison import make_plan
 from befit.compare.plan import Plan
 from befit.compare.recipe import is_recipe, read_recipe
@@ -239,3 +240,9 @@ def test_what_decides_numbers_decides_the_folder_and_nothing_else_does() -> None
     keys = [plan(overrides=[one]).cells[0].key for one in ("name=x", "checkpoint.every_s=0", "train.lr=0.5")]
     assert keys[0] == keys[1] == plan().cells[0].key != keys[2]
     assert plan().cells[0].folder == f"alone-s3-{keys[0]}"
+
+
+def test_a_problem_of_all_cells_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_plan(plan({"base": {"benchmark": {"name": "xnli-600"}}}))
+    assert len(caught.value.problems) == 1 and " cells, first Alone, seed 3: benchmark.root" in caught.value.problems[0]
