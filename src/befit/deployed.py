@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.adapters.model import in_order
 from befit.adapters.model_io import folded, is_whole, without_whole, write_model
 from befit.adapters.peft_io import write_adapter
 from befit.benchmarks.gather import gather
@@ -33,7 +34,7 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
     _write_one(folder, "", deployed, host, client, note)
     for name, other in deployed.others.items():
         _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
-    write_structure(folder, deployed)
+    write_structure(folder, deployed, in_order(host.backbone_of(client).model))
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
     data = to_bytes(deployed.arrays, {"use": use})

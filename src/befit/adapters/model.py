@@ -256,6 +256,12 @@ def model_shapes(backbone: nn.Module, targets: Sequence[str] | str, head: bool) 
     )
 
 
+def in_order(model: AdaptedModel) -> list[str]:
+    """Canonical names of the target modules in the order in which the backbone has them, which is not that of names."""
+    places = {path: place for place, (path, _) in enumerate(model.backbone.named_modules())}
+    return sorted(model.shapes.targets, key=lambda name: places[model.paths[name]])
+
+
 def linear_paths(backbone: nn.Module) -> list[str]:
     """Paths of all linear modules, in the order of `named_modules`; of what adapters wrap, the wrapped module's."""
     return [path for path, module in backbone.named_modules() if _is_linear(module)]

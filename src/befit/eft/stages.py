@@ -15,6 +15,7 @@ from befit.eft.features import features
 from befit.eft.generator import GENERATOR, generate
 from befit.eft.personal import Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.eft.search import Search, search
+from befit.eft.ties import spread
 from befit.errors import NotTrained
 from befit.method import Deployment, Personal
 from befit.site import Site
@@ -108,6 +109,7 @@ class FineTune(Personal):
         base, arrays = load_base(client, site), dict(client.arrays)
         moments = {key: value for key, value in arrays.items() if key.startswith("optimiser:")}
         arrays = {key: value for key, value in arrays.items() if key not in moments}
+        site.report["scale_spread"] = spread(client.arrays[LEARNT].flatten().tolist())
         for name in self.budgets.names:
             site.model.reset()
             load_base(client, site)

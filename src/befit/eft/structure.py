@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import split
+from befit.eft.ties import TIED, spread
 from befit.storage import read_json, write_json
 
 if TYPE_CHECKING:
     from befit.method import Deployment
 
-__all__ = ["FILE", "Structure", "distances", "read_structures", "structure_of", "write_structure"]
+__all__ = ["FILE", "Structure", "distance", "distances", "read_structures", "structure_of", "write_structure"]
 
 FILE = "ranks.json"
 
@@ -26,7 +27,7 @@ FILE = "ranks.json"
 class Structure:
     """One client's adapter.
 
-    modules  names of all target modules, in the model's order
+    modules  names of all target modules, in the order in which the model has them
     ranks    by budget, "" for the one that is deployed: rank of every module
     scales   all learnt scales, (L r_init,), or nothing
     """
@@ -35,10 +36,18 @@ class Structure:
     ranks: Mapping[str, tuple[int, ...]]
     scales: tuple[float, ...] = ()
 
+    @property
+    def tied(self) -> bool:
+        """Whether the scales do not tell one rank from another."""
+        return bool(self.scales) and spread(self.scales) <= TIED
 
-def structure_of(deployed: Deployment) -> Structure | None:
-    """Of an adapter whose ranks have scales, zero for those it left out; None for any other."""
-    counted = {name: _ranks(one) for name, one in {"": deployed, **deployed.others}.items()}
+
+def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
+    """Of an adapter whose ranks have scales, zero for those it left out; None for any other.
+
+    order  the modules as the model has them; those it does not name follow in the order of their names
+    """
+    counted = {name: _ranks(one, order) for name, one in {"": deployed, **deployed.others}.items()}
     if not counted[""]:
         return None
     scales = next(iter(deployed.about.values()), torch.empty(0)).flatten().tolist()
@@ -46,16 +55,17 @@ def structure_of(deployed: Deployment) -> Structure | None:
     return Structure(tuple(counted[""]), ranks, tuple(float(f"{one:.6g}") for one in scales))
 
 
-def _ranks(deployed: Deployment) -> dict[str, int]:
+def _ranks(deployed: Deployment, order: Sequence[str]) -> dict[str, int]:
     found = {
         split(key)[1]: int((value != 0).sum()) for key, value in deployed.arrays.items() if split(key)[2] == "lambda"
     }
-    return dict(sorted(found.items()))  # as the model has them, in whichever order they came from a worker
+    known = [name for name in order if name in found]  # in whichever order they came from a worker
+    return {name: found[name] for name in (*known, *sorted(found.keys() - {*known}))}
 
 
-def write_structure(folder: Path, deployed: Deployment) -> None:
-    """Write `ranks.json` into a client's folder, if its adapter has ranks to tell of."""
-    found = structure_of(deployed)
+def write_structure(folder: Path, deployed: Deployment, order: Sequence[str]) -> None:
+    """Write `ranks.json` into a client's folder, if its adapter has ranks to tell of. `order` as in `structure_of`."""
+    found = structure_of(deployed, order)
     if found is not None:
         write_json(folder / FILE, {"modules": found.modules, "ranks": found.ranks, "scales": found.scales})
 
@@ -72,17 +82,24 @@ def read_structures(folder: Path, clients: Sequence[str]) -> dict[str, Structure
     }
 
 
+def distance(first: Tensor, second: Tensor) -> Tensor:
+    """Euclidean, of two clients' scales; 0 where rounding alone tells them apart."""
+    found = torch.dist(first.double(), second.double())
+    return found if found > TIED * torch.maximum(first.norm(), second.norm()) else torch.zeros_like(found)
+
+
 def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
     """How unlike the scales of groups of clients are, (groups, groups): FedP2EFT specification, section 7.
 
     `d(j, k)` is the mean of `||lambda_a - lambda_b||_2` over all pairs of a client a of group j and another b of group
     k; the cell is `log(d(j, k) / sqrt(d(j, j) d(k, k)))`, symmetric, with a diagonal of zero; smaller is more alike.
-    NaN for a group of one client, and where two clients of a group have the same scales.
+    NaN for a group of one client, and for one whose clients have the same scales; scales that are equal to `TIED` are
+    the same.
     """
     found = torch.full((len(groups), len(groups)), math.nan, dtype=torch.float64)
     for j, first in enumerate(groups.values()):
         for k, second in enumerate(groups.values()):
-            pairs = [torch.dist(scales[a].double(), scales[b].double()) for a in first for b in second if a != b]
+            pairs = [distance(scales[a], scales[b]) for a in first for b in second if a != b]
             if pairs:
                 found[j, k] = torch.stack(pairs).mean()
     inner = found.diagonal().clone()

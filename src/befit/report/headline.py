@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from befit.eft.ties import TIED
 from befit.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, baseline_labels, gains_over, mean_gain, run_title
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
@@ -39,10 +40,20 @@ def headline_sentences(results: Mapping[str, Any]) -> list[str]:
         sentences.append(
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
+    sentences += _tied(rows)
     if results.get("failures"):
         sentences.append(f"{count_text(len(results['failures']), 'failure')} on the way; each is listed in the report.")
     said = limit_sentence(results.get("limit") or {})
     return sentences if said is None else [said, *sentences]
+
+
+def _tied(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """For how many clients the learnt scales do not tell one rank from another."""
+    found = [(row.get("diagnostics") or {}).get("scale_spread") for row in rows.values()]
+    known = [value for value in found if value is not None]
+    tied = sum(value <= TIED for value in known)
+    return [f"The scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}: which "
+            "ranks they keep is a tie broken by rounding, and says nothing."] if tied else []  # fmt: skip
 
 
 def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) -> list[str]:

@@ -11,7 +11,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.eft.structure import Structure, distances
+from befit.eft.structure import Structure, distance, distances
+from befit.eft.ties import TIED
 from befit.evaluate.groups import group_keys
 from befit.report.drawing import MANY, Plot
 from befit.report.numbers import plain
@@ -28,10 +29,11 @@ def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
     if not found:
         return None
     first = next(iter(found.values()))
-    budgets = [name for name in first.ranks if name] or [""]
-    budgets = [name for name in budgets if all(name in one.ranks for one in found.values())] or [""]
+    budgets = _budgets(found)
     blocks, kinds = _axes(first.modules)
-    grids = [_by_block(found.values(), name, blocks, kinds) for name in budgets]
+    there = {name: [one for one in found.values() if name in one.ranks] for name in budgets}
+    titles = {name: _budget_title(name, len(there[name]), len(found)) for name in budgets}
+    grids = [_by_block(there[name], name, blocks, kinds) for name in budgets]
     columns = min(len(grids), 4)
     rows = -(-len(grids) // columns)
     height = rows * (1.3 + max(len(kinds) * 0.1, min(8.0, 0.3 * len(blocks)))) + 0.3
@@ -42,12 +44,13 @@ def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
             panel.set_visible(False)
         for index, (panel, name, grid) in enumerate(zip(panels, budgets, grids, strict=False)):
             _heat(panel, grid, _show(grid), figure)
-            panel.set_title(_budget_title(name), fontsize=10)
+            panel.set_title(titles[name], fontsize=10)
             panel.set_xticks(range(len(kinds)), kinds, rotation=90, fontsize=8)
             panel.set_yticks(range(len(blocks)), blocks if index % columns == 0 else [""] * len(blocks), fontsize=8)
 
     note = (f"Mean over {len(found)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
-            "has a colour scale of its own. Blank cells are modules that are not there or not adapted.")  # fmt: skip
+            "has a colour scale of its own. Blank cells have no rank: the module got none, is not adapted, or "
+            f"is not there.{_ties(found)}")  # fmt: skip
     wide = len(grids) * len(kinds) > 7
     return Plot("Ranks by block and module", draw("ranks", note, 9.4 if wide else 5.0, height, paint), note, wide)
 
@@ -68,7 +71,7 @@ def client_ranks(found: Mapping[str, Structure]) -> Plot | None:
         axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
 
     same = " All clients have the same ranks." if (grid == grid[0]).all() else ""
-    note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}"
+    note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}{_ties(found)}"
     height = 1.7 + max(0.8, 0.22 * len(found))
     return Plot("Ranks by client", draw("client-ranks", note, 9.4, height, paint), note, True)
 
@@ -85,6 +88,8 @@ def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[
     for client in scales:
         groups.setdefault(known[client].get(keys[0], "?") if keys else client, []).append(client)
     cells = distances(scales, groups) if keys else _between(scales)
+    if not (cells.nan_to_num() != 0).any():  # the same scales everywhere, but for rounding
+        return None
     grid: Grid = cells.numpy()
     names = [plain(name) for name in groups]
     size = max(3.6, min(9.0, 1.8 + 0.3 * len(names)))
@@ -96,16 +101,16 @@ def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[
         axes.set_yticks(range(len(names)), names, fontsize=8)
 
     grouped = ("log d(j, k) / sqrt(d(j, j) d(k, k)), with d the mean distance of the scales of two different clients: "
-               "0 is as unlike as within a group, less is more alike. A group of one client is blank.")  # fmt: skip
+               "0 is as unlike as within a group, less is more alike. A group of one client is blank, and "
+               "one whose clients have the same scales.")  # fmt: skip
     note = grouped if keys else "Euclidean distance of the scales of two clients."
     title = f"How unlike the scales are, by {what}"
     return Plot(title, draw("distances", note, size + 0.8, size, paint), note, size > 5.5)
 
 
 def _between(scales: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    stacked = torch.stack([one.double() for one in scales.values()])
-    found = torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
-    return found.fill_diagonal_(torch.nan)  # what a client is from itself would fill the colour scale
+    found = torch.tensor([[distance(one, other) for other in scales.values()] for one in scales.values()])
+    return found.double().fill_diagonal_(torch.nan)  # what a client is from itself would fill the colour scale
 
 
 def _axes(modules: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -130,8 +135,22 @@ def _by_block(found: Any, budget: str, blocks: Sequence[str], kinds: Sequence[st
     return grid
 
 
-def _budget_title(name: str) -> str:
-    return f"budget r = {name[1:]}" if re.fullmatch(r"r\d+", name) else "deployed"
+def _budgets(found: Mapping[str, Structure]) -> list[str]:
+    """All budgets that some client has; and what is deployed, where that is a client's own limit or nothing else is."""
+    most = sorted(found.values(), key=lambda one: -len(one.ranks))
+    names = list(dict.fromkeys(name for one in most for name in one.ranks if name))
+    return names if names and all({*names} <= one.ranks.keys() for one in most) else [*names, ""]
+
+
+def _budget_title(name: str, clients: int, of: int) -> str:
+    title = f"budget r = {name[1:]}" if re.fullmatch(r"r\d+", name) else "deployed"
+    return title if clients == of else f"{title}, {clients} of {of} clients"
+
+
+def _ties(found: Mapping[str, Structure]) -> str:
+    tied = sum(one.tied for one in found.values())
+    return (f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
+            "rounding.") if tied else ""  # fmt: skip
 
 
 def _show(grid: Grid) -> bool:

@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+from tests.conftest import tiny_model
 
 from befit.adapters.keys import join
+from befit.adapters.model import AdaptedModel, in_order
 from befit.eft.structure import Structure, distances, structure_of
 from befit.evaluate.groups import by_budget, by_group
 from befit.method import Deployment
+from befit.report.headline import headline_sentences
 from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 
 
@@ -70,3 +73,33 @@ def test_a_budget_is_compared_among_the_runs_that_have_it_and_ties_are_nobodys()
     wins = {name: by_group(runs, infos, "language", ["m"])["wins"] for name, runs in there.items()}
     assert wins == {"r2": {"x": 1, "y": 0}, "r4": {"x": 0, "lora": 2}}
     assert by_budget({"lora": lora}, {"lora": 4}, "m") == {}
+
+
+def test_scales_that_only_rounding_tells_apart_are_ties_and_give_no_map() -> None:
+    near, infos = (0.5, 0.5000003, 0.4999998), {"a": {"language": "en"}, "b": {"language": "en"}}
+    found = {client: Structure(("m",), {"": (3,)}, near[at:] + near[:at]) for at, client in enumerate("abcd")}
+    assert all(one.tied for one in found.values()) and not Structure(("m",), {"": (1,)}, (0.5, 0.6)).tied
+    assert scale_distances(found, infos | {"c": {"language": "de"}}) is scale_distances(found, {}) is None
+    mean, by_client = mean_ranks(found), client_ranks(found)
+    assert mean is not None and by_client is not None
+    assert "scales of 4 of 4 clients are equal to 1e-05" in mean.note and "ties" in by_client.note
+    rows = {client: {"accuracy": 0.5, "diagnostics": {"scale_spread": 1e-6}} for client in found}
+    results = {"method": "fedp2eft", "metric": "accuracy", "clients": rows, "summary": {"mean": 0.5}}
+    assert any("equal to 1e-05 for 4 of 4 clients" in sentence for sentence in headline_sentences(results))
+
+
+def test_a_budget_that_some_clients_have_keeps_its_panel_beside_what_is_deployed() -> None:
+    found = {"a": Structure(("m", "n"), {"": (1, 0)}), "b": Structure(("m", "n"), {"": (2, 2), "r2": (2, 2)})}
+    plot = mean_ranks(found)
+    assert plot is not None and "budget r = 2, 1 of 2 clients" in plot.svg and ">deployed<" in plot.svg
+    assert "got none" in plot.note
+
+
+def test_modules_are_in_the_order_of_the_model() -> None:
+    order = in_order(AdaptedModel(tiny_model("bert"), ["all"]))
+    assert [name for name in order if name.startswith("block.00.")] == [
+        f"block.00.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    ]
+    arrays = {join("budgeted", name, "lambda"): torch.ones(2) for name in sorted(order)}
+    found = structure_of(Deployment(arrays, ("budgeted",)), order)
+    assert found is not None and found.modules == tuple(order)
