@@ -316,7 +316,8 @@ def test_with_json_an_error_is_an_object_and_the_code_is_kept(tmp_path, words):
     assert done.exit_code == 2 and error["kind"] and error["message"] in done.stderr
     refused = call(*words, tmp_path / "none.yaml", "--json", "--no-such-option")
     assert refused.exit_code == 2
-    assert "No such option" in json.loads(refused.stdout)["error"]["message"]
+    error = json.loads(refused.stdout)["error"]
+    assert "No such option" in error["message"] and error["problems"] == [error["message"]]
 
 
 def test_problems_of_a_configuration_are_a_list_in_json(config):

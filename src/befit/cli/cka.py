@@ -79,6 +79,8 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
                 for name, value in counts.items() if value < _LEAST[name]]  # fmt: skip
     if (records is None) == (benchmark is None):
         problems.append("--records, --benchmark: give one of the two, the records that both models are to see")
+    if records is not None and not records.exists():
+        problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
     if problems:
         raise ConfigError(problems, "the command")
     if out is not None and out.exists() and not out.is_dir():

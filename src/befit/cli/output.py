@@ -55,11 +55,10 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: Exception) -> None:
-    """What `--json` prints instead of results: the kind of error, its message, and a configuration's problems."""
+    """What `--json` prints instead of results: the kind of error, its message, and the problems one by one."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)  # type: ignore[attr-defined]
-    problems = getattr(error, "problems", None)
-    more = {} if problems is None else {"problems": list(problems)}
-    print_json({"error": {"kind": type(error).__name__, "message": message, **more}})
+    problems = list(getattr(error, "problems", [message]))  # a configuration's are several
+    print_json({"error": {"kind": type(error).__name__, "message": message, "problems": problems}})
 
 
 @contextmanager

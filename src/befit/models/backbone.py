@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,6 +157,11 @@ def build(config: Any, task: str, dtype: str, found: str) -> nn.Module:
 def first_line(error: Exception) -> str:
     """What an error says first: transformers goes on with the names of all classes that it knows."""
     lines = str(error).strip().splitlines()
+    unfit = re.match(
+        r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)", lines[0] if lines else ""
+    )
+    if unfit:
+        return f"transformers makes no {unfit[2]} of a {unfit[1]}; take a model for this task, or another task"
     return lines[0] if lines else type(error).__name__
 
 

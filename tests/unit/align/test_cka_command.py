@@ -76,7 +76,7 @@ def test_the_seed_draws_the_records(records: Path) -> None:
         ((), "--records, --benchmark: give one of the two"),
         (("--benchmark", "skills", "--records", "x"), "give one of the two"),
         (("--benchmark", "skills", "--tokens", "1", "--samples", "0"), "--samples: must be 1 or more, got 0"),
-        (("--records", "nowhere.jsonl"), "there is no file"),
+        (("--records", "nowhere.jsonl"), "--records: there is no file nowhere.jsonl"),
         (("--benchmark", "skills", "--blocks", "5"), "PQ-LoRA in 5 blocks: this model has 4"),
     ],
 )
@@ -88,3 +88,8 @@ def test_names_of_models_are_text_on_the_page() -> None:
     found = LayerCka(torch.eye(3, dtype=torch.float64), ("<b>one</b>", "two"), 9, 3)
     assert "<b>one" not in cka_page(found, 2) and "&lt;b&gt;one" in cka_page(found, 1)
     assert cka_csv(found).splitlines()[1] == "embedding,1.0,0.0,0.0"
+
+
+def test_a_model_for_another_task_is_told_in_befits_words(records: Path) -> None:
+    found = call(MODELS[1], "digits-vit", "--records", records, code=2).output
+    assert "makes no AutoModelForCausalLM of a ViTConfig" in found and "<class" not in found
