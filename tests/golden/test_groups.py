@@ -9,6 +9,7 @@ import pytest
 from befit.evaluate.groups import by_group, group_keys, winner
 from befit.report.groups import group_tables
 from befit.report.markdown import markdown_table
+from befit.report.numbers import NOTHING
 
 INFOS = {"a": {"language": "en"}, "b": {"language": "en"}, "c": {"language": "zh"}}
 
@@ -71,3 +72,18 @@ def test_the_table_marks_the_best_and_counts_wins() -> None:
     ((what, table, wins),) = group_tables(results)
     assert what == "language" and wins == "Best in 2 groups: Local in 1, FedIT in 0, nobody in 1."
     assert "| en | 2 | 40 | 50.0% | 45.0% | Local |" in markdown_table(table)
+
+
+def test_a_run_that_was_not_measured_is_no_loser() -> None:
+    """At en the third run lacks a client, and at zh nothing was measured but one run."""
+    runs = {"local": rows(0.8, 0.4, 0.7), "fedit": rows(0.6, 0.4, 0.7), "potara": rows(None, 0.4, 0.9)}
+    for label in ("local", "fedit"):
+        runs[label]["c"]["accuracy"] = None
+    one = by_group(runs, INFOS, "language", ["accuracy"])
+    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert wins == ("Best in 1 group: Local in 1 (measured in 1), FedIT in 0 (measured in 1), Potara in 0 (measured in "
+                    "1). 1 group with fewer than two measured runs is left out.")  # fmt: skip
+    runs["potara"] = {client: {**row, "accuracy": None} for client, row in runs["potara"].items()}
+    one = by_group(runs, INFOS, "language", ["accuracy"])
+    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert wins.endswith("Not measured here: Potara.") and table[1][-1][-4:] == ["1", "0", NOTHING, ""]

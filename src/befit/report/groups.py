@@ -47,17 +47,39 @@ def _group_table(
         for name, group in one["groups"].items()
     ]
     if compared:
-        rows.append(["wins", "", "", *(str(one["wins"][label]) for label in labels), ""])
+        known = _measured(one)
+        rows.append(["wins", "", "", *(str(one["wins"][label]) if known[label] else NOTHING for label in labels), ""])
     return title, (headers, rows), wins_text(one) if compared else ""
 
 
 def wins_text(one: Mapping[str, Any]) -> str:
+    """Who is best how often, among the runs that were measured: one without a score has lost nothing.
+
+    >>> both, alone = {"local": {"m": 0.1}, "fedit": {"m": 0.2}}, {"local": {"m": 0.1}, "fedit": {"m": None}}
+    >>> wins_text({"wins": {"local": 0, "fedit": 1}, "groups": {"a": {"scores": both}, "b": {"scores": alone}}})
+    'Best in 1 group: FedIT in 1 (measured in 1), Local in 0. 1 group with fewer than two measured runs is left out.'
     """
-    >>> wins_text({"wins": {"local": 1, "fedit": 2}, "groups": {"a": 0, "b": 0, "c": 0, "d": 0}})
-    'Best in 4 groups: FedIT in 2, Local in 1, nobody in 1.'
-    """
-    wins = sorted(one["wins"].items(), key=lambda item: -item[1])
-    parts = [f"{run_title(label)} in {count}" for label, count in wins]
-    nobody = len(one["groups"]) - sum(one["wins"].values())
+    known, total = _measured(one), len(one["groups"])
+    wins = sorted(((label, count) for label, count in one["wins"].items() if known[label]), key=lambda item: -item[1])
+    parts = [f"{run_title(label)} in {count}" + (f" (measured in {known[label]})" if known[label] < total else "")
+             for label, count in wins]  # fmt: skip
+    compared = sum(len(_scored(group)) > 1 for group in one["groups"].values())
+    nobody = compared - sum(one["wins"].values())
     parts += [f"nobody in {nobody}"] if nobody else []
-    return f"Best in {count_text(len(one['groups']), 'group')}: {', '.join(parts)}."
+    said = [f"Best in {count_text(compared, 'group')}: {', '.join(parts)}."] if compared else []
+    if left := total - compared:
+        verb = "is" if left == 1 else "are"
+        said.append(f"{count_text(left, 'group')} with fewer than two measured runs {verb} left out.")
+    if missing := [run_title(label) for label, count in known.items() if not count]:
+        said.append(f"Not measured here: {', '.join(missing)}.")
+    return " ".join(said)
+
+
+def _measured(one: Mapping[str, Any]) -> dict[str, int]:
+    """In how many groups each run has a score."""
+    return {label: sum(label in _scored(group) for group in one["groups"].values()) for label in one["wins"]}
+
+
+def _scored(group: Mapping[str, Any]) -> list[str]:
+    """The runs that have a score in a group."""
+    return [label for label, one in group["scores"].items() if any(value is not None for value in one.values())]
