@@ -202,24 +202,30 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("run", no_wrap=True)
-        table.add_column("stage", no_wrap=True)
-        for name in ("round", "clients", "loss", self.metric, "up", "down"):
-            table.add_column(name, justify="right", no_wrap=True, min_width=8 if name in ("up", "down") else 5)
-        for run in self.runs.values():
-            table.add_row(
+        names = ("run", "stage", "round", "clients", "loss", self.metric, "up", "down")
+        rows = [
+            [
                 Text(run.run, style="bold"),
                 Text("done", style="green") if run.finished is not None else Text(_stage(run)),
-                f"{int(run.round)}/{run.rounds}" if run.stage else "",
-                _clients(run),
-                "" if run.loss is None else f"{run.loss:.3f}",
-                "" if run.score is None else f"{run.score:.3f}",
-                bytes_text(run.bytes_up),
-                bytes_text(run.bytes_down),
-            )
-        for name in self.waiting:
-            table.add_row(Text(name, style="dim"), Text("waiting", style="dim"))
+                Text(f"{int(run.round)}/{run.rounds}" if run.stage else ""),
+                Text(_clients(run)),
+                Text("" if run.loss is None else f"{run.loss:.3f}"),
+                Text("" if run.score is None else f"{run.score:.3f}"),
+                Text(bytes_text(run.bytes_up)),
+                Text(bytes_text(run.bytes_down)),
+            ]
+            for run in self.runs.values()
+        ]
+        rows += [[Text(name, style="dim"), Text("waiting", style="dim"), *[Text()] * 6] for name in self.waiting]
+        least = [8 if name in ("up", "down") else 5 for name in names]
+        widths = [max([least[at], len(name), *(row[at].cell_len for row in rows)]) for at, name in enumerate(names)]
+        shown = _fitting(widths, self.console.width)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for at in shown:
+            justify, overflow = ("left", "ellipsis") if at < 2 else ("right", "fold")
+            table.add_column(names[at], justify=justify, no_wrap=True, min_width=least[at], overflow=overflow)
+        for row in rows:
+            table.add_row(*(row[at] for at in shown))
         share = sum(run.share_done for run in self.runs.values()) / max(1, len(self.runs) + len(self.waiting))
         left = self.left()
         foot = Table.grid(padding=(0, 2, 0, 0))
@@ -231,6 +237,19 @@ class Progress:
             Text(f"{self.failures} left out" if self.failures else "", style="yellow"),
         )
         return Group(Text(self.title, style="bold"), table, Text(""), foot)
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """The columns of the live table that have room whole: a line more would spoil it, and a number cut would mislead.
+
+    >>> _fitting([8, 8, 5, 7, 5, 8, 8, 8], 80), _fitting([8, 8, 5, 7, 5, 8, 8, 8], 50)
+    ([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 4, 5])
+    """
+    shown = list(range(len(widths)))
+    for least_needed in (3, 7, 6, 1, 4):
+        if sum(widths[at] + 2 for at in shown) > room:
+            shown.remove(least_needed)
+    return shown
 
 
 def _stage(run: RunProgress) -> str:
