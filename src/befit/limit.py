@@ -23,14 +23,15 @@ Record = TypeVar("Record", bound=Mapping[str, Any])
 def trial_overrides(given: Sequence[str]) -> list[str]:
     """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
 
-    >>> trial_overrides(["federation.rounds=3"])[-2:]
-    ['limit.rounds=3', 'federation.rounds=3']
+    >>> trial_overrides(["federation.rounds=3"])[-3:]
+    ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'federation.rounds=3']
     """
-    changes = dict(change.split("=", 1) for change in TRIAL)
+    changes: dict[str, str] = {}
+    for change in TRIAL:
+        key, _, changes[key] = change.partition("=")
     for change in given:
         key, _, value = change.partition("=")
         if key == "federation.rounds":  # else the limit of one round would go before it without a word
-            changes.pop("limit.rounds", None)
             changes["limit.rounds"] = value
     return [*(f"{key}={value}" for key, value in changes.items()), *given]
 
