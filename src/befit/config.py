@@ -6,6 +6,7 @@ Nothing is read when this module is imported, and the core that works with an `E
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -359,14 +360,35 @@ def to_yaml(experiment: Experiment) -> str:
 
 
 def run_names(experiment: Experiment) -> list[str]:
-    """Names of the runs of an experiment, its own first, then the baselines', numbered where a method returns.
+    """Names of the runs of an experiment, its own first, then the baselines'.
+
+    A method that returns is called by what it has otherwise than the first time, and numbered where that is no name.
 
     >>> run_names(Experiment("x", {"name": "potara"}, baselines=[{"name": "local"}, {"name": "potara"}]))
     ['potara', 'local', 'potara-2']
+    >>> run_names(Experiment("x", {"name": "lora", "rank": 2}, baselines=[{"name": "lora", "rank": 4}]))
+    ['lora', 'lora-rank-4']
     """
-    names = [block["name"] for block in (experiment.method, *experiment.baselines)]
-    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+    blocks = (experiment.method, *experiment.baselines)
+    firsts: dict[str, Mapping[str, Any]] = {}
+    names: list[str] = []
+    for index, block in enumerate(blocks):
+        first = firsts.setdefault(block["name"], block)
+        other = _otherwise(block, first)
+        if first is not block and (not other or f"{block['name']}-{other}" in names):
+            other = str(1 + sum(one["name"] == block["name"] for one in blocks[:index]))
+        names.append(f"{block['name']}-{other}" if first is not block else block["name"])
+    return names
+
+
+def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """The one or two options that tell a block from the first of its method, in letters that a label may have at
+    Flower's sites; "" for more of them, or others."""
+    differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
+    words = {key: one.get("name") if isinstance(one := block.get(key), Mapping) else one for key in differing}
+    fit = all(isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
+              for word in words.values())  # fmt: skip
+    return "-".join(f"{key}-{word}" for key, word in words.items()) if fit and len(words) <= 2 else ""
 
 
 def names_runs(values: Mapping[str, Any]) -> bool:

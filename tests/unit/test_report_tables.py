@@ -264,9 +264,13 @@ def test_a_run_without_any_score_says_so():
 
 
 def test_runs_are_called_what_their_papers_call_them():
-    assert [run_title(label) for label in ("fedit", "fedit-2", "mine", "fedit-x")] == [
+    assert [
+        run_title(label) for label in ("fedit", "fedit-2", "lora-rank-4-epochs-1", "lora-rank-low-x", "mine", "fedit-x")
+    ] == [
         "FedIT",
         "FedIT 2",
+        "LoRA r=4 epochs=1",
+        "lora-rank-low-x",
         "mine",
         "fedit-x",
     ]

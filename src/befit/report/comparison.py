@@ -31,17 +31,28 @@ FEWEST = 3  # clients for a statement about their mean
 
 
 def run_title(label: str) -> str:
-    """The method's name as its paper writes it; "fedit-2" is the second baseline of that method."""
+    """The method's name as its paper writes it; "fedit-2" is the second run of that method, "fedit-rank-4" the one that
+    has another rank than the first."""
     from befit.errors import ConfigError
     from befit.registry import get_method
     from befit.report.numbers import plain
 
-    name, _, number = label.rpartition("-")
-    for candidate, suffix in ((label, ""), (name, f" {number}") if number.isdigit() else (label, "")):
+    name, _, other = label.partition("-")
+    for candidate in (label, name):
         try:
-            return get_method(candidate).title + suffix
+            method = get_method(candidate)
         except ConfigError:  # a method that is not registered here, such as a user's own
             continue
+        if candidate == label:
+            return method.title
+        words = other.split("-")
+        pairs = dict(zip(words[::2], words[1::2], strict=False))
+        if other.isdigit():
+            return f"{method.title} {other}"
+        if len(words) == 2 * len(pairs) and pairs.keys() <= {one.name for one in method.parameters}:
+            return " ".join(
+                [method.title, *(f"{'r' if key == 'rank' else key}={value}" for key, value in pairs.items())]
+            )
     return plain(label)
 
 
