@@ -107,15 +107,20 @@ class CompareProgress:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=True)
-        table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=44)
-        table.add_column("seeds", no_wrap=True, min_width=max(5, len(self.plan.seeds)))
-        table.add_column("mean", justify="right", no_wrap=True, min_width=5)
-        table.add_column("± SD", justify="right", no_wrap=True, min_width=5)
-        table.add_column("now", no_wrap=True, overflow="ellipsis", ratio=1)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         shown, hidden = self._shown(max(3, self.console.size.height - AROUND))
-        for label in shown:
-            table.add_row(*self._row(label))
+        rows = [self._row(label) for label in shown]
+        numbers = [max(5, len(self.plan.seeds)), *(max([5, *(len(str(row[at])) for row in rows)]) for at in (2, 3))]
+        room = self.console.width - sum(numbers) - 2 * 5  # the numbers are whole; names and what is done now give way
+        longest = max(len(str(row[0])) for row in rows)
+        name = max(3, min(longest, 44, room - 12))
+        table.add_column("run", no_wrap=True, overflow="ellipsis", width=name)
+        table.add_column("seeds", no_wrap=True, width=numbers[0])
+        table.add_column("mean", justify="right", no_wrap=True, width=numbers[1])
+        table.add_column("± SD", justify="right", no_wrap=True, width=numbers[2])
+        table.add_column("now", no_wrap=True, overflow="ellipsis", width=max(3, room - name))
+        for row in rows:
+            table.add_row(*row)
         foot = Table.grid(padding=(0, 2, 0, 0))
         left, total = self.left(), len(self._cells)
         done = self.over + sum(run.share_done for run in self.running.values())

@@ -46,8 +46,8 @@ def finish(progress: CompareProgress, cell: int, seconds: float, mean: float = 0
         progress(event)
 
 
-def shown(progress: CompareProgress) -> str:
-    console = Console(file=io.StringIO(), width=100, height=progress.console.height)
+def shown(progress: CompareProgress, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, height=progress.console.height)
     progress.console, before = console, progress.console
     console.print(progress._render())
     progress.console = before
@@ -120,3 +120,13 @@ def test_quiet_shows_nothing(clock: Clock) -> None:
     progress.quiet = True
     finish(progress, 0, 10.0)
     assert lines(progress) == []
+
+
+def test_a_narrow_terminal_cuts_no_mean(clock: Clock) -> None:
+    recipe = {**RECIPE, "runs": {f"a run with a long name {name}": value for name, value in RECIPE["runs"].items()}}
+    progress = watch(clock, recipe=recipe)
+    finish(progress, 0, 10.0, mean=0.25)
+    finish(progress, 2, 10.0, mean=0.75)
+    for width in (45, 60):
+        text = shown(progress, width)
+        assert "0.500" in text and "0.354" in text and max(map(len, text.splitlines())) <= width
