@@ -51,4 +51,7 @@ def test_ranks_by_module_are_beside_each_adapter_and_drawn_in_the_report(done: R
         assert one.ranks[""] == one.ranks["r2"] and len(one.scales) == 32 * len(one.modules)
         assert all(less <= more for less, more in zip(one.ranks["r2"], one.ranks["r4"], strict=True))
     page = (done.path / "report.html").read_text()
-    assert "Ranks by block and module" in page and "How unlike the scales are, by language" in page
+    assert "Ranks by block and module" in page
+    # After so short a run only rounding tells the scales apart: no distances are drawn, and the ranks are called ties.
+    assert all(one.tied for one in found.values()) and "How unlike the scales are" not in page
+    assert "equal to 1e-05 for 4 of 4 clients" in page and "their ranks are ties" in page
