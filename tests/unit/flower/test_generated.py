@@ -152,6 +152,7 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) 
     state.mkdir(mode=0o700)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_text("")
     site.write_text("client: a\ndata: data.jsonl\nmodels: {one: ./model}\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -160,7 +161,7 @@ def test_the_doctor_finds_what_is_wrong_and_says_how_to_mend_it(tmp_path: Path) 
     def wrong(*more: str) -> list[str]:
         words = ["doctor", str(site), "--ca", str(tmp_path / "ca.crt"), "--key", str(tmp_path / "site.key")]
         done = CliRunner().invoke(app, [*words, *more, "--json"])
-        found = [one["what"] for one in json.loads(done.stdout) if one["mend"]]
+        found = [one["what"] for one in json.loads(done.stdout)["findings"] if one["mend"]]
         assert done.exit_code == (2 if found else 0)
         return found
 
