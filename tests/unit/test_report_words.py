@@ -37,3 +37,17 @@ def test_groups_of_newcomers_say_whose_they_are_before_their_budget() -> None:
     results = {"metric": "accuracy", "groups": {"language": {**one, "budgets": {"r2": one}}}}
     titles = [title for title, _, _ in group_tables(results, "newcomers")]
     assert titles == ["language of newcomers", "language of newcomers, budget r = 2"]
+
+
+def test_a_legend_of_a_hundred_runs_leaves_the_axes_their_room() -> None:
+    """Constrained layout warns, and a warning is an error here, where axes have no room left."""
+    heights = {}
+    for runs in (4, 100):
+        figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+        axes = figure.add_subplot()
+        for index in range(runs):
+            axes.plot([0, 1], [0, index], label=f"a method with a long name, number {index}")
+        legend(figure, axes, runs)
+        figure.draw_without_rendering()
+        heights[runs] = axes.get_window_extent().height / figure.dpi
+    assert heights[100] > 0.8 * heights[4] > 1

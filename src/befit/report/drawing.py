@@ -29,15 +29,23 @@ class Plot:
     wide: bool = False
 
 
+LEGEND_INCHES = 0.8  # what a figure has room for as it is
+
+
 def legend(figure: Figure, axes: Axes, runs: int) -> None:
-    """Above the axes, in as many columns as the figure is wide enough for; none for a single run."""
+    """Above the axes, in as many columns as the figure is wide enough for; none for a single run.
+
+    A legend of many rows makes the figure taller, so that the axes keep their room.
+    """
     if runs < 2:
         return
     handles, labels = axes.get_legend_handles_labels()
     renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(4, 0, -1):
         drawn = figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9, handlelength=2.4)
-        if columns == 1 or drawn.get_window_extent(renderer).width <= 0.98 * figure.bbox.width:  # type: ignore[arg-type]
+        extent = drawn.get_window_extent(renderer)  # type: ignore[arg-type]
+        if columns == 1 or extent.width <= 0.98 * figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + max(0.0, extent.height / figure.dpi - LEGEND_INCHES))
             return
         drawn.remove()
 
