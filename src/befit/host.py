@@ -50,7 +50,7 @@ class Host:
         check_clients(self.federation, experiment)
         check_newcomers(self.federation.name, arriving, experiment.evaluate.split)
         everybody = {one.id: one.info for one in (*self.federation.clients, *arriving)}
-        settings = family_settings(self.experiment, everybody)
+        settings = family_settings(self.experiment, everybody, whole="limit" not in self.federation.manifest)
         check_families(settings, [one.id for one in self.federation.clients])
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {one.key: one for one in loaded.values()}
@@ -175,10 +175,13 @@ class Host:
         return self._public[key]
 
 
-def family_settings(experiment: Experiment, clients: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def family_settings(
+    experiment: Experiment, clients: Mapping[str, Mapping[str, str]], whole: bool = True
+) -> dict[str, str]:
     """The family of every client, by the configuration's patterns; "model" for those that none names.
 
     clients  what is known of each client, by its id
+    whole    these are all clients, of whom every pattern has to fit one
     Raises ConfigError for a client in two families and for a pattern that fits nobody.
     """
     found: dict[str, str] = {}
@@ -192,7 +195,7 @@ def family_settings(experiment: Experiment, clients: Mapping[str, Mapping[str, s
         if len(named) > 1:
             problems.append(f"families: client {client} is in {' and in '.join(named)}")
         found[client] = named[0] if named else OWN_MODEL
-    for name, family in experiment.families.items():
+    for name, family in experiment.families.items() if whole else ():
         for pattern in family.clients:
             if not any(_fits(pattern, client, info) for client, info in clients.items()):
                 problems.append(f"families.{name}.clients: {pattern} is no client.{_hint(pattern, clients)}")

@@ -31,7 +31,7 @@ SLOW = {
     "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "offline/digits-vqa-dynamic.yaml",
     "offline/aggregation-guidance-smoke.yaml", "offline/names-p2eft.yaml",
     "offline/names-p2eft-minilm.yaml", "offline/potara-digits.yaml", "offline/rates-validation.yaml",
-    "offline/skills-rates-validation.yaml",
+    "offline/skills-families.yaml", "offline/skills-rates-validation.yaml",
     "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
 }  # fmt: skip
 SUFFIXES = ("html", "md", "tex", "csv", "json")

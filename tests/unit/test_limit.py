@@ -15,7 +15,7 @@ from befit.compare.comparison import compare, make_plan
 from befit.config import LimitSettings, load_experiment
 from befit.errors import ConfigError, RunError
 from befit.federate import resolved_stages
-from befit.host import load_federation
+from befit.host import family_settings, load_federation
 from befit.limit import TRIAL, limit_sentence, limited, trial_overrides
 from befit.registry import build_method
 from befit.report.headline import headline_sentences
@@ -78,6 +78,18 @@ def test_a_trial_runs_every_cell_once_and_beats_the_recipe_but_not_the_user() ->
     assert (first.federation.rounds, first.train.max_steps, first.limit) == (1, 3, LimitSettings(2, 4, 1))
     assert len({cell.key for cell in (*trial.cells, *whole.cells)}) == len(trial.cells) + len(whole.cells)
     assert all("=" in change for change in TRIAL) and replace(first, limit=LimitSettings()) != whole.cells[0].experiment
+
+
+def test_a_familys_pattern_may_fit_nobody_who_is_left() -> None:
+    """`upper.*` is one client of four with the small model, and the fourth is not among the first two."""
+    config = ROOT / "configs" / "skills-families.yaml"
+    found = load_federation(load_experiment(config, TRIAL))
+    known = {one.id: one.info for one in found.clients}
+    assert "upper.swap-ends" not in known
+    families = family_settings(load_experiment(config), known, whole=False)
+    assert sorted(families.values()) == ["model", "model", "small", "small"]
+    with pytest.raises(ConfigError, match=r"families\.small\.clients: upper\.\* is no client"):
+        family_settings(load_experiment(config), known)
 
 
 def test_a_trial_has_one_round_of_each_stage_whatever_the_method_says() -> None:

@@ -52,7 +52,8 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     runs: list[tuple[str, Method]] = [
         (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
     ]
-    members = family_settings(experiment, {client.id: client.info for client in federation.clients})
+    known = {client.id: client.info for client in federation.clients}
+    members = family_settings(experiment, known, whole="limit" not in federation.manifest)
     if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
         raise ConfigError(problems)
     name = runs[0][0]
