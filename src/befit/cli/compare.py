@@ -142,4 +142,6 @@ def _show(plan: Plan, done: Compared) -> None:
                              "every client's score": "csv", "all of it": "json"}  # fmt: skip
     for what, suffix in files.items():
         console.print(f"{what:22} {done.path / f'compare.{suffix}'}", markup=False, soft_wrap=True)
+    if done.results["wins"]:
+        console.print(f"{'wins by group':22} {done.path / 'compare-wins.csv'}", markup=False, soft_wrap=True)
     console.print(f"{'runs with adapters':22} {done.path / 'runs'}", markup=False, soft_wrap=True)

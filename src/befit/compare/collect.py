@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from befit.compare.cells import Cell, PlannedRun
 from befit.compare.execute import find_folder
+from befit.evaluate.groups import Rows
 from befit.report.numbers import score_of
 from befit.rundir import read_lines
 from befit.storage import read_json
@@ -17,7 +19,11 @@ __all__ = ["Finished", "Scores", "collect"]
 
 @dataclass(frozen=True)
 class Scores:
-    """One cell's numbers. `data` is the partition's hash, where the benchmark has one."""
+    """One cell's numbers.
+
+    data             the partition's hash, where the benchmark has one
+    rows, newcomers  all that was measured of each, further budgets and metrics included, and what is known of it
+    """
 
     seed: int
     folder: str
@@ -32,6 +38,8 @@ class Scores:
     data: str | None
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failures: int = 0
+    rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
+    newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
 
     @property
     def known(self) -> dict[str, float]:
@@ -74,4 +82,6 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         data=basis["data"].get("partition", {}).get("sha256"),
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),
+        rows=rows,
+        newcomers=(results.get("newcomers") or {}).get("clients") or {},
     )

@@ -15,6 +15,7 @@ from befit.compare.execute import CellFailure
 from befit.compare.grids import GridTable
 from befit.compare.plan import Plan
 from befit.compare.statistics import LEAST_PAIRS, LEVEL, Spread, holm, paired, reach, signed_ranks, spread
+from befit.compare.wins import budget_means, wins_of
 from befit.config import to_dict
 from befit.limit import limit_sentence
 from befit.report.numbers import count_text, gain_text, listing, score_text
@@ -40,6 +41,8 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
         "higher_is_better": True, "seeds": list(plan.seeds), "reference": plan.reference,
         "runs": [_run(run, compared.get(run.run.label)) for run in runs],
         "tables": [_table(table) for table in plan.tables],
+        "budgets": budget_means(runs),
+        "wins": wins_of(runs),
         "failures": [{"run": one.label, "seed": one.seed, "error": one.error, "traceback": one.traceback}
                      for one in failures],
     }  # fmt: skip

@@ -8,12 +8,13 @@ from typing import Any
 from befit.ablations.base import Titled
 from befit.compare.statistics import LEAST_PAIRS, LEVEL
 from befit.compare.summary import verdict
-from befit.report.numbers import NOTHING, bytes_text, gain_text, plain, score_text, seconds_text
+from befit.compare.wins_tables import budget_tables, wins_tables
+from befit.report.numbers import NOTHING, bytes_text, gain_text, plain, score_text, seconds_text, spread_text
 from befit.report.tables import Table
 
 __all__ = [
     "all_tables", "client_table", "cost_table", "difference_table", "grid_table", "p_text", "screen_tables",
-    "spread_text", "summary_table",
+    "summary_table",
 ]  # fmt: skip
 
 COST_NOTE = (
@@ -29,13 +30,16 @@ def screen_tables(results: Mapping[str, Any]) -> list[Titled]:
 
 
 def all_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """Grids first, in the paper's form, then every run."""
+    """Grids first, in the paper's form, and who wins at which budget, then every run."""
     made = [Titled(one["title"], grid_table(results, one), grid_note(results, one)) for one in results["tables"]]
+    wins = wins_tables(results)
+    made += [*budget_tables(results), *(one for one in wins if not one.detail)]
     made.append(Titled("All runs", summary_table(results), summary_note(results)))
     if len(results["runs"]) > 1:
         made.append(Titled(f"Differences from {plain(results['reference'])}", difference_table(results),
                            difference_note(results)))  # fmt: skip
     made.append(Titled("Cost", cost_table(results), COST_NOTE))
+    made += [one for one in wins if one.detail]
     made.append(Titled("Clients", client_table(results), client_note(results), detail=True))
     return made
 
@@ -177,14 +181,6 @@ def client_note(results: Mapping[str, Any]) -> str:
 
 def clients_of(results: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(client for run in results["runs"] for client in run["clients"]))
-
-
-def spread_text(value: Mapping[str, Any] | None, metric: str) -> str:
-    """A mean, with its SD where there is one."""
-    if value is None:
-        return NOTHING
-    text = score_text(value["mean"], metric)
-    return text if value["sd"] is None else f"{text} ± {gain_text(value['sd'], metric, signed=False)}"
 
 
 def p_text(p: float | None) -> str:

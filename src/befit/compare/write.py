@@ -16,6 +16,7 @@ from befit.compare.plan import Plan
 from befit.compare.plots import plots_of
 from befit.compare.summary import summarise
 from befit.compare.tables import all_tables
+from befit.compare.wins_tables import win_rows
 from befit.report.ablation_page import rows_as_csv
 from befit.report.markdown import escape, markdown_table
 from befit.report.numbers import count_text, plain
@@ -29,7 +30,8 @@ __all__ = ["client_rows", "render_markdown", "render_page", "write_comparison"]
 def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> dict[str, Any] | None:
     """Read all finished cells and write all five files, each whole or not at all; what compare.json holds.
 
-    None, and no files, where no cell is finished. Raises RunError for a directory that cannot be written.
+    A sixth, compare-wins.csv, where groups of clients are compared. None, and no files, where no cell is finished.
+    Raises RunError for a directory that cannot be written.
     """
     runs = [collect(path, run) for run in plan.runs]
     if not any(run.cells for run in runs):
@@ -38,6 +40,8 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
     tables = all_tables(results)
     write_json(path / "compare.json", results)
     atomic_write(path / "compare.csv", rows_as_csv(client_rows(results)).encode())
+    if results["wins"]:
+        atomic_write(path / "compare-wins.csv", rows_as_csv(win_rows(results)).encode())
     atomic_write(path / "compare.md", render_markdown(results, tables).encode())
     atomic_write(path / "compare.tex", render_latex(results).encode())
     atomic_write(path / "compare.html", render_page(results, tables).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["by_budget", "by_group", "group_keys", "winner"]
+__all__ = ["Rows", "at_budgets", "by_budget", "by_group", "group_keys", "measured_budgets", "winner"]
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -61,20 +61,32 @@ def by_budget(runs: Mapping[str, Rows], ranks: Mapping[str, int | None], metric:
     >>> by_budget({"x": rows, "lora": {"a": {"m": 0.4, "examples": 9}}}, {"x": 2, "lora": 4}, "m")["r4"]["x"]["a"]["m"]
     0.6
     """
-    prefix = f"{metric} r"
-    names = {label: {key.removeprefix(f"{metric} ") for row in rows.values() for key in row if key.startswith(prefix)}
-             for label, rows in runs.items()}  # fmt: skip
-    budgets = sorted(set().union(*names.values()), key=lambda name: int(name[1:])) if names else []
-    found: dict[str, dict[str, Rows]] = {}
-    for budget in budgets:
-        found[budget] = {
-            label: {client: {**row, metric: row.get(f"{metric} {budget}")} for client, row in rows.items()}
-            if names[label]
-            else rows
-            for label, rows in runs.items()
-            if budget in names[label] or (not names[label] and budget == f"r{ranks.get(label)}")
-        }
-    return found
+    found = {label: at_budgets(rows, ranks.get(label), metric) for label, rows in runs.items()}
+    measured = {name for rows in runs.values() for name in measured_budgets(rows, metric)}
+    budgets = sorted(measured, key=lambda name: int(name[1:]))
+    return {budget: {label: one[budget] for label, one in found.items() if budget in one} for budget in budgets}
+
+
+def at_budgets(rows: Rows, rank: int | None, metric: str) -> dict[str, Rows]:
+    """One run's rows at each of its budgets, with the metric as measured there: those that it measured, else its rank.
+
+    >>> at_budgets({"a": {"m": 0.5, "m r4": 0.6}}, 2, "m"), at_budgets({"a": {"m": 0.5}}, 2, "m")
+    ({'r4': {'a': {'m': 0.6, 'm r4': 0.6}}}, {'r2': {'a': {'m': 0.5}}})
+    >>> at_budgets({"a": {"m": 0.5}}, None, "m")
+    {}
+    """
+    names = measured_budgets(rows, metric)
+    if not names:
+        return {} if rank is None or not rows else {f"r{rank}": rows}
+    return {
+        name: {client: {**row, metric: row.get(f"{metric} {name}")} for client, row in rows.items()} for name in names
+    }
+
+
+def measured_budgets(rows: Rows, metric: str) -> list[str]:
+    """The budgets that a run measured by name, "r2", "r4", …; none for a run that has its rank alone."""
+    keys = (key for row in rows.values() for key in row if key.startswith(f"{metric} r"))
+    return list(dict.fromkeys(key.removeprefix(f"{metric} ") for key in keys))
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:

@@ -1,0 +1,159 @@
+"""Who is best in each group of clients at each budget, over seeds (FedP2EFT specification, section 7)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.compare.collect import Finished
+from befit.compare.series import Setup, pools_of, setups_of
+from befit.compare.statistics import spread
+from befit.evaluate.groups import Rows, by_group, group_keys, winner
+from befit.report.numbers import score_of
+
+__all__ = ["budget_means", "wins_of"]
+
+_DIGITS = 12  # to which two means are equal: sums of the same scores in another order are
+
+
+def budget_means(runs: Sequence[Finished]) -> list[dict[str, Any]]:
+    """The mean over clients and its spread over seeds of every series at every budget; nothing without budgets.
+
+    One entry for clients, and one for newcomers where they were measured: `pool`, `budgets`, and `rows` with `setup`,
+    `method`, and by budget `runs` (labels) and `scores`.
+    """
+    setups, budgets = setups_of(runs)
+    if budgets == [""]:
+        return []
+    metric = next(cell.metric for run in runs for cell in run.cells)
+    made = []
+    for pool in pools_of(runs):
+        rows = []
+        for setup in setups:
+            for series in setup.series:
+                found = {name: at for name in budgets if (at := series.at(name, pool)) is not None}
+                scores = {name: _spread([mean for rows in seeds.values() if (mean := _mean(rows, metric)) is not None])
+                          for name, (_, seeds) in found.items()}  # fmt: skip
+                rows.append({"setup": setup.title, "method": series.label, "scores": scores,
+                             "runs": {name: label for name, (label, _) in found.items()}})  # fmt: skip
+        made.append({"pool": pool, "budgets": budgets, "rows": [row for row in rows if row["runs"]]})
+    return [one for one in made if one["rows"]]
+
+
+def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
+    """One entry for each pool, setup and thing that is known of clients, such as their language.
+
+    ->  pool ("clients" or "newcomers"), setup, by (language), metrics, budgets, methods (labels of series), and
+        per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per method: a spread or None;
+        best, tied), `mean` (over groups, per method), `wins` (per method) and `nobody` (groups that nobody wins)
+
+    A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
+    seeds count that all methods of a setup and budget have, so that each number of a row is of the same seeds. The best
+    is who is strictly ahead in the headline, or with several metrics (without budgets) in more than half of them.
+    """
+    setups, budgets = setups_of(runs)
+    first = runs[0].run.cells[0].experiment if runs else None
+    headline = next((cell.metric for run in runs for cell in run.cells), "")
+    metrics = list(first.evaluate.metrics) if first and first.evaluate.metrics and budgets == [""] else [headline]
+    made = []
+    for pool in pools_of(runs):
+        for setup in setups:
+            for key in _keys(setup, budgets, pool):
+                at = {name: _at(setup, name, pool, key, metrics) for name in budgets}
+                if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):
+                    made.append({"pool": pool, "setup": setup.title, "by": key, "metrics": metrics, "budgets": budgets,
+                                 "methods": [series.label for series in setup.series], "at": at})  # fmt: skip
+    return made
+
+
+def _several(scores: Mapping[str, Any]) -> bool:
+    """Whether there is somebody to win against."""
+    return sum(one is not None for one in scores.values()) > 1
+
+
+def _keys(setup: Setup, budgets: Sequence[str], pool: str) -> list[str]:
+    found = (at for series in setup.series for name in budgets if (at := series.at(name, pool)) is not None)
+    rows = (rows for _, seeds in found for rows in seeds.values())
+    return list(dict.fromkeys(key for one in rows for key in group_keys(_infos(one))))
+
+
+def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
+    return {client: row.get("info") or {} for client, row in rows.items()}
+
+
+def _at(setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """All groups at one budget."""
+    found = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
+    seeds = _common([set(by_seed) for _, by_seed in found.values()])
+    made = [_groups({label: by_seed[seed] for label, (_, by_seed) in found.items()}, key, metrics) for seed in seeds]
+    names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
+    groups: dict[str, Any] = {}
+    for name in names:
+        over = {label: {metric: _all_of([one[name]["scores"][label][metric] for one in made]) for metric in metrics}
+                for label in found}  # fmt: skip
+        means = {label: {metric: None if values is None else round(statistics.fmean(values), _DIGITS)
+                         for metric, values in one.items()} for label, one in over.items()}  # fmt: skip
+        best = winner(means, metrics)
+        groups[name] = {
+            "clients": made[0][name]["clients"],
+            "examples": made[0][name]["examples"],
+            "scores": {label: _spread(one[metrics[0]]) for label, one in over.items()},
+            "best": best,
+            "tied": [] if best else _tied({label: one[metrics[0]] for label, one in means.items()}),
+        }
+    means_by_seed = {
+        label: _all_of([_all_mean([one[name]["scores"][label][metrics[0]] for name in names]) for one in made])
+        for label in found
+    }
+    return {
+        "seeds": seeds,
+        "runs": {label: run for label, (run, _) in found.items()},
+        "groups": groups,
+        "mean": {label: _spread(values) for label, values in means_by_seed.items()},
+        "wins": {label: sum(group["best"] == label for group in groups.values()) for label in found},
+        "nobody": sum(not group["best"] and _several(group["scores"]) for group in groups.values()),
+    }
+
+
+def _groups(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """One seed's groups. Of clients of which not all runs have a row none is counted: a group is of the same ones."""
+    shared = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
+    infos = {client: info for client, info in _infos(next(iter(runs.values()))).items() if client in shared}
+    return by_group(runs, infos, key, metrics)["groups"]
+
+
+def _common(sets: Sequence[set[int]]) -> list[int]:
+    return sorted(set.intersection(*sets)) if sets else []
+
+
+def _all_of(values: Sequence[float | None]) -> list[float] | None:
+    """The values, or None where one is missing."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return known if known and len(known) == len(values) else None
+
+
+def _all_mean(values: Sequence[float | None]) -> float | None:
+    known = _all_of(values)
+    return None if known is None else statistics.fmean(known)
+
+
+def _tied(scores: Mapping[str, float | None]) -> list[str]:
+    """Who shares the first place."""
+    known = {label: value for label, value in scores.items() if value is not None}
+    first = [label for label, value in known.items() if value == max(known.values())]
+    return first if len(first) > 1 else []
+
+
+def _mean(rows: Rows, metric: str) -> float | None:
+    known = [value for row in rows.values() if (value := score_of(row, metric)) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _spread(values: Sequence[float] | None) -> dict[str, Any] | None:
+    """Mean, SD with n - 1 as everywhere in a comparison, and with n as papers print it."""
+    found = spread(values or [])
+    if found is None or not values:
+        return None
+    return {"mean": found.mean, "sd": found.sd, "population_sd": statistics.pstdev(values), "n": len(values)}

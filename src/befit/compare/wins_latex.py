@@ -1,0 +1,56 @@
+"""The tables of wins for a paper: how often each method is best at each budget, and every group's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.compare.latex_parts import escape_latex, latex_line, latex_spread, latex_table, seeds_text, unit_text
+from befit.compare.wins_tables import budget_name
+
+__all__ = ["latex_wins"]
+
+
+def latex_wins(results: Mapping[str, Any]) -> list[str]:
+    """One table of counts, and one of scores for each pool and setup; nothing without groups."""
+    wins = results.get("wins", [])
+    return [_counts(wins), *(_scores(results, one, number) for number, one in enumerate(wins, 1))] if wins else []
+
+
+def _counts(wins: Sequence[Mapping[str, Any]]) -> str:
+    """Methods in rows, budgets in columns; a block for each pool and setup."""
+    budgets = wins[0]["budgets"]
+    headers = ["", *(budget_name(name) if name else "wins" for name in budgets)]
+    body: list[str] = []
+    for one in wins:
+        body += [r"\midrule"] * bool(body)
+        body.append(rf"\multicolumn{{{len(headers)}}}{{l}}{{\emph{{{escape_latex(_of(one))}}}}} \\")
+        for label in one["methods"]:
+            counts = (one["at"][name]["wins"].get(label) for name in budgets)
+            body.append(latex_line([label, *("--" if count is None else str(count) for count in counts)]))
+        body.append(latex_line(["nobody", *(str(one["at"][name]["nobody"]) for name in budgets)]))
+    caption = "Groups in which each method is strictly best in the mean over seeds; a tie is nobody's"
+    return latex_table("l" + "r" * len(budgets), [latex_line(headers)], body, caption, "wins")
+
+
+def _scores(results: Mapping[str, Any], one: Mapping[str, Any], number: int) -> str:
+    """Groups in rows, methods in columns, a block for each budget that ends with the mean; best of a group in bold."""
+    headers = [one["by"], *one["methods"]]
+    body: list[str] = []
+    for budget, at in one["at"].items():
+        body += [r"\midrule"] * bool(body)
+        if budget:
+            body.append(rf"\multicolumn{{{len(headers)}}}{{l}}{{\emph{{{escape_latex(budget_name(budget))}}}}} \\")
+        for name, group in at["groups"].items():
+            scores = (latex_spread(group["scores"].get(label), results["metric"], label == group["best"])
+                      for label in one["methods"])  # fmt: skip
+            body.append(" & ".join([escape_latex(name), *scores]) + r" \\")
+        means = (latex_spread(at["mean"].get(label), results["metric"], False) for label in one["methods"])
+        body.append(" & ".join(["mean", *means]) + r" \\")
+        body.append(latex_line(["wins", *(str(at["wins"].get(label, "--")) for label in one["methods"])]))
+    caption = f"{unit_text(results)} by {escape_latex(_of(one))}, {seeds_text(results)}, best in bold"
+    return latex_table("l" + "c" * len(one["methods"]), [latex_line(headers)], body, caption, f"wins-{number}")
+
+
+def _of(one: Mapping[str, Any]) -> str:
+    return ", ".join([one["by"], *[one["setup"]] * bool(one["setup"]), *["newcomers"] * (one["pool"] == "newcomers")])
