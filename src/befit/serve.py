@@ -68,7 +68,7 @@ def score(
         ends = at.round == at.rounds and at.stage == method.plan()[-1].name
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             found = [
-                site.task.evaluate(site.model.backbone, one, batch_size, site.model.device)[site.task.metric]
+                site.task.headline(site.model.backbone, one, batch_size, site.model.device)
                 for one in site.others(split).values()
                 if len(one)
             ]
@@ -78,8 +78,8 @@ def score(
         site.model.reset()
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
-            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
-        metrics[f"{site.task.metric} {name}"] = found[site.task.metric]
+            value = site.task.headline(site.model.backbone, examples, batch_size, site.model.device)
+        metrics[f"{site.task.metric} {name}"] = value
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -354,3 +354,22 @@ def test_metrics_of_text_and_of_likelihood_can_be_asked_for_together(tmp_path):
     assert task.metric == "rouge1"
     assert {"token_accuracy", "loss", "rouge1", "choice_sum", "choice_parse", "unparsable"} == set(metrics)
     assert next(iter(metrics)) == "rouge1"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "passes"), [(["rouge1", "choice_sum"], 3), (["choice_sum", "rouge1"], None), ([], None)]
+)
+def test_the_headline_alone_is_that_of_all_metrics(tmp_path, metrics, passes):
+    """Where it is of generated answers, prompts are read once: as many passes as the longest answer has tokens."""
+    save_llama(tmp_path)
+    model, task = load(tmp_path, metrics=metrics, max_new_tokens=3)
+    examples = task.prepare(QUESTIONS)
+    model.generation_config.eos_token_id = None
+    task.tokenizer.eos_token = None  # so that answers have all three tokens
+    shapes = []
+    handle = model.register_forward_hook(lambda _model, _inputs, output: shapes.append(output.logits.shape[1]))
+    found = task.headline(model, examples, len(QUESTIONS), "cpu")
+    handle.remove()
+    assert found == task.evaluate(model, examples, len(QUESTIONS), "cpu")[task.metric]
+    if passes is not None:
+        assert shapes == [1] * passes  # and of a prompt only the last position's logits are made

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from befit.compare.beside import scores_beside
 from befit.compare.cells import Cell, PlannedRun
 from befit.compare.execute import find_folder
 from befit.evaluate.groups import Rows
@@ -23,6 +24,7 @@ class Scores:
 
     data             the partition's hash, where the benchmark has one
     rows, newcomers  all that was measured of each, further budgets and metrics included, and what is known of it
+    beside           other scores of the whole run by key, see `befit.compare.beside`
     """
 
     seed: int
@@ -40,6 +42,7 @@ class Scores:
     failures: int = 0
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
+    beside: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def known(self) -> dict[str, float]:
@@ -84,4 +87,5 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         failures=len(results["failures"]),
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
+        beside=scores_beside(results),
     )

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from befit.compare.beside import beside_tables
 from befit.compare.latex_parts import escape_latex, latex_line, latex_spread, latex_table, seeds_text, unit_text
 from befit.compare.summary import limit_of, verdict
 from befit.compare.tables import clients_of
@@ -17,7 +18,7 @@ __all__ = ["escape_latex", "render_latex"]
 
 
 def render_latex(results: Mapping[str, Any]) -> str:
-    """All grids, wins, the table of all runs, and the clients. Shares are in percent, as in the other files."""
+    """All grids, wins, the table of all runs, scores beside it, and the clients. Shares are in percent."""
     limit = limit_sentence(limit_of(results))
     parts = [
         f"% {plain(results['title'])}",
@@ -25,7 +26,7 @@ def render_latex(results: Mapping[str, Any]) -> str:
         r"% needs \usepackage{booktabs}",
     ]
     parts += [_grid(results, grid) for grid in results["tables"]]
-    parts += [*latex_wins(results), _runs(results), _clients(results)]
+    parts += [*latex_wins(results), _runs(results), *_beside(results), _clients(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,6 +87,18 @@ def _runs(results: Mapping[str, Any]) -> str:
         f"from {escape_latex(reference)} (paired $t$ test over seeds, $p < 0.05$ after Holm's correction)"
     )
     return latex_table("l" + "r" * (len(headers) - 1), [latex_line(headers)], body, caption, "runs")
+
+
+def _beside(results: Mapping[str, Any]) -> list[str]:
+    """Scores over time, on other clients' examples and of newcomers, where there are any."""
+    made = []
+    for one in beside_tables(results):
+        headers, rows = one.table
+        body = [latex_line(row) for row in rows]
+        caption = f"{escape_latex(one.title)}: {unit_text(results)}, {seeds_text(results)}"
+        name = one.title.split()[0].lower()
+        made.append(latex_table("l" + "r" * (len(headers) - 1), [latex_line(headers)], body, caption, name))
+    return made
 
 
 def _clients(results: Mapping[str, Any]) -> str:

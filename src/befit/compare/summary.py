@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from befit.compare.beside import COMPARED
 from befit.compare.collect import Finished, Scores
 from befit.compare.execute import CellFailure
 from befit.compare.grids import GridTable
@@ -30,16 +31,16 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
     cells = [cell for run in runs for cell in run.cells]
     reference = next(run for run in runs if run.run.label == plan.reference)
     compared = {run.run.label: _against(run, reference) for run in runs if run is not reference}
+    beside = {run.run.label: _beside_against(run, reference) for run in runs if run is not reference}
     for key in ("t", "signed"):
-        adjusted = holm({label: None if one is None else one[key]["p"] for label, one in compared.items()})
-        for label, one in compared.items():
-            if one is not None:
-                one[key]["p_holm"] = adjusted[label]
+        _adjust([one[key] for one in compared.values() if one is not None])
+    for key in COMPARED:
+        _adjust([one[key] for one in beside.values() if key in one])
     results: dict[str, Any] = {
         "title": plan.head.title, "about": plan.head.about, "paper": plan.head.paper, "table": plan.head.table,
         "note": plan.head.note, "name": plan.name, "metric": cells[0].metric, "split": cells[0].split,
         "higher_is_better": True, "seeds": list(plan.seeds), "reference": plan.reference,
-        "runs": [_run(run, compared.get(run.run.label)) for run in runs],
+        "runs": [_run(run, compared.get(run.run.label), beside.get(run.run.label, {})) for run in runs],
         "tables": [_table(table) for table in plan.tables],
         "budgets": budget_means(runs),
         "wins": wins_of(runs),
@@ -50,7 +51,14 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
     return results
 
 
-def _run(finished: Finished, against: dict[str, Any] | None) -> dict[str, Any]:
+def _adjust(tests: Sequence[dict[str, Any]]) -> None:
+    """Give every test its p after Holm's correction for all of them."""
+    adjusted = holm({str(place): one["p"] for place, one in enumerate(tests)})
+    for place, one in enumerate(tests):
+        one["p_holm"] = adjusted[str(place)]
+
+
+def _run(finished: Finished, against: dict[str, Any] | None, beside: dict[str, Any]) -> dict[str, Any]:
     """One run: every seed's numbers, and their spread."""
     cells = finished.cells
     means = [statistics.fmean(cell.known.values()) for cell in cells if cell.known]
@@ -69,10 +77,13 @@ def _run(finished: Finished, against: dict[str, Any] | None) -> dict[str, Any]:
         "curve": _curve(cells),
         "failed_exchanges": sum(cell.failures for cell in cells),
         "against": against,
+        "beside": {key: _spread([cell.beside[key] for cell in cells if key in cell.beside])
+                   for key in dict.fromkeys(key for cell in cells for key in cell.beside)},
+        "beside_against": beside,
         "seeds": [{"seed": cell.seed, "folder": cell.folder, "mean": statistics.fmean(cell.known.values())
                    if cell.known else None, "bytes_up": cell.bytes_up, "bytes_down": cell.bytes_down,
                    "seconds": cell.seconds, "steps": cell.steps, "data": cell.data, "clients": cell.clients,
-                   "examples": cell.examples} for cell in cells],
+                   "examples": cell.examples, "beside": cell.beside} for cell in cells],
         "config": to_dict(finished.run.cells[0].experiment),
     }  # fmt: skip
 
@@ -96,25 +107,34 @@ def _curve(cells: Sequence[Scores]) -> list[dict[str, Any]]:
 
 def _against(run: Finished, reference: Finished) -> dict[str, Any] | None:
     """Differences from the reference, paired by seed and client; None where no seed has the same clients and data."""
-    theirs = {cell.seed: cell for cell in reference.cells}
     by_seed: list[list[float]] = []
-    apart = False
-    for cell in run.cells:
-        other = theirs.get(cell.seed)
-        if other is None:
-            continue
-        if cell.data != other.data or cell.clients.keys() != other.clients.keys():
-            apart = True
-            continue
+    for cell, other in _pairs(run, reference):
         known = [client for client in cell.known if client in other.known]
         if known:
             by_seed.append([cell.known[client] - other.known[client] for client in known])
-    if apart or not by_seed:
+    if not by_seed:
         return None
     t = paired([statistics.fmean(differences) for differences in by_seed])
     signed = signed_ranks([value for differences in by_seed for value in differences])
     assert t is not None
     return {"t": vars(t).copy(), "signed": {**vars(signed), "n": signed.n}}
+
+
+def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
+    """The seeds that both have; none at all where any seed has other clients or data."""
+    theirs = {cell.seed: cell for cell in reference.cells}
+    pairs = [(cell, theirs[cell.seed]) for cell in run.cells if cell.seed in theirs]
+    same = all(cell.data == other.data and cell.clients.keys() == other.clients.keys() for cell, other in pairs)
+    return pairs if same else []
+
+
+def _beside_against(run: Finished, reference: Finished) -> dict[str, Any]:
+    """Of the scores beside the mean, the differences of seeds from the reference, as a paired test."""
+    pairs = _pairs(run, reference)
+    differences = {key: [cell.beside[key] - other.beside[key] for cell, other in pairs
+                         if key in cell.beside and key in other.beside] for key in COMPARED}  # fmt: skip
+    tests = {key: paired(values) for key, values in differences.items()}
+    return {key: vars(test).copy() for key, test in tests.items() if test is not None}
 
 
 def _table(table: GridTable) -> dict[str, Any]:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from befit.ablations.base import Titled
+from befit.compare.beside import beside_tables
 from befit.compare.statistics import LEAST_PAIRS, LEVEL
 from befit.compare.summary import verdict
+from befit.compare.texts import difference_text, p_text
 from befit.compare.wins_tables import budget_tables, wins_tables
 from befit.report.numbers import NOTHING, bytes_text, gain_text, plain, score_text, seconds_text, spread_text
 from befit.report.tables import Table
 
 __all__ = [
-    "all_tables", "client_table", "cost_table", "difference_table", "grid_table", "p_text", "screen_tables",
-    "summary_table",
+    "all_tables", "client_table", "cost_table", "difference_table", "grid_table", "screen_tables", "summary_table",
 ]  # fmt: skip
 
 COST_NOTE = (
@@ -30,7 +31,7 @@ def screen_tables(results: Mapping[str, Any]) -> list[Titled]:
 
 
 def all_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """Grids first, in the paper's form, and who wins at which budget, then every run."""
+    """Grids first, in the paper's form, and who wins at which budget, then every run and what was scored beside it."""
     made = [Titled(one["title"], grid_table(results, one), grid_note(results, one)) for one in results["tables"]]
     wins = wins_tables(results)
     made += [*budget_tables(results), *(one for one in wins if not one.detail)]
@@ -38,6 +39,7 @@ def all_tables(results: Mapping[str, Any]) -> list[Titled]:
     if len(results["runs"]) > 1:
         made.append(Titled(f"Differences from {plain(results['reference'])}", difference_table(results),
                            difference_note(results)))  # fmt: skip
+    made += beside_tables(results)
     made.append(Titled("Cost", cost_table(results), COST_NOTE))
     made += [one for one in wins if one.detail]
     made.append(Titled("Clients", client_table(results), client_note(results), detail=True))
@@ -124,10 +126,8 @@ def difference_table(results: Mapping[str, Any]) -> Table:
             rows.append([plain(run["label"]), *[NOTHING] * 3, _unpaired(results, run)])
             continue
         t, signed = run["against"]["t"], run["against"]["signed"]
-        text = gain_text(t["mean"], metric)
-        if t["low"] is not None:
-            text += f" ± {gain_text(t['high'] - t['mean'], metric, signed=False)}"
-        rows.append([plain(run["label"]), text, p_text(t["p_holm"]), p_text(signed["p_holm"]), verdict(run["against"])])
+        texts = difference_text(t, metric), p_text(t["p_holm"]), p_text(signed["p_holm"])
+        rows.append([plain(run["label"]), *texts, verdict(run["against"])])
     return headers, rows
 
 
@@ -181,11 +181,3 @@ def client_note(results: Mapping[str, Any]) -> str:
 
 def clients_of(results: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(client for run in results["runs"] for client in run["clients"]))
-
-
-def p_text(p: float | None) -> str:
-    """
-    >>> p_text(0.0421), p_text(0.00004), p_text(None)
-    ('0.042', '4e-05', '–')
-    """
-    return NOTHING if p is None else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"

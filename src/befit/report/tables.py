@@ -25,11 +25,18 @@ from befit.report.numbers import (
 from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
-    "Table", "client_communication_table", "client_table", "communication_table", "curve_table", "diagnostics_table",
+    "OVER_TIME", "Table", "client_communication_table", "client_table", "communication_table", "curve_table",
+    "diagnostics_table",
     "failure_table", "headline", "is_numeric", "over_time_table", "stage_table", "summary_table", "updates_differ",
 ]  # fmt: skip
 
 Table = tuple[list[str], list[list[str]]]
+OVER_TIME = {
+    "self_last": "own, last",
+    "self_auc": "own, over time",
+    "others_last": "others, last",
+    "others_auc": "others, over time",
+}
 
 
 def client_table(results: Mapping[str, Any]) -> Table:
@@ -134,10 +141,8 @@ def over_time_table(results: Mapping[str, Any]) -> Table:
     found = [(title, one.get("over_time") or {}) for title, one in runs]
     if not any("others_last" in one for _, one in found):
         return [], []
-    keys = {"self_last": "own, last", "self_auc": "own, over time", "others_last": "others, last",
-            "others_auc": "others, over time"}  # fmt: skip
-    rows = [[title, *(score_text(score_of(one, key), metric) for key in keys)] for title, one in found]
-    return ["", *keys.values()], rows
+    rows = [[title, *(score_text(score_of(one, key), metric) for key in OVER_TIME)] for title, one in found]
+    return ["", *OVER_TIME.values()], rows
 
 
 def communication_table(results: Mapping[str, Any]) -> Table:

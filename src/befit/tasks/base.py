@@ -81,6 +81,10 @@ class Task(ABC):
         Deterministic; independent of `batch_size` up to rounding. Raises DataError when there are no examples.
         """
 
+    def headline(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
+        """The metric called `metric` alone, as `evaluate` has it; a task that can have it for less overrides this."""
+        return self.evaluate(model, examples, batch_size, device)[self.metric]
+
     @abstractmethod
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -158,14 +158,24 @@ class CausalLM(Task):
         metrics = {"token_accuracy": correct / tokens, "loss": loss / tokens}
         if not self.generated and not self.likelihoods:
             return metrics
-        if not isinstance(examples, PaddedExamples) or not examples.prompts:
-            raise DataError("generation needs examples that this task prepared, with their prompts")
-        options = examples.options
+        options = _prompted(examples).options
         if options is not None and self.likelihoods:
             metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device)
         if self.generated:
-            metrics |= self.compared(self._answers(model, examples.prompts, batch_size, device), examples)
+            metrics |= self._scored_answers(model, examples, batch_size, device)
         return {self.metric: metrics[self.metric], **metrics}  # the headline first: progress shows the first
+
+    def headline(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
+        """Of generated answers without the loss, which would read every prompt a second time."""
+        if self.metric not in self.generated:
+            return super().headline(model, examples, batch_size, device)
+        return self._scored_answers(model, examples, batch_size, device)[self.metric]
+
+    def _scored_answers(
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
+    ) -> dict[str, float]:
+        prompted = _prompted(examples)
+        return self.compared(self._answers(model, prompted.prompts, batch_size, device), prompted)
 
     def compared(self, answers: Sequence[str], examples: PaddedExamples) -> dict[str, float]:
         """The metrics of generated answers, one for each example."""
@@ -247,6 +257,12 @@ class CausalLM(Task):
                 tokens = greedy(model, batch, stop, self.tokenizer.pad_token_id, self.max_new_tokens, limit, device)
                 answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return answers
+
+
+def _prompted(examples: Examples) -> PaddedExamples:
+    if not isinstance(examples, PaddedExamples) or not examples.prompts:
+        raise DataError("generation needs examples that this task prepared, with their prompts")
+    return examples
 
 
 def _references(record: Record, where: str) -> tuple[str, ...]:

@@ -48,14 +48,18 @@ def greedy(
     width = max(map(len, prompts))
     tokens = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    taken = inspect.signature(model.forward).parameters
+    # The next token needs the last position alone: all of a prompt's would be (batch, tokens, vocabulary).
+    last: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
     endings = torch.tensor(sorted(stop), device=device)
     answers: list[list[int]] = [[] for _ in prompts]
     room = torch.tensor([min(max_new_tokens, max_length - len(prompt)) for prompt in prompts], device=device)
     running = room > 0
     cache = None
     for step in range(int(room.max())):
-        extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]} if takes_positions else {}
+        extra = dict(last)
+        if "position_ids" in taken:
+            extra["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         if step == 0:
             extra |= first or {}
         with input_ends(-1):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from befit.compare.beside import beside_tables
 from befit.compare.collect import Finished, Scores
 from befit.compare.comparison import make_plan
 from befit.compare.execute import CellFailure
@@ -239,3 +240,43 @@ def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
     assert len(rows) == 3 * 2 * 3
     assert rows[5] == {"run": "Alone", "method": "local", "seed": "1", "client": "c2", "accuracy": "0.8",
                        "examples": "10", "folder": "runs/x-s1"}  # fmt: skip
+
+
+BESIDE = {
+    "Alone": [{"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},
+              {"others_last": 0.35, "self_auc": 0.6, "newcomers": 0.5}],
+    "Fed_IT": [{"others_last": 0.5, "self_auc": 0.6}, {"others_last": 0.7, "self_auc": 0.8}],
+}  # fmt: skip
+
+
+def with_beside(plan: Plan, **change: Any) -> dict[str, Any]:
+    cells = {run.run.label: list(run.cells) for run in finished(plan)}
+    for label, values in BESIDE.items():
+        cells[label] = [replace(cell, beside=one) for cell, one in zip(cells[label], values, strict=True)]
+    cells["Fed_IT"][1] = replace(cells["Fed_IT"][1], **change)
+    return made(plan, cells)
+
+
+def test_scores_on_others_examples_are_paired_with_the_reference(plan: Plan) -> None:
+    """Fed_IT minus Alone on others: .25 and .35, mean .3; a run that was not measured there has no difference."""
+    results = with_beside(plan)
+    title, (headers, rows), note = next((one.title, one.table, one.note) for one in beside_tables(results))
+    assert title == "Own and other clients' examples" and "Holm" in note
+    assert headers == ["run", "own, over time", "others, last", "others, last: minus Alone ± 95%", "p (t, seeds)"]
+    t = by_label(results)["Fed_IT"]["beside_against"]["others_last"]
+    assert t["mean"] == pytest.approx(0.3) and t["p_holm"] == t["p"] == pytest.approx(0.1051, abs=1e-4)
+    assert rows[0] == ["Alone", "55.0% ± 7.1", "30.0% ± 7.1", NOTHING, NOTHING]
+    assert rows[1][:3] == ["Fed_IT", "70.0% ± 14.1", "60.0% ± 14.1"] and rows[1][3].startswith("+30.0 ± 63.5")
+    assert rows[2] == ["Ditto · low", *[NOTHING] * 4]
+    assert r"others, last" in render_latex(results)
+
+
+def test_scores_beside_of_other_data_are_not_paired(plan: Plan) -> None:
+    assert by_label(with_beside(plan, data="other"))["Fed_IT"]["beside_against"] == {}
+
+
+def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan) -> None:
+    newcomers = beside_tables(with_beside(plan))[1]
+    assert newcomers.title == "Newcomers"
+    assert [row[1] for row in newcomers.table[1]] == ["50.0% ± 0.0", NOTHING, NOTHING]
+    assert beside_tables(made(plan)) == []
