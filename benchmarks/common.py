@@ -123,16 +123,21 @@ def publish(name: str, title: str, note: str, headers: Sequence[str], rows: Sequ
     """Write results/<name>.json and replace the section of that name in docs/benchmarks.md."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "data": data}, indent=2) + "\n")
-    lines = [f"<!-- {name} -->", f"## {title}", "", note, "", "| " + " | ".join(headers) + " |",
-             "|" + "---|" * len(headers), *("| " + " | ".join(row) + " |" for row in rows), "",
-             f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`.",
-             f"<!-- /{name} -->"]  # fmt: skip
-    text = DOCUMENT.read_text() if DOCUMENT.exists() else "# Benchmarks\n"
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    lines = [f"## {title}", "", note, "", "| " + " | ".join(headers) + " |", "|" + "---|" * len(headers),
+             *("| " + " | ".join(row) + " |" for row in rows), "",
+             f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`."]  # fmt: skip
     section = "\n".join(lines)
-    if start in text:
-        text = text[: text.index(start)] + section + text[text.index(end) + len(end) :]
-    else:
-        text = text.rstrip("\n") + "\n\n" + section + "\n"
-    DOCUMENT.write_text(text)
+    put_section(DOCUMENT, name, section)
     print(section, file=sys.stdout)
+
+
+def put_section(document: Path, name: str, section: str) -> None:
+    """Replace what stands between the marks of that name in a page, or append it with its marks."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    made = f"{start}\n{section}\n{end}"
+    text = document.read_text() if document.exists() else "# Benchmarks\n"
+    if start in text:
+        text = text[: text.index(start)] + made + text[text.index(end) + len(end) :]
+    else:
+        text = text.rstrip("\n") + "\n\n" + made + "\n"
+    document.write_text(text)
