@@ -28,11 +28,11 @@ RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 # long again, and are run by make test-slow.
 SLOW = {
     "aggregation-guidance-validation.yaml", "fedmosaic/drake-static.yaml", "fedmosaic/fed-llm-large.yaml",
-    "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "offline/digits-vqa-dynamic.yaml",
-    "offline/aggregation-guidance-smoke.yaml", "offline/names-p2eft.yaml",
-    "offline/names-p2eft-minilm.yaml", "offline/potara-digits.yaml", "offline/rates-validation.yaml",
-    "offline/skills-families.yaml", "offline/skills-rates-validation.yaml",
-    "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
+    "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "fedp2eft/masakhanews-320.yaml",
+    "fedp2eft/xnli-600.yaml", "offline/aggregation-guidance-smoke.yaml", "offline/digits-vqa-dynamic.yaml",
+    "offline/names-p2eft-fedl2p.yaml", "offline/names-p2eft-minilm.yaml", "offline/names-p2eft.yaml",
+    "offline/potara-digits.yaml", "offline/rates-validation.yaml", "offline/skills-families.yaml",
+    "offline/skills-rates-validation.yaml", "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
 }  # fmt: skip
 SUFFIXES = ("html", "md", "tex", "csv", "json")
 

@@ -19,6 +19,7 @@ __all__ = ["Series", "Setup", "pools_of", "setups_of"]
 
 _SIZE = ("rank", "alpha", "budgets")  # what a method has otherwise at another budget
 _SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # what runs share that are set beside each other
+_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, what it shares with others, and all else as text
 _BUDGET = re.compile(r"[\s,·(]*\b(?:r|rank)[ =]*\d+\b(?:(?:, | and )(?:\d+|more)\b)*\)?", re.IGNORECASE)
 
 
@@ -53,19 +54,39 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
 
     A comparison has budgets where a run measured several, or where runs differ in nothing but their rank.
     """
-    shared: dict[str, tuple[dict[str, Any], dict[str, list[Finished]]]] = {}
+    shared: dict[str, _Members] = {}
     for run in runs:
-        if not run.cells:
-            continue
-        setting, rest = _apart(run)
-        there = shared.setdefault(_text(setting), (setting, {}))[1]
-        there.setdefault(_text(rest), []).append(run)
-    groups = [[one for found in there.values() for one in _series(found)] for _, there in shared.values()]
+        if run.cells:
+            setting, rest = _apart(run)
+            name = setting.get("base", {}).get("name")
+            shared.setdefault(_text({**setting, "base": name}), []).append((run, setting, _text(rest)))
+    settings: list[dict[str, Any]] = []
+    groups: list[list[list[Finished]]] = []
+    for members in (part for found in shared.values() for part in _by_base(found)):
+        alike: dict[str, list[Finished]] = {}
+        for run, _, rest in members:
+            alike.setdefault(rest, []).append(run)
+        settings.append(members[0][1])
+        groups.append([one for found in alike.values() for one in _series(found)])
     named = {name for series in groups for found in series if len(found) > 1 for run in found for name in _budgets(run)}
     named |= {name for run in runs for cell in run.cells for name in measured_budgets(cell.rows, cell.metric)}
     budgets = sorted(named, key=lambda name: int(name[1:])) or [""]
-    titles = _titles([setting for setting, _ in shared.values()])
+    titles = _titles(settings)
     return [Setup(title, _labelled(series, budgets)) for title, series in zip(titles, groups, strict=True)], budgets
+
+
+def _by_base(members: _Members) -> list[_Members]:
+    """Runs with bases of one name, apart by the base's settings where a method is there with several of them. Settings
+    that differ from method to method are its own, such as the share of a larger `train.lr` that the base learns at."""
+    bases: dict[str, set[str]] = {}
+    for _, setting, rest in members:
+        bases.setdefault(rest, set()).add(_text(setting.get("base")))
+    if all(len(found) == 1 for found in bases.values()):
+        return [members]
+    parts: dict[str, _Members] = {}
+    for one in members:
+        parts.setdefault(_text(one[1].get("base")), []).append(one)
+    return list(parts.values())
 
 
 def pools_of(runs: Sequence[Finished]) -> list[str]:

@@ -246,3 +246,10 @@ def test_a_problem_of_all_cells_is_told_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check_plan(plan({"base": {"benchmark": {"name": "xnli-600"}}}))
     assert len(caught.value.problems) == 1 and " cells, first Alone, seed 3: benchmark.root" in caught.value.problems[0]
+
+
+def test_the_recipe_with_fedl2p_uses_the_cells_of_the_one_without() -> None:
+    one, more = (make_plan(ROOT / "recipes" / "offline" / f"{name}.yaml", seeds=[0])
+                 for name in ("names-p2eft", "names-p2eft-fedl2p"))  # fmt: skip
+    new = [cell.experiment.method["name"] for cell in more.cells if cell.key not in {cell.key for cell in one.cells}]
+    assert len(more.cells) == len(one.cells) + len(new) and set(new) == {"fedl2p"}

@@ -13,6 +13,7 @@ from befit.compare.collect import Finished, Scores
 from befit.compare.comparison import make_plan
 from befit.compare.latex import render_latex
 from befit.compare.plan import Plan
+from befit.compare.series import setups_of
 from befit.compare.summary import summarise
 from befit.compare.tables import all_tables, screen_tables
 from befit.compare.wins_tables import win_rows
@@ -129,6 +130,30 @@ def test_runs_on_another_base_are_another_setup(plan: Plan) -> None:
     }
     assert budgets["newcomers", "on FedIT", "Several on FedIT"]["r4"]["mean"] == pytest.approx(1.0)
     assert set(budgets["clients", "on FedIT", "Plain on FedIT"]) == {"r2"}
+
+
+def test_bases_of_one_name_are_apart_only_where_a_method_has_several() -> None:
+    """The second has twice the rate and half of it in its base, so one base; the third is the first at another rate."""
+
+    def setups(**more: Any) -> list[tuple[str, list[str]]]:
+        base = {"name": "fedavg", "lr_scale": 0.1}
+        runs = {
+            "A": {"method": {"name": "lora", "rank": 2, "base": base}},
+            "B": {
+                "method": {"name": "adalora", "rank": 2, "base": {**base, "lr_scale": 0.05}},
+                "set": {"train.lr": 0.002},
+            },
+            **more,
+        }
+        plan = make_plan({**RECIPE, "runs": runs})
+        found, _ = setups_of([Finished(run, tuple(one_budget([0.5, 0.5, 0.5]))) for run in plan.runs])
+        return [(one.title, [series.label for series in one.series]) for one in found]
+
+    assert setups() == [("", ["A", "B"])]
+    other = {"method": {"name": "lora", "rank": 2, "base": {"name": "fedavg", "lr_scale": 0.3}}}
+    assert setups(C=other) == [("on FedAvg, all weights, base.lr_scale=0.1", ["A"]),
+                               ("on FedAvg, all weights, base.lr_scale=0.05", ["B"]),
+                               ("on FedAvg, all weights, base.lr_scale=0.3", ["C"])]  # fmt: skip
 
 
 def test_newcomers_are_counted_apart(plan: Plan) -> None:
