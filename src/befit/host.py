@@ -113,7 +113,7 @@ class Host:
         method = build_method(config)
         found = check_needs(label, method, self.federation, self.families)
         for key, one in self.backbones.items():
-            clients = [info.id for info in self.infos if info.backbone == key]
+            clients = [info.id for info in (*self.infos, *self.newcomers) if info.backbone == key]
             found += [f"method {label}: {fault}" for fault in method.faults(one.model.shapes, clients)]
         return found
 

@@ -149,10 +149,33 @@ def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, c
     ("limits", "text"),
     [
         ("{a: {rank: 1}, 'phone-*': {rank: 1}}", "phone-*, which is no client. The clients are a, b"),
-        ("{a: {rank: 1}, '*': {parameters: 3}}", "a limit of 3 parameters (1.2e-05 megabytes), as client b has"),
+        (
+            "{a: {rank: 1}, '*': {parameters: 3}}",
+            "limits.*: a limit of 3 parameters (1.2e-05 megabytes), as client b "
+            "has, holds no rank: the smallest module takes 32 a rank",
+        ),
+        # Between the widths of its modules: whether 40 hold a rank is known after the search alone.
+        (
+            "{a: {rank: 1}, b: {parameters: 40}}",
+            "limits.b: a limit of 40 parameters (0.00016 megabytes), as client b has, may hold no rank: "
+            "block.00.down_proj takes 48, and the scales may put it first. Give it 48 or more",
+        ),
     ],
 )
 def test_limits_that_no_client_or_no_rank_fits_are_refused_before_the_search(experiment, tmp_path, limits, text):
-    wanted = experiment("method=bayestune", f"method.limits={limits}")
+    save_bert(tmp_path / "model", intermediate_size=32)
+    wanted = experiment("method=bayestune", f"method.limits={limits}", "adapter.targets=[all]")
     checked, ran = refusals(wanted, tmp_path)
     assert checked == ran and text in checked
+
+
+def test_a_newcomers_limit_is_looked_at_too(experiment, tmp_path):
+    (tmp_path / "late.jsonl").write_text("\n".join(map(json.dumps, TEXTS)))
+    asked = [
+        "method=fedp2eft",
+        "method.limits={late: {parameters: 3}}",
+        f"data.newcomers={{late: {tmp_path}/late.jsonl}}",
+    ]
+    checked, ran = refusals(experiment(*asked), tmp_path)
+    assert checked == ran and "limits.late: a limit of 3 parameters" in checked
+    assert check(experiment(*asked, "evaluate.newcomers=false"))

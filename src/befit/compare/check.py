@@ -7,6 +7,7 @@ from typing import Any
 from befit.compare.plan import Plan
 from befit.cost.estimate import estimate
 from befit.errors import ConfigError
+from befit.method import Method
 from befit.registry import build_method
 from befit.runner import shared
 
@@ -45,9 +46,11 @@ def _look(plan: Plan) -> list[str]:
     """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
     warnings: list[str] = []
     problems: dict[str, list[str]] = {}  # what many cells share is said once
-    seen: list[tuple[Any, Any]] = []
+    seen: list[tuple[Any, Any, Any]] = []
     for cell in plan.cells:
-        setting = shared(cell.experiment), build_method(cell.experiment.method).needs
+        method = build_method(cell.experiment.method)
+        asks = cell.experiment.method if type(method).faults is not Method.faults else None  # of the model's shapes
+        setting = shared(cell.experiment), method.needs, asks
         if setting in seen:
             continue
         seen.append(setting)

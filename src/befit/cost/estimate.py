@@ -56,13 +56,16 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
     if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
         raise ConfigError(problems)
+    newcomers = {one.id: one.info for one in federation.newcomers} if experiment.evaluate.newcomers else {}
+    arriving = family_settings(experiment, newcomers, whole=False)
     name = runs[0][0]
     families: list[dict[str, Any]] = []
     warnings: list[str] = []
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
-        row, found = _of_family(own, replace(federation, clients=tuple(clients)), runs)
+        measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
+        row, found = _of_family(own, replace(federation, clients=tuple(clients)), runs, measured)
         families.append({"family": family, **row})
         warnings += found
     first = {key: value for key, value in families[0].items() if key != "family"}
@@ -104,13 +107,12 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
 
 
 def _of_family(
-    experiment: Experiment, federation: Federation, runs: Sequence[tuple[str, Method]]
+    experiment: Experiment, federation: Federation, runs: Sequence[tuple[str, Method]], measured: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What clients with one backbone take, and warnings."""
+    """What clients with one backbone take, and warnings. `measured` are these clients and the newcomers with it."""
     backbone = skeleton(experiment.model, federation.task, federation.label_names)
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
-    ids = [client.id for client in federation.clients]
-    if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, ids)]:
+    if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, measured)]:
         raise ConfigError(faults)
     method = runs[0][1]
     specs = method.layout.specs(shapes)

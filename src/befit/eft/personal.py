@@ -71,27 +71,41 @@ class Budgets:
         return tuple(pattern for pattern, _ in self.limits)
 
     def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        """Limits into which not even one rank of the smallest module fits, a line for each with its first client."""
-        smallest = min((shape.d_in + shape.d_out for shape in shapes.targets.values()), default=0)
-        asked = {limit.parameters: client for client in reversed(clients) if (limit := self.limit(client)).parameters}
-        return [f"a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
-                f"holds no rank: the smallest module takes {smallest} a rank. Give it more, or rank in its place"
-                for parameters, client in asked.items() if parameters and parameters < smallest]  # fmt: skip
+        """Limits into which a rank of the largest module does not fit, a line for each with its first client.
+
+        Which module the scales put first is known only after the search, and a limit is used up in their order.
+        """
+        widths = {name: shape.d_in + shape.d_out for name, shape in shapes.targets.items()}
+        largest = max(widths, key=lambda name: widths[name], default="")
+        asked: dict[tuple[str, int], str] = {}
+        for client in clients:
+            if limited := self.limit(client).parameters:
+                asked.setdefault((self._key(client), limited), client)
+        return [
+            f"{key}: a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
+            + (f"holds no rank: the smallest module takes {min(widths.values())} a rank. "
+               if parameters < min(widths.values()) else
+               f"may hold no rank: {largest} takes {widths[largest]}, and the scales may put it first. ")
+            + f"Give it {widths[largest]} or more, or rank in its place"
+            for (key, parameters), client in asked.items() if largest and parameters < widths[largest]
+        ]  # fmt: skip
+
+    def _key(self, client: str) -> str:
+        """The option that says a client's limit."""
+        own = next((pattern for pattern, _ in self.limits if fnmatchcase(client, pattern)), None)
+        return "parameters or megabytes" if own is None else f"limits.{own}"
 
     def count(self, name: str, scales: Tensor, site: Site) -> int:
-        """How many ranks the adapter `name` keeps. Raises ModelError for a limit that no rank fits into."""
+        """How many ranks the adapter `name` keeps. Raises ModelError where it is none, which `faults` says before."""
         if name != BUDGETED:
             return self.names[name] * len(scales)
         limit = self.limit(site.info.id)
         if limit.parameters is None:
             return (limit.rank or self.rank) * len(scales)
-        targets = site.model.shapes.targets
-        found = affordable(scales, list(targets.values()), limit.parameters)
+        found = affordable(scales, list(site.model.shapes.targets.values()), limit.parameters)
         if not found:
-            smallest = min(shape.d_in + shape.d_out for shape in targets.values())
             raise ModelError(f"client {site.info.id}: a limit of {limit.parameters} parameters holds no rank of the "
-                             f"module that its scales put first; the smallest module takes {smallest} a rank. Give it "
-                             "more, or rank in its place")  # fmt: skip
+                             "module that its scales put first. Give it more, or rank in its place")  # fmt: skip
         return found
 
 
