@@ -121,6 +121,10 @@ class ByFamily(Method):
             for stage in self.method.plan()
         ]
 
+    def arrival(self) -> Stage | None:
+        stage = self.method.arrival()
+        return None if stage is None else replace(stage, exchange=_Grouped(stage.exchange))
+
     def describe(self) -> dict[str, object]:
         return self.method.describe()
 

@@ -127,6 +127,14 @@ class Host:
             one.model.install(method.layout, self.experiment.federation.seed)
             one.model.reset()
             starts[key] = one.model.dump(EVERYTHING)
+        return self.server_site(starts)
+
+    def server_site(self, starts: Mapping[str, State] | None = None) -> ServerSite:
+        """The server's site; initial adapters by backbone are those of the installed slots unless given."""
+        if starts is None:
+            for one in self.backbones.values():
+                one.model.reset()
+            starts = {key: one.model.dump(EVERYTHING) for key, one in self.backbones.items()}
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train)
 
     def site(self, info: ClientInfo) -> Site:

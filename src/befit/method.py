@@ -131,6 +131,14 @@ class Method(Exchange):
     def plan(self) -> Sequence[Stage]:
         """The stages of a run, in order."""
 
+    def arrival(self) -> Stage | None:
+        """What a newcomer, a client that takes no part in any round, does once before its first download.
+
+        Its exchange's `aggregate` gives what the server holds for this newcomer alone: the run's own memory stays as it
+        is. Without one a newcomer gets what any client would that has not sent anything.
+        """
+        return None
+
     def describe(self) -> dict[str, object]:
         """Stages and what travels in each, in words, for `befit explain`."""
         return {"stages": [f"{stage.name} ({'federated' if stage.uplink else 'personal'})" for stage in self.plan()]}

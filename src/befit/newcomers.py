@@ -1,7 +1,8 @@
 """Newcomers: clients that took no part in training, measured when a run is over.
 
-Each is given what the server has by then, and nothing else: first it uses the download as it is, then it runs the
-method's personal stages as any client would, from their first to their last. Nothing of a newcomer reaches the server.
+Each is given what the server has by then: first it uses the download as it is, then it runs the method's personal
+stages as any client would, from their first to their last. Where the method has an arrival, a newcomer goes through
+that before its download, and sends what it declares; the run's own memory, and so everybody else, has nothing of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from befit.deployed import taken_away, write_client
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
+from befit.errors import BefitError
 from befit.evaluate.results import spread
 from befit.federate import final_download
 from befit.journal import Observer
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["measure_newcomers"]
+__all__ = ["arrive", "measure_newcomers", "newcomer_engine"]
 
 
 def measure_newcomers(
@@ -70,14 +72,9 @@ def _measure(
 ) -> dict[str, Any]:  # fmt: skip
     """One newcomer from its first contact to its adapter."""
     experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
-    engine = LocalEngine(
-        method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
-        serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
-        rounds=experiment.federation.rounds,
-    )  # fmt: skip
+    engine = newcomer_engine(host, method, info)
     last = stages[-1].rounds or 1
     at = Tick(stages[-1].name, last, last, experiment.federation.seed)
-    request = {info.id: final_download(method, server, info, at)}
     row: dict[str, Any] = {
         metric: None, "download": None, "backbone": None, "unchanged": False,
         "examples": len(host.examples(info.id, experiment.evaluate.split)),
@@ -87,17 +84,25 @@ def _measure(
     personal = [stage for stage in stages if not stage.uplink]
     bare = _backbone(host, info)
     row["backbone"] = bare[metric]
-    (found,) = engine.score(request, at, experiment.evaluate.split)
-    if not isinstance(found, Failure):
-        row["download"] = found.metrics[metric]
-    if not personal:
-        row["bytes_down"] = found.cost.bytes_down
+    request: dict[str, Payload] = {}
+    welcome = arrive(engine, host, method, server, info, row)
+    if isinstance(welcome, Failure):
+        found = welcome
     else:
-        failure = _personalise(engine, personal, server, info, at, row)
-        if failure is None:
-            (found,) = engine.score(request, at, experiment.evaluate.split)
+        request = {info.id: final_download(method, welcome, info, at)}
+        (found,) = engine.score(request, at, experiment.evaluate.split)
+        if not isinstance(found, Failure):
+            row["download"] = found.metrics[metric]
+        if not personal:
+            row["bytes_down"] += found.cost.bytes_down
         else:
-            found = failure
+            failure = _personalise(engine, personal, welcome, info, at, row)
+            if failure is None:
+                (found,) = engine.score(request, at, experiment.evaluate.split)
+            else:
+                found = failure
+    if method.arrival() is not None:
+        write_json(folder / "outbound.json", engine.outbound.as_dict())
     if isinstance(found, Failure):
         row["reason"] = found.reason
         if found.kind != "NotTrained":  # which is what the method says, and no mishap
@@ -110,6 +115,37 @@ def _measure(
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
     row["adapter"] = f"newcomers/{info.id}/{taken_away(folder)}"
     return row
+
+
+def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine:
+    """One newcomer by itself, with no memory yet."""
+    experiment = host.experiment
+    return LocalEngine(
+        method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
+        serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
+        rounds=experiment.federation.rounds,
+    )  # fmt: skip
+
+
+def arrive(
+    engine: LocalEngine, host: Host, method: Method, server: Payload, info: ClientInfo, row: dict[str, Any]
+) -> Payload | Failure:
+    """The server's memory as it is for this newcomer, after what the method has it send first; `server` where that is
+    nothing. Adds the cost to the row.
+    """
+    if (stage := method.arrival()) is None:
+        return server
+    at = Tick(stage.name, 1, 1, host.experiment.federation.seed)
+    (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)
+    row["bytes_down"] += reply.cost.bytes_down
+    row["seconds"] += reply.cost.seconds
+    if isinstance(reply, Failure):
+        return reply
+    row["bytes_up"] += reply.cost.bytes_up
+    try:
+        return stage.exchange.aggregate(server, [reply], host.server_site(), at)
+    except BefitError as error:
+        return Failure(info.id, stage.name, 1, type(error).__name__, str(error), cost=reply.cost)
 
 
 def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:

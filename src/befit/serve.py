@@ -84,7 +84,8 @@ def score(
 
 
 def stage_named(method: Method, name: str) -> Stage:
-    return next(stage for stage in method.plan() if stage.name == name)
+    """A stage of the plan, or a newcomer's first."""
+    return next(stage for stage in (*method.plan(), method.arrival()) if stage is not None and stage.name == name)
 
 
 def later_personal_stages(method: Method, name: str) -> list[Stage]:

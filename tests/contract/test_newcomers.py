@@ -50,7 +50,7 @@ def finished(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @EVERY_METHOD
-def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_sends_nothing(
+def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_leaves_nothing_behind(
     name: str, play: Play, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three clients train. Personal stages make what the download lacks, unless the federated ones do."""
@@ -61,7 +61,7 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_sends_nothing(
     monkeypatch.setattr(host, "newcomers", (info,))
     found = measure_newcomers(host, method, name, outcome.server, resolved_stages(method, ROUNDS), tmp_path)
     row = found["clients"][info.id]
-    assert row["bytes_up"] == 0 and found["failures"] == []
+    assert (row["bytes_up"] > 0) == (method.arrival() is not None) and found["failures"] == []
     assert outcome.server.arrays.keys() == before.keys()
     assert all(torch.equal(outcome.server.arrays[key], value) for key, value in before.items())
     if row["reason"]:
@@ -73,6 +73,9 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_sends_nothing(
         assert (kept / ("config.json" if kept.name == "model" else "adapter_config.json")).is_file()
     assert row["unchanged"] == (name == "fedsa") and 0 <= row["backbone"] <= 1
     personal = [stage for stage in method.plan() if not stage.uplink]
+    if method.arrival() is not None:
+        (sent,) = json.loads((tmp_path / "newcomers" / info.id / "outbound.json").read_text()).values()
+        assert not row["reason"] and any(one["stage"] == "arrive" for one in sent)
     if not personal:
         assert row["download"] == row["accuracy"]
 

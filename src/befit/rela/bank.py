@@ -21,7 +21,7 @@ from befit.rela.mixing import Held
 from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
-__all__ = ["absorb", "described", "held_by", "members", "placed", "received_by", "weights_key"]
+__all__ = ["absorb", "described", "held_by", "members", "mixed", "received_by", "weights_key"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
     names: dict[str, set[str]] = {}
     for family, start in starts.items():
         modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
-        placed = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
-        if blocks and len(placed) == sum(module.startswith("block.") for module in modules):
+        at = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
+        if blocks and len(at) == sum(module.startswith("block.") for module in modules):
             _LOG.warning("every block of the backbone %s carries PQ-LoRA (blocks: %d): all that its clients train are "
                          "r x r cores between random factors; fewer blocks leave plain LoRA in the others",
                          family, blocks)  # fmt: skip
-        found[f"sites:{family}"] = [f"{site} {module}" for module, site in placed.items()]
-        names[family] = set(placed.values())
+        found[f"sites:{family}"] = [f"{site} {module}" for module, site in at.items()]
+        names[family] = set(at.values())
     (first, *others) = names
     for family in others:
         if different := names[first] ^ names[family]:
@@ -153,11 +153,16 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     rows = {group: whose[group].index(client) for group in (EVERYBODY, family)}
     return {
         key: mixture(server.arrays[weights_key(group)], stack, rows[group])
-        for key, group, stack in placed(server, family, slot)
+        for key, group, stack in _in_terms_of(server, family, slot)
     }
 
 
-def placed(server: Payload, family: str, slot: str) -> Iterator[tuple[str, str, torch.Tensor]]:
+def mixed(server: Payload, family: str, slot: str, weights: Mapping[str, torch.Tensor]) -> State:
+    """A mixture of all clients that matter to a backbone, in its terms, with given weights (M,) by group."""
+    return {key: torch.tensordot(weights[group], stack, 1) for key, group, stack in _in_terms_of(server, family, slot)}
+
+
+def _in_terms_of(server: Payload, family: str, slot: str) -> Iterator[tuple[str, str, torch.Tensor]]:
     """What the clients of a backbone have sent, and of cores all clients: key in its terms, group, and stack."""
     modules = _sites_of(server.scalars, family)
     for key, stack in server.arrays.items():

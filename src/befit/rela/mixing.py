@@ -13,8 +13,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from befit.errors import PayloadMismatch
 from befit.merge.nash import nash_weights
-from befit.rela.relevance import relevance, similarities
+from befit.rela.relevance import newcomer_weights, relevance, similarities
 from befit.rela.sketch import SKETCH, Sketch
 from befit.types import State
 
@@ -44,6 +45,14 @@ class Mixing(Protocol):
         """By group: weights (M, M) float32, a row for each member, of sum 1."""
         ...
 
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        """Weights (M,) float32 of a group's members, of sum 1, for somebody who never trained.
+
+        sketches  the members' gradients (M, …) and `own`, the newcomer's, where gradients are taken
+        last      the weights (M, M) that the members have
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Relevance:
@@ -71,6 +80,11 @@ class Relevance:
             for group, members in held.groups.items()
         }
 
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        if sketches is None or own is None:
+            raise PayloadMismatch("a newcomer cannot be given a mixture by relevance: the server holds no gradients")
+        return newcomer_weights(sketches, own, self.temperature, self.similarity)
+
 
 @dataclass(frozen=True)
 class Equal:
@@ -81,6 +95,9 @@ class Equal:
     def __call__(self, held: Held) -> dict[str, Tensor]:
         nothing = {group: torch.zeros(len(members), len(members)) for group, members in held.groups.items()}
         return {group: relevance(zeros, 1.0, range(len(zeros)), self.include_self) for group, zeros in nothing.items()}
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        return torch.full((len(last),), 1 / len(last))
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,10 @@ class Nash:
                 gram += _products(held.stacks[name], held.before(name))
             found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
         return found
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        """What everybody has."""
+        return last[0]
 
 
 def _products(stack: Tensor, before: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from befit.errors import NotTrained
 from befit.method import Deployment, Method
 from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, received_by, weights_key
 from befit.rela.mixing import Mixing, Relevance
-from befit.rela.sketch import SKETCH, Sketch, check_agreed, mean_sketch
+from befit.rela.newcomer import Arrival, arrived
+from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, mean_sketch
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.work import Work
@@ -65,6 +66,9 @@ class Mosaic(Method):
     def plan(self) -> Sequence[Stage]:
         return [Stage("federate", self)]
 
+    def arrival(self) -> Stage:
+        return Stage("arrive", Arrival(self.mixing, self.sketch), rounds=1)
+
     def describe(self) -> dict[str, object]:
         return {**super().describe(), "up": str(slot(*self._sent)), "down": str(slot("shared")),
                 "trained": str(self.trainable()), "deployed": f"{' + '.join(BOTH)}, mixed by: gate"}  # fmt: skip
@@ -93,13 +97,6 @@ class Mosaic(Method):
         small = min(site.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
         return {"smallest": small.fingerprint, "last": list(small.model.shapes.last)}
 
-    def _agreed(self, server: Payload, at: Tick) -> dict[str, Scalar]:
-        """A hash of that model and of the entries: goes to every client, which refuses where its own is another."""
-        if self.sketch is None or "smallest" not in server.scalars:
-            return {}
-        d_out, d_in = server.scalars["last"]  # type: ignore[misc]
-        return {"sketch": self.sketch.identity(str(server.scalars["smallest"]), (d_out, d_in), at.seed)}  # type: ignore[arg-type]
-
     def client_init(self, site: Site) -> Payload:
         return Payload()
 
@@ -110,12 +107,15 @@ class Mosaic(Method):
         return {key: spec for key, spec in specs.items() if slot_of(key) == "shared"}
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """The client's mixture of the round before; before it has sent anything, its backbone's aligned basis."""
+        """The client's mixture of the round before; before it has sent anything, its backbone's aligned basis, and with
+        it what was mixed for a newcomer. A hash of what gradients are compared by goes along: a client refuses where
+        its own is another."""
+        agreed = agreement(server.scalars, self.sketch, at.seed)
         if client.id not in members(server.scalars)[EVERYBODY]:
             prefix = f"{BASIS}:{client.backbone}"
             aligned = {to_slot(key, BASIS): value for key, value in server.arrays.items() if slot_of(key) == prefix}
-            return Payload(aligned, self._agreed(server, at))
-        return Payload(received_by(server, client.id, client.backbone, "shared"), self._agreed(server, at))
+            return Payload({**aligned, **arrived(server, client.id, "shared")}, agreed)
+        return Payload(received_by(server, client.id, client.backbone, "shared"), agreed)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         if self.sketch is not None:
@@ -148,6 +148,9 @@ class Mosaic(Method):
         return Payload({**bases, **stacks, **kept}, {**server.scalars, **clients})
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture
+            _restore(client, received, site)
+            return Deployment(site.model.dump(slot(BASIS, "shared")), ("shared",))
         if not client.arrays:
             raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
                              "is nothing to deploy")  # fmt: skip

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["mixtures", "relevance", "similarities"]
+from befit.errors import PayloadMismatch
+
+__all__ = ["mixtures", "newcomer_weights", "relevance", "similarities"]
 
 _CHUNK = 2**24  # entries of what is normalised at a time: 64 MiB
 
@@ -55,6 +57,18 @@ def relevance(cosines: Tensor, temperature: float, members: Sequence[int], inclu
     if not include_self and len(members) > 1:
         chosen.fill_diagonal_(float("-inf"))
     return chosen.softmax(1).float()
+
+
+def newcomer_weights(sketches: Tensor, own: Tensor, temperature: float = 0.5, kind: str = "flat") -> Tensor:
+    """`w_j = softmax_j(cos(g, g_j) / tau)` for somebody who never trained: (N,) float32, positive and of sum 1.
+
+    sketches  (N, …) of the clients, `own` (…) of the newcomer: the same entries. Raises PayloadMismatch for others.
+    """
+    if own.shape != sketches.shape[1:]:
+        raise PayloadMismatch(f"the newcomer's gradient has shape {tuple(own.shape)}, those of the clients "
+                              f"{tuple(sketches.shape[1:])}; take the same entries of the same model")  # fmt: skip
+    cosines = torch.stack([similarities(torch.stack([own, one]), kind)[0, 1] for one in sketches])
+    return (cosines.double() / temperature).softmax(0).float()
 
 
 def mixtures(weights: Tensor, held: Tensor) -> Tensor:

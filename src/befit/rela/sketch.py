@@ -7,7 +7,7 @@ fedmosaic.md, sections 4.1 and 4.2.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import last_projection
-from befit.errors import ConfigError, DataError, ModelError, PayloadMismatch
+from befit.errors import ConfigError, DataError, ModelError, NotTrained, PayloadMismatch
 from befit.seeds import derive_seed
-from befit.site import Backbone, Site
-from befit.types import Payload, TensorSpec, Tick
+from befit.site import Backbone, Site, shuffled_batches
+from befit.types import Payload, Scalar, TensorSpec, Tick
 
-__all__ = ["SKETCH", "Sketch", "check_agreed", "last_gradient", "mean_sketch"]
+__all__ = ["SKETCH", "Sketch", "agreement", "check_agreed", "last_gradient", "mean_sketch", "newcomer_sketch"]
 
 SKETCH = "sketch/last/gradient"
+ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,17 @@ def _identity(fingerprint: str, last: tuple[int, int], share: float, mask: Liter
     if mask == "random":  # the entries themselves: another release of PyTorch may draw others by the same seed
         found.update(_entries(last[0] * last[1], count, seed).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def agreement(scalars: Mapping[str, Scalar], sketch: Sketch | None, seed: int) -> dict[str, Scalar]:
+    """That hash as the server knows it: `sketch`, from `smallest` (a fingerprint) and `last` (a shape) of its memory.
+
+    Empty where nobody takes gradients.
+    """
+    if sketch is None or "smallest" not in scalars:
+        return {}
+    d_out, d_in = scalars["last"]  # type: ignore[misc]
+    return {"sketch": sketch.identity(str(scalars["smallest"]), (d_out, d_in), seed)}  # type: ignore[arg-type]
 
 
 def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> None:
@@ -141,14 +153,30 @@ def mean_sketch(site: Site, at: Tick, sketch: Sketch, every: int, noise: float) 
 
     Deviation: the released code takes one example of a batch, at irregular steps; here it is the whole batch.
     """
+    steps = enumerate(site.indices("train", site.budget.max_steps, at))
+    return _mean(site, at, sketch, noise, (indices for step, indices in steps if step % every == 0))
+
+
+def newcomer_sketch(site: Site, at: Tick, sketch: Sketch, noise: float) -> Tensor:
+    """The same mean over 20 batches of a client that takes no part in any round, of all its training data.
+
+    Raises NotTrained where it has none.
+    """
+    who = site.info.id
+    if not (count := len(site.examples("train"))):
+        raise NotTrained(f"newcomer {who} has no training examples, so nothing says whose adapters are like its own")
+    generator = torch.Generator().manual_seed(at.seed_for(who, "batches"))
+    return _mean(site, at, sketch, noise, shuffled_batches(count, site.budget.batch_size, ARRIVING, generator))
+
+
+def _mean(site: Site, at: Tick, sketch: Sketch, noise: float, batches: Iterable[Tensor]) -> Tensor:
+    """Over these batches, which are places in the client's training data."""
     if site.smallest is None or site.small_examples is None:
         raise DataError(f"client {site.info.id} has no small common model to take gradients of")
     examples, device = site.small_examples("train"), site.smallest.model.device
     generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on gradients"))
     total, count = torch.zeros(()), 0
-    for step, indices in enumerate(site.indices("train", site.budget.max_steps, at)):
-        if step % every:
-            continue
+    for indices in batches:
         batch = {name: value.to(device) for name, value in examples.batch(indices).items()}
         taken = sketch.take(last_gradient(site.smallest, batch), at.seed)
         total = total + taken + noise * torch.randn(taken.shape, generator=generator)

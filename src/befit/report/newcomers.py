@@ -14,7 +14,8 @@ __all__ = ["NEWCOMER_NOTE", "newcomer_sentences", "newcomer_summary_table", "new
 NEWCOMER_NOTE = (
     "Newcomers took part in no round. “As downloaded” is the model that the method makes of the server's last download "
     "alone; after that a newcomer runs the method's personal stages on its own training examples, as any client does. "
-    "Nothing of it reaches the server. Bytes of newcomers are in no total of the clients."
+    "What a method has a newcomer send before its download counts as its bytes up, and is for its own download alone. "
+    "Bytes of newcomers are in no total of the clients."
 )
 
 

@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site, random_state
-from tests.unit.rela.test_mosaic import FAMILIES, LARGE, SMALL, start
+from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_examples
+from tests.unit.rela.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
 
 from befit.adapters.keys import select, slot, slot_of, split
 from befit.adapters.layout import lora
+from befit.adapters.pq import BASIS
 from befit.config import TrainSettings
-from befit.errors import ConfigError, DataError, PayloadMismatch
+from befit.engine.guard import check_declared
+from befit.errors import ConfigError, DataError, NotTrained, PayloadMismatch
 from befit.evaluate.adaptation import fast_adaptation, mean_start
 from befit.evaluate.selection import gains, model_choice, scores_of_run
-from befit.rela.newcomer import newcomer_mixture, newcomer_weights
+from befit.rela.mixing import Relevance
+from befit.rela.newcomer import Arrival, newcomer_mixture
+from befit.rela.relevance import newcomer_weights
 from befit.rela.sketch import SKETCH
 from befit.train.loop import Pass, train
-from befit.types import Tick
+from befit.types import ClientInfo, Payload, Tick, Update
 
 
 def test_a_newcomer_weighs_clients_by_the_softmax_of_cosines_by_hand() -> None:
@@ -49,9 +53,67 @@ def test_cores_come_from_everybody_and_the_rest_from_the_own_backbone() -> None:
     pair = weights[[1, 3]] / weights[[1, 3]].sum()
     plain = pair[0] * sent["b"]["personal/block.02.q_proj/B"] + pair[1] * sent["d"]["personal/block.02.q_proj/B"]
     torch.testing.assert_close(found["personal/block.02.q_proj/B"], plain)
-    with pytest.raises(PayloadMismatch, match="nobody of its backbone"):
+    with pytest.raises(NotTrained, match="nobody of its backbone"):
         newcomer_mixture(federation.server, own, "another")
     assert {split(key)[2] for key in found} == {"A", "B", "P", "Q"}
+
+
+def arrive(federation: Federation, client: str = "f") -> tuple[Payload, Payload]:
+    """The server's memory for a newcomer with the large model, and what it sent."""
+    stage, at = federation.method.arrival(), Tick("arrive", 1, 1, 0)
+    assert stage is not None
+    info = ClientInfo(client, LARGE, 12)
+    received = stage.exchange.dispatch(federation.server, info, at)
+    site = replace(federation.site("d"), info=info)
+    memory, reply = stage.exchange.client_update(Payload(), received, site, at)
+    assert memory == Payload()
+    check_declared(client, reply, stage.exchange.uplink(stage, site.model.specs), frozenset())
+    return stage.exchange.aggregate(federation.server, [Update(info, reply)], federation.server_site, at), reply
+
+
+def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -> None:
+    """What it deploys is the mixture alone, with the bases aligned for its backbone; nobody else gets anything else."""
+    federation = start()
+    federation.round(1)
+    method, at = federation.method, Tick("federate", 1, 1, 0)
+    before = {client: method.dispatch(federation.server, federation.info(client), at).arrays for client in "abcde"}
+    memory, reply = arrive(federation)
+    assert set(reply.arrays) == {SKETCH}
+    received = method.dispatch(memory, ClientInfo("f", LARGE, 12), at)
+    expected = newcomer_mixture(federation.server, reply.arrays[SKETCH], LARGE, name="shared")
+    assert_same({k: v for k, v in received.arrays.items() if slot_of(k) == "shared"}, expected)
+    assert {slot_of(key) for key in received.arrays} == {"shared", BASIS}
+    for client, arrays in before.items():
+        assert_same(method.dispatch(memory, federation.info(client), at).arrays, arrays)
+    site = federation.site("d")
+    deployed = method.deploy(Payload(), received, site)
+    assert deployed.slots == ("shared",) and deployed.mixer == "sum"
+    batch = site.examples("test").batch(torch.arange(4))
+    found = []
+    for arrays, slots in ((deployed.arrays, ("shared",)), ({**received.arrays, **newcomer_mixture(
+        federation.server, reply.arrays[SKETCH], LARGE)}, ("personal",)), ({}, ())):  # fmt: skip
+        site.model.reset()
+        site.model.load(arrays)
+        with torch.no_grad(), site.model.active(*slots):
+            found.append(site.logits(batch))
+    torch.testing.assert_close(found[0], found[1])
+    assert (found[0] - found[2]).abs().max() > 1e-3
+    with pytest.raises(NotTrained, match="newcomer d has no training examples"):
+        empty = replace(federation.site("d"), examples=lambda split: tiny_examples("llama", 0, 0))
+        Arrival(Relevance(), method.layout.extras[0]).client_update(Payload(), Payload(), empty, at)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mixing", ["equal", "nash"])
+def test_without_gradients_a_newcomer_sends_nothing_and_gets_the_mean_or_the_bargain(mixing: str) -> None:
+    federation = start("rela", mixing=mixing)
+    updates = federation.round(1)
+    memory, reply = arrive(federation)
+    assert not reply.arrays
+    at, key = Tick("federate", 1, 1, 0), "block.02.q_proj/B"
+    found = federation.method.dispatch(memory, ClientInfo("f", LARGE, 12), at).arrays[f"shared/{key}"]
+    sent = [updates[client].payload.arrays[f"personal/{key}"] for client in "bd"]
+    bargain = federation.method.dispatch(federation.server, federation.info("b"), at).arrays[f"shared/{key}"]
+    torch.testing.assert_close(found, (sent[0] + sent[1]) / 2 if mixing == "equal" else bargain)
 
 
 def test_the_curve_is_that_of_training_and_scoring_in_turn() -> None:
