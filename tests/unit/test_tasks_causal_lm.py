@@ -54,6 +54,14 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path):
     assert batch["labels"].tolist() == [[-100] * 8 + [9, 10, 3]]
 
 
+def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
+    """The released code of FedP2EFT has the beginning-of-sequence token twice, from the template and the tokenizer."""
+    save_llama(tmp_path, "{{ bos_token }} " + CHAT)
+    _, task = load(tmp_path)
+    assert task.tokenizer("copy")["input_ids"][0] == 2  # the tokenizer would add it
+    assert task.prepare(RECORDS).batch([0])["input_ids"].tolist() == [[2, 19, 18, 22, 9, 10, 21, 20, 18, 9, 10, 3]]
+
+
 def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):
     model, task = language
     batch = task.prepare(RECORDS).batch([0, 1, 2])
