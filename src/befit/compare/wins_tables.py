@@ -80,7 +80,7 @@ def _seeds_note(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _groups(metric: str, one: Mapping[str, Any]) -> Titled:
     """Every group's scores at every budget, who is best, and the mean over groups."""
-    parts = [plain(one["by"]).capitalize(), *[plain(one["setup"])] * bool(one["setup"])]
+    parts = [f"Scores by {plain(one['by'])}", *[plain(one["setup"])] * bool(one["setup"])]
     title = ", ".join([*parts, *["newcomers"] * (one["pool"] == "newcomers")])
     table = _narrow(metric, one) if _turned(one) else _wide(metric, one)
     return Titled(title, table, GROUPS_NOTE, detail=True)

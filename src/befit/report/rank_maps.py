@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from befit.eft.structure import Structure, distance, distances
 from befit.eft.ties import TIED
@@ -164,17 +165,24 @@ def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "
     high = float(finite.max()) if finite.size and finite.max() > low else low + 1
     # Cells as shapes: the page lets no pictures in, not even those that an SVG has inside.
     rows, columns = (np.arange(size + 1) - 0.5 for size in grid.shape)
-    image = axes.pcolormesh(columns, rows, np.ma.masked_invalid(grid), cmap=colours, vmin=low, vmax=high)
+    # White lines between large cells; small ones have edges of their own colour, or the paper shines through the seams.
+    edge, width = ("white", 0.8) if grid.size <= MARKED else ("face", 0.2)
+    image = axes.pcolormesh(columns, rows, np.ma.masked_invalid(grid), cmap=colours, vmin=low, vmax=high,
+                            edgecolors=edge, linewidth=width)  # fmt: skip
     axes.invert_yaxis()
     axes.grid(False)
     for (row, column), value in np.ndenumerate(grid) if marked else ():
         if np.isfinite(value) and (value or colours != "Blues"):
             share = (value - low) / (high - low)
             dark = share > 0.55 if colours == "Blues" else share < 0.55
-            axes.text(column, row, _number(float(value)), ha="center", va="center", fontsize=7,
+            text = f"{value:.2f}" if colours != "Blues" and 0.1 <= high < 10 else _number(float(value))
+            axes.text(column, row, text, ha="center", va="center", fontsize=7,
                       color="white" if dark else "#123")  # fmt: skip
-    bar = figure.colorbar(image, ax=axes, shrink=0.85)
+    whole = bool((finite == finite.round()).all())  # ranks of single clients
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=MaxNLocator(nbins=8, integer=whole))
+    assert bar.solids is not None
     bar.solids.set_rasterized(False)
+    bar.solids.set_edgecolor("face")
     bar.ax.tick_params(labelsize=8)
 
 

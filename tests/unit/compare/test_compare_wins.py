@@ -192,17 +192,17 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
     results = made(plan)
     titles = [one.title for one in all_tables(results)]
     assert titles[:3] == ["Budgets", "Budgets, newcomers", "Wins by language"]
-    assert titles[-3:] == ["Language, without a base", "Language, on FedIT", "Clients"]
+    assert titles[-3:] == ["Scores by language, without a base", "Scores by language, on FedIT", "Clients"]
     assert [one.title for one in screen_tables(results)] == titles[:-3]
     wins = next(one.table for one in all_tables(results) if one.title == "Wins by language")
     assert wins[0] == ["method", "setup", "r 2", "r 4", "all"]
     assert wins[1][:3] == [["Plain", "without a base", "1", "2", "3"], ["Several", "without a base", "0", "0", "0"],
                            ["nobody", "without a base", "1", "0", "1"]]  # fmt: skip
-    groups = next(one.table for one in all_tables(results) if one.title == "Language, without a base")
+    groups = next(one.table for one in all_tables(results) if one.title == "Scores by language, without a base")
     assert groups[1][0] == ["r 2", "ar", "40", "50.0% ± 0.0", "30.0% ± 0.0", "Plain"]
     assert groups[1][1][-1] == "tie of 2" and groups[1][2][:2] == ["r 2", "mean"]
     page, text = render_page(results, all_tables(results)), render_markdown(results, all_tables(results))
-    assert "Wins by language" in page and "## Language, on FedIT" in text
+    assert "Wins by language" in page and "## Scores by language, on FedIT" in text
     latex = render_latex(results)
     assert r"ar & \textbf{50.0} $\pm$ 0.0 & 30.0 $\pm$ 0.0 \\" in latex and r"bg & 55.0 $\pm$ 7.1" in latex
     assert r"Several on FedIT & 1 & 0 \\" in latex
@@ -217,6 +217,6 @@ def test_many_methods_in_few_groups_are_rows() -> None:
     plan = make_plan({**RECIPE, "runs": runs})
     found = [Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
              for index, run in enumerate(plan.runs)]  # fmt: skip
-    table = next(one.table for one in all_tables(summarise(plan, found, [])) if one.title == "Language")
+    table = next(one.table for one in all_tables(summarise(plan, found, [])) if one.title == "Scores by language")
     assert table[0] == ["method", "ar", "bg", "mean", "wins"] and table[1][-1] == ["best", "M8", "M8", "", ""]
     assert table[1][8] == ["M8", "80.0% ± 0.0", "80.0% ± 0.0", "80.0% ± 0.0", "2"]
