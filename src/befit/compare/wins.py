@@ -47,7 +47,8 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
 
     ->  pool ("clients" or "newcomers"), setup, by (language), metrics, budgets, methods (labels of series), and
         per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per method: a spread or None;
-        best, tied), `mean` (over groups, per method), `wins` (per method) and `nobody` (groups that nobody wins)
+        best, tied), `mean` (over groups, per method), `wins` (per method; None where it has no score), and `nobody`:
+        groups that nobody wins
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
     seeds count that all methods of a setup and budget have, so that each number of a row is of the same seeds. The best
@@ -112,7 +113,12 @@ def _at(setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str]) 
         "runs": {label: run for label, (run, _) in found.items()},
         "groups": groups,
         "mean": {label: _spread(values) for label, values in means_by_seed.items()},
-        "wins": {label: sum(group["best"] == label for group in groups.values()) for label in found},
+        "wins": {
+            label: sum(group["best"] == label for group in groups.values())
+            if any(group["scores"][label] is not None for group in groups.values())
+            else None
+            for label in found
+        },
         "nobody": sum(not group["best"] and _several(group["scores"]) for group in groups.values()),
     }
 

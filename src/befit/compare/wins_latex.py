@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.compare.latex_parts import escape_latex, latex_line, latex_spread, latex_table, seeds_text, unit_text
-from befit.compare.wins_tables import budget_name
+from befit.compare.wins_tables import budget_name, count_or_nothing
 
 __all__ = ["latex_wins"]
 
@@ -27,7 +27,7 @@ def _counts(wins: Sequence[Mapping[str, Any]]) -> str:
         body.append(rf"\multicolumn{{{len(headers)}}}{{l}}{{\emph{{{escape_latex(_of(one))}}}}} \\")
         for label in one["methods"]:
             counts = (one["at"][name]["wins"].get(label) for name in budgets)
-            body.append(latex_line([label, *("--" if count is None else str(count) for count in counts)]))
+            body.append(latex_line([label, *map(count_or_nothing, counts)]))
         body.append(latex_line(["nobody", *(str(one["at"][name]["nobody"]) for name in budgets)]))
     caption = "Groups in which each method is strictly best in the mean over seeds; a tie is nobody's"
     return latex_table("l" + "r" * len(budgets), [latex_line(headers)], body, caption, "wins")
@@ -47,7 +47,7 @@ def _scores(results: Mapping[str, Any], one: Mapping[str, Any], number: int) -> 
             body.append(" & ".join([escape_latex(name), *scores]) + r" \\")
         means = (latex_spread(at["mean"].get(label), results["metric"], False) for label in one["methods"])
         body.append(" & ".join(["mean", *means]) + r" \\")
-        body.append(latex_line(["wins", *(str(at["wins"].get(label, "--")) for label in one["methods"])]))
+        body.append(latex_line(["wins", *(count_or_nothing(at["wins"].get(label)) for label in one["methods"])]))
     caption = f"{unit_text(results)} by {escape_latex(_of(one))}, {seeds_text(results)}, best in bold"
     return latex_table("l" + "c" * len(one["methods"]), [latex_line(headers)], body, caption, f"wins-{number}")
 

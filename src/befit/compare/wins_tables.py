@@ -9,7 +9,7 @@ from befit.ablations.base import Titled
 from befit.report.numbers import NOTHING, listing, plain, spread_text
 from befit.report.tables import Table
 
-__all__ = ["budget_name", "budget_tables", "win_rows", "wins_tables"]
+__all__ = ["budget_name", "budget_tables", "count_or_nothing", "win_rows", "wins_tables"]
 
 FEW_GROUPS, MANY_METHODS = 8, 8  # more methods than these in no more groups: groups are the columns
 WINS_NOTE = (
@@ -58,7 +58,7 @@ def _counts(pool: str, by: str, found: Sequence[Mapping[str, Any]]) -> Titled:
         for label, counts in lines.items():
             known = [count for count in counts if count is not None]
             total = [str(sum(known)) if known else NOTHING] * (len(budgets) > 1)
-            shown = [NOTHING if count is None else str(count) for count in counts]
+            shown = [count_or_nothing(count) for count in counts]
             rows.append([plain(label), *[plain(one["setup"])] * based, *shown, *total])
     title = f"Wins by {plain(by)}" + (", newcomers" if pool == "newcomers" else "")
     return Titled(title, (headers, rows), f"{WINS_NOTE}{_metrics_note(found[0])}{_seeds_note(found)}")
@@ -119,9 +119,14 @@ def _narrow(metric: str, one: Mapping[str, Any]) -> Table:
         for label in (label for label in one["methods"] if label in at["wins"]):
             scores = (spread_text(group["scores"].get(label), metric) for group in groups)
             mean = spread_text(at["mean"].get(label), metric)
-            rows.append([plain(label), *middle, *scores, mean, str(at["wins"][label])])
+            rows.append([plain(label), *middle, *scores, mean, count_or_nothing(at["wins"][label])])
         rows.append(["best", *middle, *map(best_text, groups), "", ""])
     return headers, rows
+
+
+def count_or_nothing(count: int | None) -> str:
+    """Wins; a method that was not measured has lost nothing."""
+    return NOTHING if count is None else str(count)
 
 
 def best_text(group: Mapping[str, Any]) -> str:

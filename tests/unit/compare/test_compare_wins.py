@@ -19,6 +19,7 @@ from befit.compare.tables import all_tables, screen_tables
 from befit.compare.wins_tables import win_rows
 from befit.compare.write import render_markdown, render_page
 from befit.report.ablation_page import rows_as_csv
+from befit.report.numbers import NOTHING
 
 BASED_LABEL = "Several on FedIT, r 2 and more"
 BASED = {"name": "fedp2eft", "rank": 2, "budgets": [4], "base": {"name": "fedit", "rank": 8}}
@@ -175,6 +176,15 @@ def test_a_client_without_a_score_leaves_its_group_unmeasured(plan: Plan) -> Non
     two = clients_without_base(made(plan, **{"Plain, r 2": missing}))["at"]["r2"]
     assert two["groups"]["ar"]["scores"]["Plain"] is None and two["groups"]["ar"]["best"] is None
     assert two["mean"]["Plain"] is None and two["nobody"] == 1  # Bulgarian is the tie
+    assert two["wins"] == {"Plain": 0, "Several": 0}
+
+
+def test_a_method_that_was_not_measured_has_lost_nothing(plan: Plan) -> None:
+    results = made(plan, **{"Plain, r 4": one_budget([None, None, None], [None, None, None])})
+    assert clients_without_base(results)["at"]["r4"]["wins"] == {"Plain": None, "Several": 0}
+    counts = next(one.table[1] for one in all_tables(results) if one.title == "Wins by language")
+    assert counts[0] == ["Plain", "without a base", "1", NOTHING, "1"]
+    assert r"Plain & 1 & -- \\" in render_latex(results)
 
 
 def test_without_budgets_every_run_is_a_method() -> None:
