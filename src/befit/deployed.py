@@ -22,7 +22,7 @@ from befit.models.source import find_model
 from befit.registry import build_method
 from befit.storage import atomic_write, read_bytes, read_json, write_shared
 
-__all__ = ["export", "predict", "taken_away", "write_client"]
+__all__ = ["export", "predict", "read_deployment", "taken_away", "write_client"]
 
 _POOL = ".same"  # one copy of what equal files of several clients hold
 
@@ -108,12 +108,18 @@ def predict(
         raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
                        f"is {fingerprint[:12]}, the run's {trained_on[:12]}")  # fmt: skip
     model.install(build_method(experiment.method).layout, experiment.federation.seed)
+    deployed = read_deployment(folder)
+    model.load(deployed.arrays)
+    with model.active(*deployed.slots, mixer=deployed.mixer):
+        return task.predict(model.backbone, records)
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """What `write_client` keeps in full in a client's folder."""
     path = folder / "deployment.safetensors"
     arrays, metadata = from_bytes(read_bytes(path), str(path))
-    model.load(arrays)
     use = json.loads(metadata["use"])
-    with model.active(*use["slots"], mixer=use["mixer"]):
-        return task.predict(model.backbone, records)
+    return Deployment(arrays, tuple(use["slots"]), use["mixer"])
 
 
 def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:

@@ -27,7 +27,7 @@ from befit.ledger import Outbound
 from befit.storage import finite, read_bytes, read_json, write_json
 from befit.types import Payload
 
-__all__ = ["Checkpoint", "RunDirectory", "read_lines"]
+__all__ = ["Checkpoint", "RunDirectory", "last_checkpoint", "read_lines"]
 
 _LOGS = ("metrics.jsonl", "ledger.jsonl")
 
@@ -135,6 +135,17 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # what counts was flushed by the last checkpoint, or failed there
                 file.close()
         self._logs = {}
+
+
+def last_checkpoint(path: Path) -> Checkpoint:
+    """How far a run is that nobody is writing. Raises RunError where there is no checkpoint, or not all of it."""
+    file = path / "checkpoint.json"
+    saved = read_json(file) if file.exists() else None
+    if saved is None or not (path / "state" / saved["server"]).exists():
+        raise RunError(
+            f"{path} has no server's memory: checkpoint.json, or the file in state/ that it names, is missing"
+        )
+    return Checkpoint(saved["stage"], saved["round"], read_payload(path / "state" / saved["server"]))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

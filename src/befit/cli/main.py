@@ -12,7 +12,22 @@ import typer
 from typer.core import TyperGroup
 
 from befit import __version__
-from befit.cli import ablate, adapter, cka, compare, cost, doctor, flower, inspect, merge, partition, run, worker
+from befit.cli import (
+    ablate,
+    adapt,
+    adapter,
+    cka,
+    compare,
+    cost,
+    doctor,
+    flower,
+    inspect,
+    merge,
+    partition,
+    run,
+    select,
+    worker,
+)
 from befit.cli.output import messages, print_error
 from befit.errors import BefitError, RunError
 
@@ -103,10 +118,12 @@ app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
 app.command("explain", rich_help_panel="Look before")(inspect.explain)
 app.command("cka", rich_help_panel="Look before")(cka.cka)
 app.command("partition", rich_help_panel="Look before")(partition.partition)
+app.command("select", rich_help_panel="Look before")(select.select)
 app.command("ablate", rich_help_panel="Train")(ablate.ablate)
 app.command("compare", rich_help_panel="Train")(compare.compare)
 app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
+app.command("adapt", rich_help_panel="Use")(adapt.adapt)
 app.command("merge", rich_help_panel="Use")(merge.merge)
 app.command("worker", rich_help_panel="On many machines")(worker.worker)
 app.command("doctor", rich_help_panel="On many machines")(doctor.doctor)

@@ -8,7 +8,9 @@ from typing import Any
 
 from befit.errors import DataError
 
-__all__ = ["gains", "model_choice", "scores_of_run"]
+__all__ = ["ALONE", "gains", "model_choice", "scores_of_run"]
+
+ALONE = "local"  # the method by which a client trains alone, the paper's SFT
 
 
 def gains(small: Mapping[str, float], large: Mapping[str, float]) -> dict[str, float]:

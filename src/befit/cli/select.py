@@ -1,0 +1,87 @@
+"""`befit select`: which clients gain by the larger of two models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.progress import Progress
+from befit.errors import ConfigError
+
+
+def select(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, of one model or two.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as federation.rounds=20.")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="A,B", help="Default: the model and the family's of CONFIG.")
+    ] = None,
+    threshold: Annotated[float, typer.Option("--threshold", metavar="POINTS", help="Gain that is worth it.")] = 2.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="For both runs. Default: runs/NAME-select.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Train every client alone with two models, and give the larger to whom it helps by more than a threshold.
+
+    Prints what each client gains, and the families for a configuration. The same command again goes on where it
+    stopped.
+    """
+    pair = None if models is None else tuple(one.strip() for one in models.split(","))
+    if pair is not None and (len(pair) != 2 or not all(pair)):
+        raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
+    with only_json(as_json), warnings_to(messages()):
+        from befit.choosing import choose_models
+        from befit.config import load_experiment
+
+        experiment = load_experiment(config, overrides or ())
+        folder = out or Path("runs") / f"{experiment.name}-select"
+        with Progress(messages(), ["small", "large"], title=f"{experiment.name}: two models", quiet=quiet) as progress:
+            found = choose_models(
+                experiment, models=pair, threshold=threshold, out=folder, observer=_named(progress)
+            )  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    show(found)
+    screen().print(f"\nboth runs: {folder}", markup=False, soft_wrap=True)
+
+
+def _named(progress: Progress) -> Any:
+    """Events of the two runs, which have one name, by the model."""
+    started: list[str] = []
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["kind"] == "run_started":
+            started.append("large" if started else "small")
+        progress({**event, "run": started[-1] if started else "small"})
+
+    return tell
+
+
+def show(found: dict[str, Any]) -> None:
+    from befit.yamlfile import write_yaml
+
+    console = screen()
+    rows = [
+        (client, f"{row['small']:.1f}", f"{row['large']:.1f}", f"{row['gain']:+.1f}", row["model"])
+        for client, row in found["clients"].items()
+    ]
+    names = found["models"]
+    console.print(f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
+                  markup=False, soft_wrap=True)  # fmt: skip
+    console.print(f"the larger one where it gains more than {found['threshold']:g} points", soft_wrap=True)
+    console.print()
+    print_table(console, ("client", "small", "large", "gain", "model"), rows)
+    few = found["families"]["small"]["clients"]
+    if few and len(few) < len(rows):
+        console.print("\nAs a configuration takes it:", style="bold")
+        told = {"model": {"id": names["large"]}, "families": found["families"]}
+        console.print(write_yaml(told).rstrip(), markup=False, soft_wrap=True)
+    else:
+        console.print(f"\nAll clients get the {'small' if few else 'large'} one.")

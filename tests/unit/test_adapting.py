@@ -1,0 +1,136 @@
+"""`befit adapt` out of finished runs, and `befit select`: real runs of a step or two."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tiny_models import save_vit
+from typer.testing import CliRunner
+
+from befit.adapters.keys import select, slot
+from befit.adapting import adapt, summary
+from befit.cli.main import app
+from befit.config import load_experiment
+from befit.deployed import read_deployment
+from befit.errors import ConfigError, DataError, RunError
+from befit.evaluate.adaptation import fast_adaptation, mean_start
+from befit.federate import final_download
+from befit.host import Host
+from befit.newcomers import arrive, newcomer_engine
+from befit.rundir import last_checkpoint
+from befit.runner import run
+from befit.types import Tick
+
+TEXT: dict[str, Any] = {
+    "name": "adapted",
+    "benchmark": {"name": "skills", "clients": 2, "train": 8, "val": 1, "test": 4},
+    "model": {"id": "skills-llama-s", "max_length": 64},
+    "adapter": {"targets": ["q_proj"]},
+    "method": {"name": "rela", "rank": 2, "every": 1},
+    "baselines": [{"name": "ditto", "rank": 2}],
+    "train": {"max_steps": 1, "batch_size": 2, "lr": 1e-2},
+    "federation": {"rounds": 1},
+    "evaluate": {"metrics": ["token_accuracy"], "newcomers": False},
+}
+WHO = "count.upper"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(TEXT, out=tmp_path_factory.mktemp("adapt") / "run").path
+
+
+def test_curves_begin_with_a_fresh_adapter_the_clients_mean_and_the_servers_mixture(finished: Path) -> None:
+    """The same curves as of `fast_adaptation` from starts made by hand, with the run's own rate and batches."""
+    found = adapt([finished], steps=2, every=1, methods=["rela"], newcomers=[WHO])
+    host = Host(load_experiment({**TEXT, "evaluate": {"metrics": ["token_accuracy"]}}))
+    method = host.build(TEXT["method"])
+    site = host.install(method)
+    info = next(one for one in host.newcomers if one.id == WHO)
+    clients = [read_deployment(finished / "clients" / one.id) for one in host.infos]
+    assert clients[0].slots == ("personal", "shared") and clients[0].mixer == "gate"
+    mean = mean_start([select(one.arrays, slot("personal")) for one in clients])
+    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    server = arrive(newcomer_engine(host, method, info), host, method, last_checkpoint(finished).server, info, row)
+    given = final_download(method, server, info, Tick("federate", 1, 1, 0)).arrays  # type: ignore[arg-type]
+    mixture = {key.replace("shared", "personal"): value for key, value in given.items()}
+    assert row["bytes_up"] > 0 and site is not None
+    assert mixture.keys() == mean.keys()
+    for one, start in zip(found, ({}, mean, mixture), strict=True):
+        expected = fast_adaptation(host.site(info), start, steps=2, every=1, trainable=method.trainable())
+        assert one.curve is not None and one.curve.metrics == expected.metrics, one.start
+    assert len({json.dumps(one.curve.metrics) for one in found if one.curve}) == 3
+    (random, *_) = summary(found)
+    assert random["mean"] == pytest.approx(sum(random["scores"].values()) / 3) and random["newcomers"] == 1
+
+
+def test_the_command_writes_curves_and_says_what_a_method_has_not(finished: Path, tmp_path: Path) -> None:
+    """Ditto's server has no adapter of one's own; the clients' mean is there."""
+    command = ["adapt", str(finished), "train.lr=0.1", "--methods", "ditto", "--steps", "1", "--every", "1",
+               "--newcomers", WHO, "--starts", "mean,server", "--out", str(tmp_path / "out")]  # fmt: skip
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "server: none for count.upper" in done.output and "never completed" in done.output
+    told = json.loads((tmp_path / "out" / "adapt.json").read_text())
+    assert [(one["start"], "reason" in one) for one in told["curves"]] == [("mean", False), ("server", True)]
+    with (tmp_path / "out" / "adapt.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == told["metric"]]
+    assert [row["step"] for row in rows] == ["0", "1"]
+    assert float(rows[0]["value"]) == told["summary"][0]["scores"]["0"]
+    page = (tmp_path / "out" / "adapt.html").read_text()
+    assert "<svg" in page and "the mean of the clients" in page
+    assert (tmp_path / "out" / "adapt.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
+    for changes, said in (
+        ({"starts": ["meen"]}, r"starts: meen is none of.*Did you mean: mean"),
+        ({"steps": 5, "every": 2}, "steps: must be a multiple of every, got 5 and 2"),
+        ({"methods": ["fedit"]}, "methods: .* has no fedit; it has rela, ditto"),
+        ({"newcomers": ["count"]}, "newcomers: count is none of double.drop-first, count.upper"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            adapt([finished], **changes)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="is not a run directory"):
+        adapt([tmp_path])
+    with pytest.raises(DataError, match="skills-10 has no newcomers to adapt"):
+        adapt([finished], overrides=["benchmark={name: skills-10, train: 8, val: 1, test: 4}"])
+
+
+def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
+    """Scores, gains and families agree with the two runs, which are used when the command comes again."""
+    save_vit(tmp_path / "narrow", labels=10)
+    config = {"name": "two", "benchmark": {"name": "digits", "clients": 3}, "method": {"name": "potara", "rank": 2},
+              "baselines": [], "model": {"id": "digits-vit"}, "federation": {"rounds": 1},
+              "families": {"few": {"clients": ["client-00"], "model": {"id": str(tmp_path / "narrow")}}},
+              "train": {"max_steps": 1}, "limit": {"records": 2}}  # fmt: skip
+    file = tmp_path / "two.yaml"
+    file.write_text(json.dumps(config))
+    command = ["select", str(file), "--out", str(tmp_path / "out"), "--threshold", "-1000", "--json", "--quiet"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert [Path(found["models"][which]).name for which in ("small", "large")] == ["narrow", "digits-vit"]
+    assert {row["model"] for row in found["clients"].values()} == {"large"}
+    for which in ("small", "large"):
+        results = json.loads((tmp_path / "out" / which / "results.json").read_text())
+        assert results["method"] == "local" and results["model"] == found["models"][which]
+        for client, row in results["clients"].items():
+            assert found["clients"][client][which] == pytest.approx(100 * row["accuracy"])
+    for row in found["clients"].values():
+        assert row["gain"] == pytest.approx(row["large"] - row["small"])
+    written = (tmp_path / "out" / "large" / "results.json").stat().st_mtime_ns
+    again = CliRunner().invoke(app, [*command[:4], "--threshold", "1000", "--quiet"])
+    assert again.exit_code == 0 and "All clients get the small one" in again.output
+    assert (tmp_path / "out" / "large" / "results.json").stat().st_mtime_ns == written
+    refused = CliRunner().invoke(app, [*command, "--models", "digits-vit,digits-vit"])
+    assert refused.exit_code == 2 and "name two of different size" in refused.output
+    with pytest.raises(ConfigError, match=r"models: the configuration has 1"):
+        from befit.choosing import choose_models
+
+        choose_models(replace(load_experiment(file), families={}), out=tmp_path / "none")
