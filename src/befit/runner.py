@@ -20,7 +20,7 @@ from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError, RunError
-from befit.evaluate.groups import by_budget, by_group, group_keys
+from befit.evaluate.groups import budget_metrics, by_budget, by_group, group_keys
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
 from befit.host import Host, family_experiment, resolve_model
@@ -313,9 +313,10 @@ def add_groups(
         results["groups"] = {key: by_group(runs, infos, key, metrics) for key in keys}
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
         ranks = {label: one.get("rank") for label, one in settings}
-        for budget, there in by_budget(runs, ranks, host.task.metric).items():
+        measured = budget_metrics([*runs.values()], metrics)
+        for budget, there in by_budget(runs, ranks, measured).items():
             for key in keys:
-                found = by_group(there, infos, key, [host.task.metric])
+                found = by_group(there, infos, key, measured)
                 results["groups"][key].setdefault("budgets", {})[budget] = found
 
 

@@ -58,7 +58,7 @@ def score(
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
             headline over those clients is the metric `others` (FedMosaic specification, section 6)
 
-    What a deployment has beside itself is measured too, by its headline: `accuracy r4`.
+    What a deployment has beside itself is measured too, by all metrics: `accuracy r4`.
     """
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
@@ -78,8 +78,8 @@ def score(
         site.model.reset()
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
-            value = site.task.headline(site.model.backbone, examples, batch_size, site.model.device)
-        metrics[f"{site.task.metric} {name}"] = value
+            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
+        metrics |= {f"{metric} {name}": value for metric, value in found.items()}
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -15,7 +15,7 @@ from befit.evaluate.groups import Rows, at_budgets, measured_budgets
 from befit.registry import check_method
 from befit.report.comparison import run_title
 
-__all__ = ["Series", "Setup", "pools_of", "setups_of"]
+__all__ = ["Series", "Setup", "metrics_of", "pools_of", "setups_of"]
 
 _SIZE = ("rank", "alpha", "budgets")  # what a method has otherwise at another budget
 _SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # what runs share that are set beside each other
@@ -97,7 +97,12 @@ def pools_of(runs: Sequence[Finished]) -> list[str]:
 
 def _rows(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
     rows = cell.rows if pool == "clients" else cell.newcomers
-    return {"": rows, **at_budgets(rows, _rank(run), cell.metric)}
+    return {"": rows, **at_budgets(rows, _rank(run), metrics_of(cell, run))}
+
+
+def metrics_of(cell: Scores, run: Finished) -> list[str]:
+    """What was measured, the headline first."""
+    return list(dict.fromkeys([cell.metric, *(run.run.cells[0].experiment.evaluate.metrics or ())]))
 
 
 def _budgets(run: Finished) -> list[str]:

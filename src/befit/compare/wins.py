@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.compare.collect import Finished
-from befit.compare.series import Setup, pools_of, setups_of
+from befit.compare.series import Setup, metrics_of, pools_of, setups_of
 from befit.compare.statistics import spread
-from befit.evaluate.groups import Rows, by_group, group_keys, winner
+from befit.evaluate.groups import Rows, budget_metrics, by_group, group_keys, winner
 from befit.report.numbers import score_of
 
 __all__ = ["budget_means", "wins_of"]
@@ -52,12 +52,13 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
     seeds count that all methods of a setup and budget have, so that each number of a row is of the same seeds. The best
-    is who is strictly ahead in the headline, or with several metrics (without budgets) in more than half of them.
+    is who is strictly ahead in the headline, or with several metrics in more than half of them.
     """
     setups, budgets = setups_of(runs)
-    first = runs[0].run.cells[0].experiment if runs else None
-    headline = next((cell.metric for run in runs for cell in run.cells), "")
-    metrics = list(first.evaluate.metrics) if first and first.evaluate.metrics and budgets == [""] else [headline]
+    cells = [(run, cell) for run in runs for cell in run.cells]
+    metrics = metrics_of(cells[0][1], cells[0][0]) if cells else [""]
+    if budgets != [""]:
+        metrics = budget_metrics([cell.rows for _, cell in cells], metrics)
     made = []
     for pool in pools_of(runs):
         for setup in setups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Rows", "at_budgets", "by_budget", "by_group", "group_keys", "measured_budgets", "winner"]
+__all__ = ["Rows", "at_budgets", "budget_metrics", "by_budget", "by_group", "group_keys", "measured_budgets", "winner"]
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -51,35 +51,40 @@ def by_group(
     return {"groups": groups, "wins": wins}
 
 
-def by_budget(runs: Mapping[str, Rows], ranks: Mapping[str, int | None], metric: str) -> dict[str, dict[str, Rows]]:
-    """The runs that can be compared at each budget "r2", "r4", …, with the metric as measured there.
+def by_budget(
+    runs: Mapping[str, Rows], ranks: Mapping[str, int | None], metrics: Sequence[str]
+) -> dict[str, dict[str, Rows]]:
+    """The runs that can be compared at each budget "r2", "r4", …, with the metrics as measured there.
 
-    ranks  the rank of every run's method, which is the budget of a run that measured no others
+    ranks    the rank of every run's method, which is the budget of a run that measured no others
+    metrics  the headline first
     ->  nothing where no run measured several budgets; else for each of them the runs that have it
 
     >>> rows = {"a": {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "examples": 9}}
-    >>> by_budget({"x": rows, "lora": {"a": {"m": 0.4, "examples": 9}}}, {"x": 2, "lora": 4}, "m")["r4"]["x"]["a"]["m"]
+    >>> found = by_budget({"x": rows, "lora": {"a": {"m": 0.4, "examples": 9}}}, {"x": 2, "lora": 4}, ["m"])
+    >>> found["r4"]["x"]["a"]["m"]
     0.6
     """
-    found = {label: at_budgets(rows, ranks.get(label), metric) for label, rows in runs.items()}
-    measured = {name for rows in runs.values() for name in measured_budgets(rows, metric)}
+    found = {label: at_budgets(rows, ranks.get(label), metrics) for label, rows in runs.items()}
+    measured = {name for rows in runs.values() for name in measured_budgets(rows, metrics[0])}
     budgets = sorted(measured, key=lambda name: int(name[1:]))
     return {budget: {label: one[budget] for label, one in found.items() if budget in one} for budget in budgets}
 
 
-def at_budgets(rows: Rows, rank: int | None, metric: str) -> dict[str, Rows]:
-    """One run's rows at each of its budgets, with the metric as measured there: those that it measured, else its rank.
+def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str, Rows]:
+    """One run's rows at each of its budgets, with the metrics as measured there: those that it measured, else its rank.
 
-    >>> at_budgets({"a": {"m": 0.5, "m r4": 0.6}}, 2, "m"), at_budgets({"a": {"m": 0.5}}, 2, "m")
+    >>> at_budgets({"a": {"m": 0.5, "m r4": 0.6}}, 2, ["m"]), at_budgets({"a": {"m": 0.5}}, 2, ["m"])
     ({'r4': {'a': {'m': 0.6, 'm r4': 0.6}}}, {'r2': {'a': {'m': 0.5}}})
-    >>> at_budgets({"a": {"m": 0.5}}, None, "m")
+    >>> at_budgets({"a": {"m": 0.5}}, None, ["m"])
     {}
     """
-    names = measured_budgets(rows, metric)
+    names = measured_budgets(rows, metrics[0])
     if not names:
         return {} if rank is None or not rows else {f"r{rank}": rows}
     return {
-        name: {client: {**row, metric: row.get(f"{metric} {name}")} for client, row in rows.items()} for name in names
+        name: {client: {**row, **{one: row.get(f"{one} {name}") for one in metrics}} for client, row in rows.items()}
+        for name in names
     }
 
 
@@ -87,6 +92,16 @@ def measured_budgets(rows: Rows, metric: str) -> list[str]:
     """The budgets that a run measured by name, "r2", "r4", …; none for a run that has its rank alone."""
     keys = (key for row in rows.values() for key in row if key.startswith(f"{metric} r"))
     return list(dict.fromkeys(key.removeprefix(f"{metric} ") for key in keys))
+
+
+def budget_metrics(runs: Sequence[Rows], metrics: Sequence[str]) -> list[str]:
+    """The metrics that were measured at budgets too, or the headline alone: an older befit measured no others there.
+
+    >>> budget_metrics([{"a": {"m": 0.5, "m r4": 0.6, "n": 1.0}}, {"a": {"m": 0.5, "n": 1.0}}], ["m", "n"])
+    ['m']
+    """
+    several = [rows for rows in runs if measured_budgets(rows, metrics[0])]
+    return list(metrics) if all(measured_budgets(rows, one) for rows in several for one in metrics) else [metrics[0]]
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:

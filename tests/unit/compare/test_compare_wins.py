@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from befit.compare.plan import Plan
 from befit.compare.series import setups_of
 from befit.compare.summary import summarise
 from befit.compare.tables import all_tables, screen_tables
+from befit.compare.wins import wins_of
 from befit.compare.wins_tables import win_rows
 from befit.compare.write import render_markdown, render_page
 from befit.report.ablation_page import rows_as_csv
@@ -155,6 +157,19 @@ def test_bases_of_one_name_are_apart_only_where_a_method_has_several() -> None:
     assert setups(C=other) == [("on FedAvg, all weights, base.lr_scale=0.1", ["A"]),
                                ("on FedAvg, all weights, base.lr_scale=0.05", ["B"]),
                                ("on FedAvg, all weights, base.lr_scale=0.3", ["C"])]  # fmt: skip
+
+
+def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_were_measured_there() -> None:
+    """At r 4 the second is behind in the headline, and ahead in two of three metrics if all are known."""
+    base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": ["rougeL", "rouge1", "exact_match"]}}
+    runs = {"A, r 4": {"method": {"name": "lora", "rank": 4}}, "B": {"method": {"name": "fedp2eft", "rank": 2}}}
+    plan = make_plan({**RECIPE, "base": base, "runs": runs, "seeds": [0]})
+    alike = {name: [0.5] * 3 for name in ("accuracy", "rougeL", "rouge1", "exact_match")}
+    headline = {"rougeL r4": [0.4] * 3}
+    for more, best in (({**headline, "rouge1 r4": [0.6] * 3, "exact_match r4": [0.6] * 3}, "B"), (headline, "A")):
+        cells = [replace(cell(0, {**alike, **own}), metric="rougeL") for own in ({}, more)]
+        (one,) = wins_of([Finished(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
+        assert one["at"]["r4"]["groups"]["ar"]["best"] == best and len(one["metrics"]) == (3 if best == "B" else 1)
 
 
 def test_newcomers_are_counted_apart(plan: Plan) -> None:

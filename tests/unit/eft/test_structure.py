@@ -68,11 +68,11 @@ def test_a_budget_is_compared_among_the_runs_that_have_it_and_ties_are_nobodys()
          "examples": 9}}  # fmt: skip
     y = {"a": {"m": 0.5, "m r2": 0.5, "examples": 9}, "b": {"m": 0.2, "m r2": 0.2, "examples": 9}}
     lora = {"a": {"m": 0.8, "examples": 9}, "b": {"m": 0.8, "examples": 9}}
-    there = by_budget({"x": x, "y": y, "lora": lora}, {"x": 2, "y": 2, "lora": 4}, "m")
+    there = by_budget({"x": x, "y": y, "lora": lora}, {"x": 2, "y": 2, "lora": 4}, ["m"])
     infos = {"a": {"language": "en"}, "b": {"language": "de"}}
     wins = {name: by_group(runs, infos, "language", ["m"])["wins"] for name, runs in there.items()}
     assert wins == {"r2": {"x": 1, "y": 0}, "r4": {"x": 0, "lora": 2}}
-    assert by_budget({"lora": lora}, {"lora": 4}, "m") == {}
+    assert by_budget({"lora": lora}, {"lora": 4}, ["m"]) == {}
 
 
 def test_scales_that_only_rounding_tells_apart_are_ties_and_give_no_map() -> None:
