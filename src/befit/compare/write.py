@@ -86,6 +86,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
             details=[one for one in tables if one.detail],
             failures=failure_table(results),
             facts=_facts(results),
+            grouped=bool(results["wins"]),
             configs=[
                 (plain(run["label"]), "\n".join(map(plain, write_yaml(run["config"]).splitlines())))
                 for run in results["runs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -231,6 +232,11 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
     latex = render_latex(results)
     assert r"ar & \textbf{50.0} $\pm$ 0.0 & 30.0 $\pm$ 0.0 \\" in latex and r"bg & 55.0 $\pm$ 7.1" in latex
     assert r"Several on FedIT & 1 & 0 \\" in latex
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(.*?)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
+        for line in (line for line in body.splitlines() if line.endswith(r"\\")):
+            spans = sum(int(one) - 1 for one in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            assert len(re.findall(r"(?<!\\)&", line)) + spans == len(columns) - 1, line
+    assert "compare-wins.csv" in page
     table = list(csv.DictReader(io.StringIO(rows_as_csv(win_rows(results)))))
     assert len(table) == 2 * (2 + 2) + 2 * (2 + 1)  # groups x methods at r 2 and r 4, in both setups
     best = {(one["group"], one["best"]) for one in table if (one["run"], one["budget"]) == (BASED_LABEL, "r2")}
