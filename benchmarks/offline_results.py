@@ -50,7 +50,8 @@ def section(results: dict[str, Any], name: str, recipe: str) -> str:
         parts.append(
             "Without results: " + "; ".join(f"{one['run']}, seed {one['seed']}: {one['error']}" for one in failed)
         )
-    for one in [*beside_tables(results), *budget_tables(results), *wins_tables(results)]:
+    wins = wins_tables(results) if results.get("budgets") else []
+    for one in [*beside_tables(results), *budget_tables(results), *wins]:
         parts += [f"**{one.title}**", markdown_table(one.table)]
     return "\n\n".join(parts)
 

@@ -78,6 +78,8 @@ def _table(results: Mapping[str, Any], group: Group) -> tuple[list[str], list[li
     present = [key for key in group.columns if any(key in run["beside"] for run in runs)]
     if group.compared not in present:
         return [], []
+    if all(run["beside"].get("others_auc") == run["beside"].get("others_last") for run in runs):
+        present = [key for key in present if key != "others_auc"]  # measured once, so that there is no time to speak of
     several = len(runs) > 1
     headers = ["run", *(group.columns[key] for key in present)]
     headers += [f"{group.columns[group.compared]}: minus {plain(results['reference'])} ± 95%", "p (t, seeds)"] * several
