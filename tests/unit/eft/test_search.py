@@ -21,6 +21,7 @@ from befit.eft.features import features
 from befit.eft.generator import GENERATOR
 from befit.eft.personal import budgeted_layout
 from befit.eft.search import Prior, Search, column_norms, search
+from befit.eft.stages import load_scales
 from befit.method import Deployment
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
@@ -33,15 +34,25 @@ BUDGET = TrainSettings(max_steps=STEPS, batch_size=4, lr=1e-2)
 SMALL: dict[str, Any] = {"rank": 2, "rank_max": 4}
 
 
-def prepared(clamped: bool):
+def prepared(clamped: bool, start: float | None = None):
     site = make_site("vit", budgeted_layout(4, 2.0, clamped), budget=BUDGET)
     names = list(site.model.shapes.targets)
+    if start is not None:
+        load_scales(site, torch.full((len(names), 4), start))
     return site, names
 
 
-def written_out(clamped: bool, accumulate: bool, clip: float) -> torch.Tensor:
+def written_out(
+    clamped: bool,
+    accumulate: bool,
+    clip: float,
+    alpha_s: float = 1e2,
+    alpha_p: float = 1e-2,
+    examples: int = 12,
+    start: float | None = None,
+) -> torch.Tensor:
     """The raw scales after STEPS steps, by plain optimisers on single tensors and gradients cleared by hand."""
-    site, names = prepared(clamped)
+    site, names = prepared(clamped, start)
     leaves = site.model.leaves(slot(BUDGETED, SCALES))
     scales = [leaves[join(SCALES, name, "lambda")] for name in names]
     weights = [leaf for key, leaf in leaves.items() if not key.endswith("/lambda")]
@@ -58,7 +69,7 @@ def written_out(clamped: bool, accumulate: bool, clip: float) -> torch.Tensor:
             loss = site.loss(batch)
             for name, raw in zip(names, scales, strict=True):
                 lam, n = clamp_through(raw, 1e-4, 1e3), leaves[join(BUDGETED, name, "B")].abs().sum(0)
-                loss = loss + (1e2 * (n / lam).sum() + 1e-2 * (lam.log() + 100 * lam).sum()) / 12
+                loss = loss + (alpha_s * (n / lam).sum() + alpha_p * (lam.log() + 100 * lam).sum()) / examples
             loss.backward()
         # The head of the budgeted slot takes no part in this forward pass, and its gradient is zero.
         torch.nn.utils.clip_grad_norm_(weights, clip)
@@ -77,6 +88,15 @@ def test_a_search_is_the_loop_of_the_specification(clamped: bool, accumulate: bo
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-7)
     site, _ = prepared(clamped)
     assert torch.equal(search(site, AT, replace(how, return_raw=False), STEPS), found.clamp(1e-4, 1e3))
+
+
+def test_priors_are_divided_by_the_clients_examples_and_not_by_those_of_a_batch() -> None:
+    """From scales and with priors that leave the task a say: at the bound Adam takes the same steps whatever N is."""
+    site, _ = prepared(True, 0.5)
+    found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS)
+    expected, other = (written_out(True, False, 1.0, 1e-2, 1e-3, examples, 0.5) for examples in (12, BUDGET.batch_size))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert float((other - found).abs().max()) > 1e-3
 
 
 def test_released_gradients_of_scales_are_never_cleared_and_end_elsewhere() -> None:
