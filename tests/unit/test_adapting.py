@@ -114,7 +114,7 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
     command = ["select", str(file), "--out", str(tmp_path / "out"), "--threshold", "-1000", "--json", "--quiet"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert [Path(found["models"][which]).name for which in ("small", "large")] == ["narrow", "digits-vit"]
     assert {row["model"] for row in found["clients"].values()} == {"large"}
     for which in ("small", "large"):
