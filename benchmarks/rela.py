@@ -100,7 +100,8 @@ def server(clients: int, layers: int, width: int) -> dict[str, Any]:
             sent = time.process_time()
     size = sum(value.nbytes for value in adapter(0, layers, width).values())
     return {"clients": clients, "adapter_bytes": size, "aggregate_s": aggregated - began,
-            "downloads_s": sent - aggregated, "before_mib": before, "peak_mib": peak_mib()}  # fmt: skip
+            "downloads_s": sent - aggregated, "uploads_mib": clients * size / 2**20, "before_mib": before,
+            "peak_mib": peak_mib()}  # fmt: skip
 
 
 def main() -> None:
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="tiny shapes, printed and not published")
+    parser.add_argument("--servers", action="store_true", help="servers alone; the clients' last numbers stay")
     parser.add_argument("--one", nargs=3, metavar=("CLIENTS", "LAYERS", "WIDTH"), help="one server, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -121,19 +123,23 @@ def main() -> None:
         served.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     # After the servers: a child's peak counts what its parent held.
     kinds = [("digits", 20)] if options.small else [("digits", 100), ("minilm", 30), ("digits-vqa-hetero", 30)]
-    trained = [client(kind, steps, 10, 1 if options.small else options.repeats) for kind, steps in kinds]
+    if options.servers:
+        trained = json.loads((HERE / "results" / "rela.json").read_text())["data"]["client"]
+    else:
+        trained = [client(kind, steps, 10, 1 if options.small else options.repeats) for kind, steps in kinds]
     print(trained, served, flush=True)
     if options.small:
         return
     table = [
         [one["backbone"], str(one["steps"]), f"{one['fedit_s']['median']:.2f}", f"{one['training_s']['median']:.2f}",
          f"{one['gated']['median']:.2f}", f"{one['gradients_s']['median']:.3f}",
-         f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})", "", "", ""]
+         f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})", "", "", "", ""]
         for one in trained
     ]  # fmt: skip
     table += [
         [f"server, {one['clients']} clients of {one['adapter_bytes'] / 1e6:.2f} MB", "", "", "", "", "", "",
-         f"{one['aggregate_s']:.2f}", f"{one['downloads_s']:.2f}", f"{one['peak_mib'] - one['before_mib']:.0f}"]
+         f"{one['aggregate_s']:.2f}", f"{one['downloads_s']:.2f}", f"{one['uploads_mib']:.0f}",
+         f"{one['peak_mib'] - one['before_mib']:.0f}"]
         for one in served
     ]  # fmt: skip
     publish(
@@ -142,10 +148,11 @@ def main() -> None:
         "A client's round of RELA, in seconds of the process on one thread: FedIT's training, training of both "
         "adapters with gates, and the frozen model's gradients at every tenth step, with their share of that training "
         "(median and range of turns; the federation of two sizes measures a client with the large one). A server's "
-        "second round: aggregation from files, the downloads of all clients, and the memory that both add.",
+        "second round: aggregation from files, the downloads of all clients, the last uploads of all, which it keeps "
+        "and below which it cannot come, and the memory that both add: those uploads, at most 128 rows of every "
+        "mixture, and 64 MiB of gradients.",
         ["what", "steps", "FedIT (s)", "training (s)", "of FedIT", "gradients (s)", "extra",
-         "aggregation (s)", "downloads (s)",
-         "memory (MiB)"],
+         "aggregation (s)", "downloads (s)", "uploads (MiB)", "memory (MiB)"],
         table,
         {"client": trained, "server": served},
     )  # fmt: skip

@@ -73,11 +73,12 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     """
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
     point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
-    server = point.server
+    server, done = point.server, (point.stage, point.round)
+    del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
         rounds = stage.rounds or 0
         for first, last in _messages(stage, engine.span, schedule.evaluate_every):
-            if (index, last) <= (point.stage, point.round):
+            if (index, last) <= done:
                 continue
             at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
             server = _round(method, stage, engine, site, server, schedule, journal, at)

@@ -115,7 +115,8 @@ class Host:
         for key, one in self.backbones.items():
             clients = [info.id for info in (*self.infos, *self.newcomers) if info.backbone == key]
             found += [f"method {label}: {fault}" for fault in method.faults(one.model.shapes, clients)]
-        return found
+        shapes = {one.name: one.model.shapes for one in self.backbones.values()}
+        return found + [f"method {label}: {reason}" for reason in method.mismatches(shapes)]
 
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""

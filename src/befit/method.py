@@ -88,7 +88,9 @@ class Exchange(ABC):
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's new memory. Updates are sorted by client id; there is at least one.
 
-        Arrays of an update may be read from a disk when they are asked for: go through the updates one at a time.
+        `server` is handed over: whoever calls does not use it again, so what is large in it may be written into rather
+        than copied. Arrays of an update may be read from a disk when they are asked for: go through the updates one at
+        a time.
         """
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -134,8 +136,8 @@ class Method(Exchange):
     def arrival(self) -> Stage | None:
         """What a newcomer, a client that takes no part in any round, does once before its first download.
 
-        Its exchange's `aggregate` gives what the server holds for this newcomer alone: the run's own memory stays as it
-        is. Without one a newcomer gets what any client would that has not sent anything.
+        Its exchange's `aggregate` gives what the server holds for this newcomer alone, and must leave the run's own
+        memory as it is. Without one a newcomer gets what any client would that has not sent anything.
         """
         return None
 
@@ -153,6 +155,11 @@ class Method(Exchange):
 
     def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
         """What its options ask of these clients that a model of these shapes cannot give; refused before a run."""
+        return []
+
+    def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
+        """What it needs the models of all families of clients, by name, to have in common and they have not; refused
+        before a run."""
         return []
 
     def work(self) -> tuple[Work, ...]:

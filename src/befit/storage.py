@@ -17,7 +17,7 @@ from befit.errors import RunError
 __all__ = ["atomic_write", "read_bytes", "read_json", "write_json", "write_shared"]
 
 
-def atomic_write(path: Path, data: bytes | Iterable[bytes]) -> None:
+def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """Write under a temporary name in the same folder, flush to the disk, and rename. `data` may come in pieces.
 
     Raises RunError, and leaves the old file as it was, if the disk is full or the folder cannot be written.

@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from befit.adapters.packed import PackedState
 from befit.engine.spool import Spool
+from befit.engine.store import read_payload, write_payload
 from befit.errors import RunError
 from befit.types import ClientInfo, Payload, Update
 
@@ -64,3 +66,22 @@ def test_states_of_other_shapes_do_not_share_a_description() -> None:
     first, second = {"s/a": torch.ones(2, 3)}, {"s/a": torch.ones(3, 2)}
     assert PackedState.of(first).unpack()["s/a"].shape == (2, 3)
     assert PackedState.of(second).unpack()["s/a"].shape == (3, 2)
+
+
+def test_a_memory_is_written_in_pieces_and_read_by_the_library(tmp_path: Path) -> None:
+    """Several types, no element, no dimension, nothing at all: the same arrays, in whatever order they come."""
+    arrays = {
+        "own/a/A": torch.randn(3, 5), "own/a/B": torch.randn(2, 4).bfloat16(), "own/b/on": torch.tensor([True, False]),
+        "own/b/step": torch.tensor(7), "own/c/A": torch.zeros(0, 4), "own/c/B": torch.arange(6.0).view(2, 3).T,
+    }  # fmt: skip
+    memory = Payload(arrays, {"clients:x": ["a", "b"], "n": 1})
+    write_payload(tmp_path / "server.safetensors", memory)
+    read = safetensors.torch.load_file(tmp_path / "server.safetensors")
+    assert read.keys() == arrays.keys()
+    for key, value in arrays.items():
+        assert read[key].dtype == value.dtype and torch.equal(read[key], value), key
+    assert read_payload(tmp_path / "server.safetensors").scalars == memory.scalars
+    write_payload(tmp_path / "again.safetensors", Payload(dict(reversed(arrays.items())), memory.scalars))
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "server.safetensors").read_bytes()
+    write_payload(tmp_path / "empty.safetensors", Payload())
+    assert read_payload(tmp_path / "empty.safetensors") == Payload()

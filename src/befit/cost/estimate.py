@@ -61,13 +61,16 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
     name = runs[0][0]
     families: list[dict[str, Any]] = []
     warnings: list[str] = []
+    shapes: dict[str, ModelShapes] = {}
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
         measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
-        row, found = _of_family(own, replace(federation, clients=tuple(clients)), runs, measured)
+        row, found, shapes[family] = _of_family(own, replace(federation, clients=tuple(clients)), runs, measured)
         families.append({"family": family, **row})
         warnings += found
+    if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
+        raise ConfigError(mismatches)
     first = {key: value for key, value in families[0].items() if key != "family"}
     memory = {
         part: (sum if part == "backbone" else max)(one["memory_parts_mib"][part] for one in families)
@@ -108,8 +111,11 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
 
 def _of_family(
     experiment: Experiment, federation: Federation, runs: Sequence[tuple[str, Method]], measured: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """What clients with one backbone take, and warnings. `measured` are these clients and the newcomers with it."""
+) -> tuple[dict[str, Any], list[str], ModelShapes]:
+    """What clients with one backbone take, warnings, and the backbone's shapes.
+
+    measured  these clients and the newcomers with that backbone
+    """
     backbone = skeleton(experiment.model, federation.task, federation.label_names)
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, measured)]:
@@ -129,7 +135,7 @@ def _of_family(
         **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
         "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
     }
-    return row, warnings
+    return row, warnings, shapes
 
 
 def memory_mib(

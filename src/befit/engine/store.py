@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from befit.adapters.packed import PackedState
-from befit.engine.wire import array_bytes, from_bytes, to_bytes
+from befit.engine.wire import array_bytes, from_bytes, pieces, to_bytes
 from befit.errors import RunError
 from befit.storage import atomic_write, read_bytes
 from befit.types import Payload, Scalar, State
@@ -23,7 +23,7 @@ _Held = tuple[PackedState, dict[str, Scalar]]
 
 
 def write_payload(path: Path, payload: Payload) -> None:
-    atomic_write(path, to_bytes(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
+    atomic_write(path, pieces(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
 
 
 def write_scratch(path: Path, payload: Payload) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import safetensors
 import safetensors.torch
@@ -13,7 +13,13 @@ from torch import Tensor
 from befit.errors import PayloadMismatch
 from befit.types import Payload, Scalar, State
 
-__all__ = ["array_bytes", "cast", "from_bytes", "payload_bytes", "scalar_bytes", "to_bytes"]
+__all__ = ["array_bytes", "cast", "from_bytes", "payload_bytes", "pieces", "scalar_bytes", "to_bytes"]
+
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def cast(payload: Payload, dtype: torch.dtype) -> Payload:
@@ -42,6 +48,29 @@ def to_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in arrays.items()}
     # The library writes a broken header for no tensors with empty metadata.
     return bytes(safetensors.torch.save(tensors, dict(metadata) or None))
+
+
+def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The same file, piece by piece, for arrays of which there should be no second copy in memory."""
+    order = sorted(arrays, key=lambda key: (-arrays[key].element_size(), key))  # large elements first: all are aligned
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for key in order:
+        end = start + array_bytes(arrays[key])
+        header[key] = {
+            "dtype": _NAMES[arrays[key].dtype],
+            "shape": list(arrays[key].shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for key in order:
+        if arrays[key].numel():
+            flat = arrays[key].detach().cpu().contiguous().reshape(-1)
+            yield memoryview(flat.view(torch.uint8).numpy())
 
 
 def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, str]]:

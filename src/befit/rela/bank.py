@@ -9,7 +9,7 @@ these rows when a client asks for its own, with weights that lie beside them: `b
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,7 +21,17 @@ from befit.rela.mixing import Held
 from befit.rela.sketch import SKETCH
 from befit.types import Payload, Scalar, State, Update
 
-__all__ = ["absorb", "described", "held_by", "members", "mixed", "received_by", "weights_key"]
+__all__ = [
+    "absorb",
+    "described",
+    "differing",
+    "held_by",
+    "members",
+    "mixed",
+    "received_before",
+    "received_by",
+    "weights_key",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,12 +62,20 @@ def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
                          family, blocks)  # fmt: skip
         found[f"sites:{family}"] = [f"{site} {module}" for module, site in at.items()]
         names[family] = set(at.values())
-    (first, *others) = names
-    for family in others:
-        if different := names[first] ^ names[family]:
-            raise ModelError(f"the backbones {first} and {family} differ in their PQ sites: {min(different)} is in one "
-                             "of them; set adapter.targets to projections that both have")  # fmt: skip
+    if reasons := differing(names):
+        raise ModelError(reasons[0])
     return found
+
+
+def differing(names: Mapping[str, Collection[str]]) -> list[str]:
+    """Why models cannot share cores, from the names of their PQ sites by family: nothing where all have the same."""
+    first, *others = names
+    return [
+        f"the backbones {first} and {family} differ in their PQ sites: {min(different)} is in one of them; set "
+        "adapter.targets to projections that both have"
+        for family in others
+        if (different := {*names[first]} ^ {*names[family]})
+    ]
 
 
 def _sites_of(scalars: Mapping[str, Scalar], family: str) -> dict[str, str]:
@@ -67,16 +85,23 @@ def _sites_of(scalars: Mapping[str, Scalar], family: str) -> dict[str, str]:
 
 
 def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
-    """The stacks with these updates' rows, and whose rows they are. Goes through the updates once."""
+    """The stacks with these updates' rows, and whose rows they are. Goes through the updates once.
+
+    Takes the stacks out of `server`, which whoever aggregates hands over, and writes into them: with another set beside
+    them a thousand adapters would be in memory twice. Where somebody new comes, one stack at a time is made larger.
+    """
     before = members(server.scalars)
     after = {key: list(ids) for key, ids in before.items()}
     for update in updates:
         for group in (EVERYBODY, update.client.backbone):
             after.setdefault(group, []).append(update.client.id)
     after = {group: sorted(set(ids)) for group, ids in after.items()}
-    stacks = {key: value for key, value in server.arrays.items() if key == SKETCH or _slot(key) == "own"}
+    stacks = {key: server.arrays.pop(key) for key in [*server.arrays] if key == SKETCH or _slot(key) == "own"}
     rows = {group: {id_: row for row, id_ in enumerate(ids)} for group, ids in after.items()}
-    fresh: set[str] = set()
+    for name in list(stacks):
+        group = _group(name)
+        if before[group] != after[group]:
+            stacks[name] = _grown(stacks.pop(name), [rows[group][id_] for id_ in before[group]], len(after[group]))
     modules: dict[str, dict[str, str]] = {}
     for update in updates:
         family = update.client.backbone
@@ -84,14 +109,17 @@ def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
             modules[family] = {name: site for site, name in _sites_of(server.scalars, family).items()}
         for key, tensor in update.payload.arrays.items():
             name, group = _place(key, family, modules[family])
-            if name not in fresh:
-                fresh.add(name)
-                stack = torch.zeros(len(after[group]), *tensor.shape)
-                if name in stacks:
-                    stack[[rows[group][id_] for id_ in before[group]]] = stacks[name]
-                stacks[name] = stack
+            if name not in stacks:
+                stacks[name] = torch.zeros(len(after[group]), *tensor.shape)
             stacks[name][rows[group][update.client.id]] = tensor
     return stacks, after
+
+
+def _grown(stack: torch.Tensor, places: Sequence[int], count: int) -> torch.Tensor:
+    """A stack of `count` rows, with those of `stack` at these places."""
+    larger = torch.zeros(count, *stack.shape[1:])
+    larger[list(places)] = stack
+    return larger
 
 
 def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]:
@@ -118,27 +146,33 @@ def weights_key(group: str) -> str:
     return join(f"relevance:{group}" if group else "relevance", "clients", "weights")
 
 
-def held_by(server: Payload, stacks: State, whose: Members, starts: Mapping[str, State]) -> Held:
+def held_by(stacks: State, whose: Members, before: State) -> Held:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
-    starts  initial adapters by family
+    before  as `received_before` says, for a mixing that compares with it
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
     owners: dict[str, list[str]] = {group: [] for group in whose}
-    initial: State = {}
-    for family, start in starts.items():
-        modules = {name: site for site, name in _sites_of(server.scalars, family).items()}
-        own = {key: value for key, value in start.items() if _slot(key) == "personal"}
-        initial |= {_place(key, family, modules)[0]: value for key, value in own.items()}
     for name in stacks:
         if _slot(name) == "own":
             owners[_group(name)].append(name)
-
-    def before(name: str) -> torch.Tensor:
-        held = server.arrays.get(name)
-        return initial[name] if held is None else mixture(server.arrays[weights_key(_group(name))], held, 0)
-
     return Held(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
+
+
+def received_before(server: Payload, starts: Mapping[str, State]) -> State:
+    """What the first client of every group received last, by a stack's name; the initial value before any mixture.
+
+    starts  initial adapters by family
+    """
+    found: State = {}
+    for family, start in starts.items():
+        modules = {name: site for site, name in _sites_of(server.scalars, family).items()}
+        own = {key: value for key, value in start.items() if _slot(key) == "personal"}
+        found |= {_place(key, family, modules)[0]: value for key, value in own.items()}
+    for name in found:
+        if name in server.arrays:
+            found[name] = mixture(server.arrays[weights_key(_group(name))], server.arrays[name], 0).clone()
+    return found
 
 
 def received_by(server: Payload, client: str, family: str, slot: str) -> State:

@@ -6,9 +6,9 @@ The last two are what FedMosaic compares relevance with (Tables 30 and 33; speci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,16 +31,20 @@ class Held:
     stacks  their last uploads, a row for each client; see `befit.rela.bank`
     groups  by group of clients (a backbone's, or everybody), the places of its members among all clients
     owners  by group, the names of its stacks
-    before  of a stack's name, what all of them received last: the initial values before the first mixture
+    before  by a stack's name, what all of them received last, for a mixing that says `compares`
     """
 
     stacks: State
     groups: Mapping[str, Sequence[int]]
     owners: Mapping[str, Sequence[str]]
-    before: Callable[[str], Tensor]
+    before: Mapping[str, Tensor]
 
 
 class Mixing(Protocol):
+    """compares  whether it looks at what clients changed, and so at what they received before"""
+
+    compares: ClassVar[bool]
+
     def __call__(self, held: Held) -> dict[str, Tensor]:
         """By group: weights (M, M) float32, a row for each member, of sum 1."""
         ...
@@ -72,6 +76,7 @@ class Relevance:
     every: int = 10
     ema: float = 0.5
     noise: float = 1e-4
+    compares: ClassVar[bool] = False
 
     def __call__(self, held: Held) -> dict[str, Tensor]:
         cosines = similarities(held.stacks[SKETCH], self.similarity)
@@ -91,6 +96,7 @@ class Equal:
     """All others alike, or all with the client itself (`include_self`)."""
 
     include_self: bool = False
+    compares: ClassVar[bool] = False
 
     def __call__(self, held: Held) -> dict[str, Tensor]:
         nothing = {group: torch.zeros(len(members), len(members)) for group, members in held.groups.items()}
@@ -107,12 +113,14 @@ class Nash:
     The updates of a group are against what all received last, over all arrays that the group shares.
     """
 
+    compares: ClassVar[bool] = True
+
     def __call__(self, held: Held) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for group, members in held.groups.items():
             gram = torch.zeros(len(members), len(members), dtype=torch.float64)
             for name in held.owners.get(group, ()):
-                gram += _products(held.stacks[name], held.before(name))
+                gram += _products(held.stacks[name], held.before[name])
             found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
         return found
 

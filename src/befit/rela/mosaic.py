@@ -11,13 +11,23 @@ from dataclasses import dataclass
 from typing import final
 
 from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
-from befit.adapters.layout import GATE, Layout
-from befit.adapters.pq import BASIS
+from befit.adapters.layout import GATE, Layout, ModelShapes
+from befit.adapters.pq import BASIS, sites
 from befit.align.run import aligned_bases
 from befit.align.settings import Alignment
 from befit.errors import NotTrained
 from befit.method import Deployment, Method
-from befit.rela.bank import EVERYBODY, absorb, described, held_by, members, received_by, weights_key
+from befit.rela.bank import (
+    EVERYBODY,
+    absorb,
+    described,
+    differing,
+    held_by,
+    members,
+    received_before,
+    received_by,
+    weights_key,
+)
 from befit.rela.mixing import Mixing, Relevance
 from befit.rela.newcomer import Arrival, arrived
 from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, mean_sketch
@@ -75,6 +85,13 @@ class Mosaic(Method):
 
     def trainable(self) -> Selector:
         return slot("personal", GATE)
+
+    def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
+        """Backbones whose PQ sites are not at the same places have no cores to share."""
+        return differing({
+            family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
+            for family, shapes in families.items()
+        })  # fmt: skip
 
     def work(self) -> tuple[Work, ...]:
         """Training beside the frozen mixture, and a bare pass at every `every`-th step.
@@ -140,8 +157,9 @@ class Mosaic(Method):
         return {SKETCH: fresh}
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        before = received_before(server, site.starts) if self.mixing.compares else {}
         stacks, whose = absorb(server, updates)
-        weights = self.mixing(held_by(server, stacks, whose, site.starts))
+        weights = self.mixing(held_by(stacks, whose, before))
         bases = {key: value for key, value in server.arrays.items() if slot_of(key).startswith(f"{BASIS}:")}
         clients = {f"clients:{family}": ids for family, ids in whose.items() if family != EVERYBODY}
         kept = {weights_key(group): value for group, value in weights.items()}

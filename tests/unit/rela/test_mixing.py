@@ -95,7 +95,7 @@ def test_products_are_summed_over_stacks_in_pieces(monkeypatch: pytest.MonkeyPat
     generator = torch.Generator().manual_seed(0)
     stacks = {name: torch.randn(3, 4, 5, generator=generator) for name in ("own/a/P", "own/b/P")}
     before = {name: torch.randn(4, 5, generator=generator) for name in stacks}
-    held = Held(stacks, {"": [0, 1, 2]}, {"": list(stacks)}, before.__getitem__)
+    held = Held(stacks, {"": [0, 1, 2]}, {"": list(stacks)}, before)
     whole = Nash()(held)[""]
     monkeypatch.setattr("befit.rela.mixing._CHUNK", 7)
     torch.testing.assert_close(Nash()(held)[""], whole)

@@ -332,3 +332,21 @@ def test_every_wrong_option_is_named_at_once() -> None:
                       "noise": -1.0, "pq_rate": 0.0, "similarity": "colmean"})  # fmt: skip
     keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
     assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "similarity"}
+
+
+def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stayed_away() -> None:
+    """A second round is written into the stacks of the first; where somebody new comes, into larger ones."""
+    federation = start("rela")
+    first = federation.round(1, "abde")
+    name = f"own:{LARGE}/block.02.q_proj/B"
+    held = federation.server.arrays[name]
+    (of_d,) = [first["d"].payload.arrays["personal/block.02.q_proj/B"]]
+    assert torch.equal(held[1], of_d)
+    second = federation.round(2, "abe")
+    assert federation.server.arrays[name] is held and torch.equal(held[1], of_d)
+    assert torch.equal(held[0], second["b"].payload.arrays["personal/block.02.q_proj/B"])
+    sketches = federation.server.arrays[SKETCH].clone()
+    third = federation.round(3, "c")
+    grown = federation.server.arrays[SKETCH]
+    assert len(grown) == 5 and torch.equal(grown[[0, 1, 3, 4]], sketches)
+    assert torch.equal(grown[2], third["c"].payload.arrays[SKETCH])

@@ -1,12 +1,19 @@
-"""`befit check` refuses FedMosaic with two backbones and no public records; with one backbone it needs none."""
+"""What `befit check` refuses of FedMosaic with two backbones: no public records, and PQ sites that do not match."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.tiny_models import save_gpt2
 
 from befit.benchmarks.registry import build
-from befit.host import check_needs
+from befit.config import load_experiment
+from befit.errors import ConfigError
+from befit.host import Host, check_needs
 from befit.registry import build_method
+from befit.runner import check
 
 
 def test_two_backbones_without_public_records_are_refused_before_anything_is_trained() -> None:
@@ -23,3 +30,21 @@ def test_two_backbones_without_public_records_are_refused_before_anything_is_tra
     assert not check_needs("fedmosaic", method, federation, two)
     assert not check_needs("fedmosaic", method, bare, dict.fromkeys(ids, "model"))
     assert not check_needs("rela", build_method("rela"), bare, two)
+
+
+def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_to_change(tmp_path: Path) -> None:
+    """A Llama has q_proj and v_proj where GPT-2 has one projection for all three; alone, either is well."""
+    config = {
+        "benchmark": {"name": "skills", "clients": 2, "train": 4, "val": 1, "test": 1},
+        "model": {"id": "skills-llama-s", "max_length": 32}, "adapter": {"targets": "auto"}, "baselines": [],
+        "families": {"other": {"clients": ["drop-first.*"], "model": {"id": str(save_gpt2(tmp_path / "gpt2"))}}},
+        "method": {"name": "fedmosaic", "rank": 2, "blocks": 1}, "evaluate": {"newcomers": False},
+    }  # fmt: skip
+    said = r"method fedmosaic: the backbones model and other differ in their PQ sites: 0\.\w+ .*set adapter\.targets"
+    with pytest.raises(ConfigError, match=said):
+        check(config)
+    host = Host(load_experiment(config))
+    (problem,) = host.problems("fedmosaic", config["method"])  # type: ignore[arg-type]
+    assert "differ in their PQ sites" in problem
+    assert not host.problems("rela", {"name": "rela", "rank": 2})
+    assert check({**config, "families": {}})["families"] == []
