@@ -47,7 +47,7 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
 
     ->  pool ("clients" or "newcomers"), setup, by (language), metrics, budgets, methods (labels of series), and
         per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per method: a spread or None;
-        best, tied), `mean` (over groups, per method), `wins` (per method; None where it has no score), and `nobody`:
+        best, tied), `mean` (over groups, per method), `wins` (per method; None without score or rival), and `nobody`:
         groups that nobody wins
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
@@ -109,19 +109,17 @@ def _at(setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str]) 
         label: _all_of([_all_mean([one[name]["scores"][label][metrics[0]] for name in names]) for one in made])
         for label in found
     }
+    measured = {label for label in found if any(group["scores"][label] is not None for group in groups.values())}
+    rivals = measured if len(measured) > 1 else set[str]()
     return {
         "seeds": seeds,
         "runs": {label: run for label, (run, _) in found.items()},
         "groups": groups,
         "mean": {label: _spread(values) for label, values in means_by_seed.items()},
-        "wins": {
-            label: sum(group["best"] == label for group in groups.values())
-            if any(group["scores"][label] is not None for group in groups.values())
-            else None
-            for label in found
-        },
+        "wins": {label: sum(group["best"] == label for group in groups.values()) if label in rivals else None
+                 for label in found},
         "nobody": sum(not group["best"] and _several(group["scores"]) for group in groups.values()),
-    }
+    }  # fmt: skip
 
 
 def _groups(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_runs_on_another_base_are_another_setup(plan: Plan) -> None:
     assert list(setups) == [("clients", "without a base"), ("clients", "on FedIT")]  # nobody to beat among newcomers
     on = setups["clients", "on FedIT"]
     assert on["methods"] == ["Plain on FedIT", "Several on FedIT"] and on["at"]["r2"]["wins"]["Several on FedIT"] == 1
-    assert on["at"]["r4"]["wins"] == {"Several on FedIT": 0} and on["at"]["r4"]["nobody"] == 0
+    assert on["at"]["r4"]["wins"] == {"Several on FedIT": None} and on["at"]["r4"]["nobody"] == 0
     budgets = {
         (one["pool"], row["setup"], row["method"]): row["scores"] for one in results["budgets"] for row in one["rows"]
     }
@@ -197,7 +197,7 @@ def test_a_client_without_a_score_leaves_its_group_unmeasured(plan: Plan) -> Non
 
 def test_a_method_that_was_not_measured_has_lost_nothing(plan: Plan) -> None:
     results = made(plan, **{"Plain, r 4": one_budget([None, None, None], [None, None, None])})
-    assert clients_without_base(results)["at"]["r4"]["wins"] == {"Plain": None, "Several": 0}
+    assert clients_without_base(results)["at"]["r4"]["wins"] == {"Plain": None, "Several": None}
     counts = next(one.table[1] for one in all_tables(results) if one.title == "Wins by language")
     assert counts[0] == ["Plain", "without a base", "1", NOTHING, "1"]
     assert r"Plain & 1 & -- \\" in render_latex(results)
@@ -231,7 +231,7 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
     assert "Wins by language" in page and "## Scores by language, on FedIT" in text
     latex = render_latex(results)
     assert r"ar & \textbf{50.0} $\pm$ 0.0 & 30.0 $\pm$ 0.0 \\" in latex and r"bg & 55.0 $\pm$ 7.1" in latex
-    assert r"Several on FedIT & 1 & 0 \\" in latex
+    assert r"Several on FedIT & 1 & -- \\" in latex
     for columns, body in re.findall(r"\\begin\{tabular\}\{(.*?)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
         for line in (line for line in body.splitlines() if line.endswith(r"\\")):
             spans = sum(int(one) - 1 for one in re.findall(r"\\multicolumn\{(\d+)\}", line))
