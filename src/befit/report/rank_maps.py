@@ -16,7 +16,7 @@ from befit.eft.structure import Structure, distance, distances
 from befit.eft.ties import TIED
 from befit.evaluate.groups import group_keys
 from befit.report.drawing import MANY, Plot
-from befit.report.numbers import plain
+from befit.report.numbers import MINUS, plain
 from befit.report.svg import draw
 
 __all__ = ["client_ranks", "mean_ranks", "scale_distances"]
@@ -176,7 +176,7 @@ def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "
             share = (value - low) / (high - low)
             dark = share > 0.55 if colours == "Blues" else share < 0.55
             text = f"{value:.2f}" if colours != "Blues" and 0.1 <= high < 10 else _number(float(value))
-            axes.text(column, row, text, ha="center", va="center", fontsize=7,
+            axes.text(column, row, text.replace("-", MINUS), ha="center", va="center", fontsize=7,
                       color="white" if dark else "#123")  # fmt: skip
     whole = bool((finite == finite.round()).all())  # ranks of single clients
     bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=MaxNLocator(nbins=8, integer=whole))
