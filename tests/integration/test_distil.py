@@ -11,6 +11,7 @@ import pytest
 from befit.errors import ConfigError
 from befit.runner import check, run
 from tests.integration.test_pool import config, traces
+from tests.unit.tiny_models import save_vit
 
 METHODS = ("fedmkt", "perada", "takfl")
 
@@ -24,6 +25,21 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path) -> None:
     assert len([name for name in found[0] if name.endswith("deployment.safetensors")]) == 3
     results = json.loads((tmp_path / "1" / "results.json").read_text())
     assert not results["failures"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("backbones", [1, 2])
+def test_two_processes_give_the_bits_of_one_for_every_distillation(name: str, backbones: int, tmp_path: Path) -> None:
+    """The server learns in the first process from what workers send, on one backbone and across two."""
+    more: dict[str, Any] = {"method": {"name": name, "rank": 2, "distil": {"samples": 4}}, "federation": {"rounds": 2},
+                            "evaluate": {}}  # fmt: skip
+    if backbones == 2:
+        small = save_vit(tmp_path / "vit", labels=10)
+        more["families"] = {"small": {"clients": ["client-02"], "model": {"id": str(small)}}}
+    found = [traces(run(config(workers, **more), out=tmp_path / str(workers)).path) for workers in (1, 2)]
+    assert found[0] == found[1]
+    assert not json.loads((tmp_path / "2" / "results.json").read_text())["failures"]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -70,7 +70,7 @@ def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterato
     for key in order:
         if arrays[key].numel():
             flat = arrays[key].detach().cpu().contiguous().reshape(-1)
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield flat.view(torch.uint8).numpy().data
 
 
 def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, str]]:
