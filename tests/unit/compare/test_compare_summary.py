@@ -280,3 +280,13 @@ def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan)
     assert newcomers.title == "Newcomers"
     assert [row[1] for row in newcomers.table[1]] == ["50.0% ± 0.0", NOTHING, NOTHING]
     assert beside_tables(made(plan)) == []
+
+
+def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan) -> None:
+    def headers(later: float) -> list[str]:
+        values = [{"others_last": 0.5, "others_auc": 0.5}, {"others_last": 0.5, "others_auc": later}]
+        cells = {"Alone": [scores(seed, [0.5], beside=one) for seed, one in enumerate(values)]}
+        return beside_tables(made(plan, cells))[0].table[0]
+
+    assert "others, over time" not in headers(0.5)
+    assert "others, over time" in headers(0.7)
