@@ -50,7 +50,7 @@ def section(results: dict[str, Any], name: str, recipe: str) -> str:
         parts.append(
             "Without results: " + "; ".join(f"{one['run']}, seed {one['seed']}: {one['error']}" for one in failed)
         )
-    wins = wins_tables(results) if results.get("budgets") else []
+    wins = [one for one in wins_tables(results) if not one.detail] if results.get("budgets") else []
     for one in [*beside_tables(results), *budget_tables(results), *wins]:
         parts += [f"**{one.title}**", markdown_table(one.table)]
     return "\n\n".join(parts)
