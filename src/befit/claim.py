@@ -49,8 +49,8 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
 
 
 def deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run: all but where and how often it is saved, and who is told."""
-    kept = {key: value for key, value in values.items() if key not in ("checkpoint", "name", "trackers")}
+    """What decides the numbers of a run: all but where and how often it is saved, and who is shown what."""
+    kept = {key: value for key, value in values.items() if key not in ("checkpoint", "name", "report", "trackers")}
     if isinstance(limit := kept.get("limit"), dict) and limit.get("rounds") is None:  # as runs of before it had it
         kept["limit"] = {key: value for key, value in limit.items() if key != "rounds"}
     return kept

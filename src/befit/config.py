@@ -18,8 +18,8 @@ from befit.schema import plain
 __all__ = [
     "BENCHMARK_PATHS", "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings",
     "EvaluateSettings", "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
-    "StreamSettings", "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names", "to_dict",
-    "to_yaml",
+    "ReportSettings", "StreamSettings", "TrainSettings", "WireSettings", "load_experiment", "read_source", "run_names",
+    "to_dict", "to_yaml",
 ]  # fmt: skip
 
 BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
@@ -277,6 +277,16 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class ReportSettings:
+    """What a finished run shows; its numbers are the same.
+
+    plots  draw the plots of report.html, which takes some seconds; `befit.report.write_report(RUN)` draws them later
+    """
+
+    plots: bool = True
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything that decides a run's result.
 
@@ -297,6 +307,7 @@ class Experiment:
     wire        how arrays travel
     guard       when a reply is refused
     checkpoint  how often a run is saved
+    report      what a finished run shows
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
     """
 
@@ -317,6 +328,7 @@ class Experiment:
     wire: WireSettings = field(default_factory=WireSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
     trackers: list[str] = field(default_factory=list[str])
 
 

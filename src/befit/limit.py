@@ -15,7 +15,7 @@ __all__ = ["TRIAL", "limit_sentence", "limited", "trial_overrides"]
 
 # What `--trial` changes: one round of one step, whatever a cell costs otherwise.
 TRIAL = ("federation.rounds=1", "federation.cohort=null", "train.max_steps=1", "limit.clients=2", "limit.records=4",
-         "limit.rounds=1",          "evaluate.max_new_tokens=8")  # fmt: skip
+         "limit.rounds=1", "evaluate.max_new_tokens=8", "report.plots=false")  # fmt: skip
 logger = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
@@ -23,8 +23,8 @@ Record = TypeVar("Record", bound=Mapping[str, Any])
 def trial_overrides(given: Sequence[str]) -> list[str]:
     """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
 
-    >>> trial_overrides(["federation.rounds=3"])[-3:]
-    ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'federation.rounds=3']
+    >>> trial_overrides(["federation.rounds=3"])[6:]
+    ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
     """
     changes: dict[str, str] = {}
     for change in TRIAL:

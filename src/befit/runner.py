@@ -14,7 +14,15 @@ import torch
 
 from befit.benchmarks.base import ClientData
 from befit.claim import check_directory, environment, free_directory, identify, locked
-from befit.config import CheckpointSettings, EngineSettings, Experiment, load_experiment, run_names, to_dict
+from befit.config import (
+    CheckpointSettings,
+    EngineSettings,
+    Experiment,
+    ReportSettings,
+    load_experiment,
+    run_names,
+    to_dict,
+)
 from befit.deployed import export, predict, taken_away, write_client
 from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
@@ -116,7 +124,7 @@ def run(
         }
         results = run_method(host, configs[name], name, path, observer, engines)
         write_results(path, host, name, results, baselines)
-        write_report(path)
+        write_report(path, plots=experiment.report.plots)
     return Run(path, read_json(path / "results.json"))
 
 
@@ -324,4 +332,4 @@ def shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
     return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings(),
-                   trackers=[])  # fmt: skip
+                   report=ReportSettings(), trackers=[])  # fmt: skip

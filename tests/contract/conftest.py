@@ -150,5 +150,25 @@ def play(host: Host, tmp_path: Path) -> Play:
     return run
 
 
+Once = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def _played() -> dict[tuple[str, int, int | None], Outcome]:
+    return {}
+
+
+@pytest.fixture
+def once(play: Play, _played: dict[tuple[str, int, int | None], Outcome]) -> Once:
+    """What a plain run of a method left, trained only once for all tests that look at it and change nothing of it."""
+
+    def run(name: str, *, every: int = 0, clients: int | None = None) -> Outcome:
+        if (name, every, clients) not in _played:
+            _played[name, every, clients] = play(name, every=every, clients=clients)
+        return _played[name, every, clients]
+
+    return run
+
+
 def stages_of(method: Method) -> list[Stage]:
     return list(method.plan())

@@ -40,6 +40,7 @@ def settings(**more: Any) -> dict[str, Any]:
         "baselines": [],
         "train": {"max_steps": 1, "batch_size": 2},
         "federation": {"rounds": 2},
+        "report": {"plots": False},
         "evaluate": {"metrics": ["exact_match"], "max_new_tokens": 3},
         **more,
     }

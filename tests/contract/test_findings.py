@@ -37,6 +37,7 @@ def config(method: Any, **changes: Any) -> dict[str, Any]:
         "baselines": [],
         "train": {"max_steps": 2},
         "federation": {"rounds": 2},
+        "report": {"plots": False},
         **changes,
     }
 

@@ -18,7 +18,7 @@ from befit.registry import get_method, method_names
 from befit.site import Site
 from befit.types import Failure, Payload, Score, Tick
 
-from .conftest import ROUNDS, BackToFront, Memo, Outcome, Play, Stop, built, stages_of
+from .conftest import ROUNDS, BackToFront, Memo, Once, Outcome, Play, Stop, built, stages_of
 
 EVERY_METHOD = pytest.mark.parametrize("name", method_names())
 # A client's own slots. What a method shares on purpose it declares; these may only leave where they are declared.
@@ -28,19 +28,18 @@ TO_LEARN_IN_TWELVE_ROUNDS = {"fedadagrad": {"server_lr": 1e-2}}
 
 
 @EVERY_METHOD
-def test_bytes_and_disk_give_the_numbers_of_memory_bit_for_bit(name: str, play: Play) -> None:
-    plain = play(name)
-    assert play(name, serialise=True, disk=True).prints() == plain.prints()
+def test_bytes_and_disk_give_the_numbers_of_memory_bit_for_bit(name: str, play: Play, once: Once) -> None:
+    assert play(name, serialise=True, disk=True).prints() == once(name).prints()
 
 
 @EVERY_METHOD
-def test_the_order_of_replies_does_not_matter(name: str, play: Play) -> None:
-    assert play(name, engine_class=BackToFront).prints() == play(name).prints()
+def test_the_order_of_replies_does_not_matter(name: str, play: Play, once: Once) -> None:
+    assert play(name, engine_class=BackToFront).prints() == once(name).prints()
 
 
 @EVERY_METHOD
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(name: str, play: Play) -> None:
-    first = play(name).prints()
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(name: str, play: Play, once: Once) -> None:
+    first = once(name).prints()
     assert play(name).prints() == first
     assert play(name, seed=1).prints() != first
 
@@ -54,8 +53,8 @@ def test_the_backbone_is_untouched(name: str, play: Play, host: Host) -> None:
 
 
 @EVERY_METHOD
-def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host) -> None:
-    outcome = play(name)
+def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host) -> None:
+    outcome = once(name)
     method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
@@ -71,8 +70,8 @@ def test_uploads_are_exactly_what_is_declared(name: str, play: Play, host: Host)
 
 
 @EVERY_METHOD
-def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(name: str, play: Play, host: Host) -> None:
-    outcome = play(name, every=1)
+def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(name: str, once: Once, host: Host) -> None:
+    outcome = once(name, every=1)
     method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
@@ -88,8 +87,8 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
 
 
 @EVERY_METHOD
-def test_the_bytes_formula_is_what_the_wire_counts(name: str, play: Play, host: Host) -> None:
-    outcome = play(name)
+def test_the_bytes_formula_is_what_the_wire_counts(name: str, once: Once, host: Host) -> None:
+    outcome = once(name)
     method = built(name)
     host.install(method)
     expected = communication(method, host.model.specs, ROUNDS, 4)
@@ -111,8 +110,8 @@ def test_the_bytes_formula_is_what_the_wire_counts(name: str, play: Play, host: 
 
 @EVERY_METHOD
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_stopped_and_resumed_equals_uninterrupted(name: str, after: int, play: Play) -> None:
-    whole = play(name)
+def test_stopped_and_resumed_equals_uninterrupted(name: str, after: int, play: Play, once: Once) -> None:
+    whole = once(name)
     journal = Memo(stop_after=after)
     store = whole.store.__class__(None)
     try:
@@ -125,13 +124,13 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, after: int, play: P
 
 
 @EVERY_METHOD
-def test_scoring_changes_no_stored_state(name: str, play: Play) -> None:
-    assert play(name, every=1).prints() == play(name, every=0).prints()
+def test_scoring_changes_no_stored_state(name: str, once: Once) -> None:
+    assert once(name, every=1).prints() == once(name).prints()
 
 
 @EVERY_METHOD
-def test_everything_that_a_method_says_it_trains_changes(name: str, play: Play, host: Host) -> None:
-    outcome = play(name)
+def test_everything_that_a_method_says_it_trains_changes(name: str, once: Once, host: Host) -> None:
+    outcome = once(name)
     method = built(name)
     initial = host.install(method).initial
     trained = {key for key in initial if method.trainable()(key)}
@@ -163,12 +162,13 @@ def test_a_client_beats_the_model_it_started_from(name: str, play: Play, host: H
 
 @EVERY_METHOD
 def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
-    name: str, play: Play, host: Host
+    name: str, once: Once, host: Host
 ) -> None:
     """Two of three clients train. Where all that is deployed comes from the server the third is scored with it; where
     a slot of its own is missing, it must not pass as a trained client."""
-    outcome = play(name, clients=2)
+    outcome = once(name, clients=2)
     method = built(name)
+    host.install(method)
     stage, newcomer = stages_of(method)[-1], host.infos[2]
     engine = LocalEngine(method, host.infos, host.site, outcome.store, Outbound())
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
@@ -202,8 +202,8 @@ def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: 
 
 
 @EVERY_METHOD
-def test_bfloat16_on_the_wire_halves_the_bytes_and_still_learns(name: str, play: Play) -> None:
-    full, half = play(name), play(name, wire=torch.bfloat16)
+def test_bfloat16_on_the_wire_halves_the_bytes_and_still_learns(name: str, play: Play, once: Once) -> None:
+    full, half = once(name), play(name, wire=torch.bfloat16)
     assert sum(u.cost.bytes_up for _, u in half.journal.updates) * 2 == sum(
         u.cost.bytes_up for _, u in full.journal.updates
     )

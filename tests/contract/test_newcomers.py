@@ -18,7 +18,7 @@ from befit.newcomers import measure_newcomers
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runner import export, predict, run
 
-from .conftest import ROUNDS, Play, built
+from .conftest import ROUNDS, Once, built
 from .test_methods import EVERY_METHOD
 
 SETTINGS: dict[str, Any] = {
@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "baselines": ["local", "ditto"],
     "train": {"max_steps": 2, "lr": 5e-3},
     "federation": {"rounds": 3},
+    "report": {"plots": False},
 }
 
 
@@ -51,11 +52,11 @@ def finished(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -
 
 @EVERY_METHOD
 def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_leaves_nothing_behind(
-    name: str, play: Play, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, once: Once, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three clients train. Personal stages make what the download lacks, unless the federated ones do."""
     method, info = built(name), host.infos[2]
-    outcome = play(name, clients=2)
+    outcome = once(name, clients=2)
     host.install(method)
     before = {key: value.clone() for key, value in outcome.server.arrays.items()}
     monkeypatch.setattr(host, "newcomers", (info,))

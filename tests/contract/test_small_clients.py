@@ -28,7 +28,7 @@ def experiment(method: str, **federation: object) -> Experiment:
     return load_experiment(
         {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
          "method": {"name": method, **LITTLE.get(method, {})}, "train": {"max_steps": 2},
-         "federation": {"rounds": 2, **federation}}
+         "federation": {"rounds": 2, **federation}, "report": {"plots": False}}
     )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def settings(**more: Any) -> dict[str, Any]:
         "baselines": [],
         "train": {"max_steps": 2, "lr": 5e-3},
         "federation": {"rounds": 4},
+        "report": {"plots": False},
         "stream": {"kind": "dynamic"},
         **more,
     }

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,31 +12,31 @@ from befit.ablations import registry
 from befit.ablations.ablate import ablate
 from befit.cli.main import app
 from befit.config import load_experiment, to_yaml
+from tests.processes import befit, begin
 
 CONFIG = {
     "name": "killed",
     "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
     "method": {"name": "potara", "rank": 2, "rounds_local": 3, "samples": 6},
     "train": {"max_steps": 1},
-    "federation": {"rounds": 200},
+    "federation": {"rounds": 100},
     "checkpoint": {"every_s": 0.0},
 }
 
 
 def start_and_kill(config: Path, out: Path) -> None:
     """Kill the command once it has saved a checkpoint of the federated stage."""
-    words = [sys.executable, "-m", "befit", "ablate", "potara-damping", str(config), "--out", str(out), "--quiet"]
-    process = subprocess.Popen(words)
+    process = begin(befit, "ablate", "potara-damping", str(config), "--out", str(out), "--quiet")
     try:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and process.is_alive():
             found = list(out.glob("branches/*/checkpoint.json"))
             if found and json.loads(found[0].read_text())["stage"] == 1:
                 break
             time.sleep(0.01)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     assert list(out.glob("branches/*/checkpoint.json"))
     assert not list(out.glob("branches/*/done.json")), "it was done before it could be killed"
 

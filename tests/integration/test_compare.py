@@ -6,9 +6,8 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.compare.comparison import Compared, compare, make_plan
 from befit.yamlfile import write_yaml
+from tests.processes import befit, begin, call
 
 ROOT = Path(__file__).parents[2]
 RECIPE: dict[str, Any] = {
@@ -26,6 +26,7 @@ RECIPE: dict[str, Any] = {
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "train": {"max_steps": 1},
         "federation": {"rounds": 3},
+        "report": {"plots": False},
         "checkpoint": {"every_s": 0.0},
     },
     "seeds": [0, 1],
@@ -100,9 +101,8 @@ def test_another_recipe_uses_the_finished_runs_whatever_it_calls_them(whole: Com
     compare(RECIPE, out=whole.path)  # the files of before, for the other tests
 
 
-def start(config: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "befit", "compare", str(config), "--out", str(out), "--quiet", *options]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+def start(config: Path, out: Path, *options: str) -> BaseProcess:
+    return begin(befit, "compare", str(config), "--out", str(out), "--quiet", *options)
 
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
@@ -114,20 +114,19 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs:
     process = start(config, out, "--jobs", jobs)
     try:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and process.is_alive():
             checkpoints = [json.loads(path.read_text()) for path in out.glob("runs/fedit-*/checkpoint.json")]
             if any(2 <= one["round"] < 30 for one in checkpoints):
                 break
             time.sleep(0.005)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     finished = list(out.glob("runs/*/report.html"))
     assert list(out.glob("runs/fedit-*/checkpoint.json")) and len(finished) < 2 and not (out / "compare.json").exists()
     kept = {path.parent: path.stat().st_mtime_ns for path in finished}
     time.sleep(0.5)  # workers notice that their parent is gone
-    again = start(config, out, "--jobs", jobs)
-    assert again.wait(timeout=120) == 0
+    assert call(befit, "compare", str(config), "--out", str(out), "--quiet", "--jobs", jobs).returncode == 0
     assert {path.parent: path.stat().st_mtime_ns for path in finished} == kept
     undisturbed = compare(recipe, out=tmp_path / "whole")
     assert numbers(out) == numbers(undisturbed.path)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+
+from befit.runner import run
+from tests.processes import befit, call
 
 CONFIG = """
 name: crash
@@ -21,39 +26,43 @@ federation: {rounds: 4}
 evaluate: {every: 2}
 engine: {store: STORE}
 checkpoint: {every_s: 0}
+report: {plots: false}
 """
+
 
 # Counts calls of the function that is named and kills the process, without any clean-up, at the call that is asked
 # for: before a rename, after it, or with half of the bytes of a file on the disk.
-KILLER = """
-import os, signal, sys
-from befit.runner import run
-where, count, config, out = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-calls = 0
-def dying(real, when):
-    def call(*args, **options):
-        global calls
-        calls += 1
-        if calls == count:
-            if when == "half":
-                handle = args[0]
-                size = os.fstat(handle).st_size
-                whole = os.readlink(f"/proc/self/fd/{handle}").endswith(".tmp")  # a log is only torn at its end
-                os.ftruncate(handle, size // 2 if whole else size - 3)
-            if when == "after":
-                real(*args, **options)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **options)
-    return call
-if where == "before rename": os.replace = dying(os.replace, "before")
-if where == "after rename": os.replace = dying(os.replace, "after")
-if where == "half written": os.fsync = dying(os.fsync, "half")
-run(config, out=out, resume=True)
-"""
+def killer(where: str, count: int, config: str, out: str) -> None:
+    calls = 0
+
+    def dying(real: Callable[..., Any], when: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == count:
+                if when == "half":
+                    handle = args[0]
+                    size = os.fstat(handle).st_size
+                    whole = os.readlink(f"/proc/self/fd/{handle}").endswith(".tmp")  # a log is only torn at its end
+                    os.ftruncate(handle, size // 2 if whole else size - 3)
+                if when == "after":
+                    real(*args, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    if where == "before rename":
+        os.replace = dying(os.replace, "before")
+    if where == "after rename":
+        os.replace = dying(os.replace, "after")
+    if where == "half written":
+        os.fsync = dying(os.fsync, "half")
+    run(config, out=out, resume=True)
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", KILLER, *arguments], capture_output=True, text=True, timeout=300)
+def start(where: str, count: int, config: Path, out: Path) -> CompletedProcess[str]:
+    return call(killer, where, count, str(config), str(out))
 
 
 def traces(path: Path) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tup
         folder = tmp_path_factory.mktemp(f"{method}-{store}")
         config = folder / "config.yaml"
         config.write_text(CONFIG.replace("METHOD", method).replace("STORE", store))
-        done = start("never", "0", str(config), str(folder / "run"))
+        done = start("never", 0, config, folder / "run")
         assert done.returncode == 0, done.stderr
         runs[method, store] = (config, traces(folder / "run"))
     return runs
@@ -90,9 +99,9 @@ def test_killed_and_resumed_equals_uninterrupted(
     method: str, store: str, where: str, count: int, whole: dict[tuple[str, str], Any], tmp_path: Path
 ) -> None:
     config, expected = whole[method, store]
-    killed = start(where, str(count), str(config), str(tmp_path / "run"))
+    killed = start(where, count, config, tmp_path / "run")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = start("never", "0", str(config), str(tmp_path / "run"))
+    resumed = start("never", 0, config, tmp_path / "run")
     assert resumed.returncode == 0, resumed.stderr
     found = traces(tmp_path / "run")
     assert found.keys() == expected.keys()
@@ -105,7 +114,7 @@ def test_killed_again_and_again_equals_uninterrupted(whole: dict[tuple[str, str]
     """Every attempt dies some writes after it started, in the middle of one; in the end nothing differs."""
     config, expected = whole["potara", "memory"]
     for _ in range(12):
-        attempt = start("half written", "30", str(config), str(tmp_path / "run"))
+        attempt = start("half written", 30, config, tmp_path / "run")
         if attempt.returncode == 0:
             break
         assert attempt.returncode == -signal.SIGKILL, attempt.stderr
@@ -114,15 +123,11 @@ def test_killed_again_and_again_equals_uninterrupted(whole: dict[tuple[str, str]
     assert traces(tmp_path / "run") == expected
 
 
-FILLER = """
-import resource, sys
-from befit.cli.main import main
-limit = int(sys.argv.pop(1))
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit then fails as one on a full disk does
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-main()
-"""
+def filled(limit: int, *words: str) -> None:
+    """The command `befit` where no file can be longer than this."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit then fails as one on a full disk does
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    befit(*words)
 
 
 @pytest.mark.parametrize("limit", [100, 8_000, 60_000])
@@ -131,13 +136,10 @@ def test_a_full_disk_is_one_clear_message_and_the_run_can_be_resumed(
 ) -> None:
     """100 bytes stop the configuration, 8,000 a log, 60,000 a checkpoint."""
     config, expected = whole["potara", "memory"]
-    arguments = ["run", str(config), "--out", str(tmp_path / "run")]
-    full = subprocess.run(
-        [sys.executable, "-c", FILLER, str(limit), *arguments], capture_output=True, text=True, timeout=300
-    )
+    full = call(filled, limit, "run", str(config), "--out", str(tmp_path / "run"))
     assert full.returncode in (1, 2), full.stderr
     assert "cannot write" in full.stderr and "File too large" in full.stderr
     assert "Traceback" not in full.stderr
-    resumed = start("never", "0", str(config), str(tmp_path / "run"))
+    resumed = start("never", 0, config, tmp_path / "run")
     assert resumed.returncode == 0, resumed.stderr
     assert traces(tmp_path / "run") == expected

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 
+from tests.processes import call
+
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+def example(path: str) -> None:
+    runpy.run_path(path, run_name="__main__")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_is_short(path: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = call(example, str(path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "client-00" in done.stdout
     assert len(path.read_text().splitlines()) <= 60

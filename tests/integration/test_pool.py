@@ -23,6 +23,7 @@ def config(workers: int, **changes: Any) -> dict[str, Any]:
         "baselines": [],
         "train": {"max_steps": 2},
         "federation": {"rounds": 3},
+        "report": {"plots": False},
         "evaluate": {"every": 1},
         "engine": {"workers": workers},
         "checkpoint": {"every_s": 0},

@@ -6,12 +6,13 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.processes import befit, call, program
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -23,13 +24,9 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
-def befit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "befit", *words, cwd=cwd)
-
-
 def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:
     code = next(block for language, block in BLOCKS if language == "python")
-    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    done = call(program, code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["client-00", "client-01", "client-02"]
@@ -47,7 +44,7 @@ left = json.loads((run.path / "outbound.json").read_text())
 sent = {row["name"].split("/")[2] for rows in left.values() for row in rows if row["shape"]}
 print(sent)
 """
-    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    done = call(program, code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{'B'}"
 
@@ -63,7 +60,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
         assert words[0] == "befit"
         seen.add(words[1])
         shorter = SHORT if words[1] in ("run", "ablate") else ()
-        done = befit(*words[1:], *shorter, cwd=tmp_path)
+        done = call(befit, *words[1:], *shorter, cwd=tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert seen == {"check", "run", "predict", "export", "methods", "benchmarks", "explain", "ablate", "cost"}
     assert (tmp_path / "for-the-hospital" / "adapter_model.safetensors").exists()
@@ -75,8 +72,9 @@ def test_the_method_table_is_the_registrys() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # other tests may have registered methods of their own in this process
-    table = run(sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r})\n"
-                "from update_readme import method_table; print(method_table(), end='')", cwd=ROOT)  # fmt: skip
+    lines = (f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r})",
+             "from update_readme import method_table; print(method_table(), end='')")  # fmt: skip
+    table = call(program, "\n".join(lines), cwd=ROOT)
     assert table.returncode == 0, table.stderr
     assert table.stdout in TEXT, "run: python docs/update_readme.py"
     assert module.updated(TEXT).count("<!-- methods -->") == 1

@@ -1,6 +1,8 @@
 """Every recipe that ships, once over a few records: on data of its own schema made here, and small models.
 
-A recipe of a new benchmark needs an entry in FIXTURES; without it this file fails, so that no recipe is forgotten.
+Of cells that differ in numbers alone the first is run, and of recipes that have a kind of cell in common on one loader
+the first; that all cells are in order is what `befit check` says of each, in test_compare.py. A recipe of a new
+benchmark needs an entry in FIXTURES; without it this file fails, so that no recipe is forgotten.
 """
 
 from __future__ import annotations
@@ -9,31 +11,25 @@ import csv
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from befit.benchmarks.registry import get
 from befit.cli.main import app
-from befit.compare.comparison import make_plan
+from befit.compare.cells import Cell
+from befit.compare.comparison import compare, make_plan
 from befit.compare.plan import Plan
+from befit.registry import build_method
 from tests.unit import paper_data
 from tests.unit.tiny_models import save_bert, save_llama, save_vit
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
-# Those of which another recipe has the same methods on the same data, and those that only choose settings: they take as
-# long again, and are run by make test-slow.
-SLOW = {
-    "aggregation-guidance-validation.yaml", "fedmosaic/drake-static.yaml", "fedmosaic/fed-llm-large.yaml",
-    "fedmosaic/hflb-dynamic.yaml", "fedp2eft/fedaya-38-mobile.yaml", "fedp2eft/masakhanews-320.yaml",
-    "fedp2eft/xnli-600.yaml", "offline/aggregation-guidance-smoke.yaml", "offline/digits-vqa-dynamic.yaml",
-    "offline/names-p2eft-fedl2p.yaml", "offline/names-p2eft-minilm.yaml", "offline/names-p2eft.yaml",
-    "offline/potara-digits.yaml", "offline/rates-validation.yaml", "offline/skills-families.yaml",
-    "offline/skills-rates-validation.yaml", "potara/cifar100-20.yaml", "potara/commonsense-16.yaml",
-}  # fmt: skip
 SUFFIXES = ("html", "md", "tex", "csv", "json")
 
 
@@ -43,15 +39,17 @@ class Fixture:
 
     write      puts its files, and models where there are none that ship, into a folder
     overrides  what makes the recipe small; {root} is that folder
+    models     in place of a recipe's own: the model, and that of its family `small`; other families get the first
     """
 
     write: Callable[[Path], object]
     overrides: tuple[str, ...]
+    models: tuple[str, str] | None = None
 
 
 LLAMA = "model.id={root}/llama", "model.max_length=256"
-TWO_LLAMAS = "model.id=skills-llama", "families.small.model.id=skills-llama-s", "model.max_length=128"
-TWO_LLAVAS = "model.id=digits-llava-l", "families.small.model.id=digits-llava-s", "model.max_length=128"
+LLAMAS, LLAVAS = ("skills-llama", "skills-llama-s"), ("digits-llava-l", "digits-llava-s")
+SHORT = "model.max_length=128"
 TALK = "benchmark.public=chatbotIT.json"
 PICTURES = "benchmark.public=llava_ft/mixed.json"
 
@@ -111,14 +109,14 @@ FIXTURES = {
     "masakhanews-320": Fixture(with_bert(paper_data.write_news), ("benchmark.clients=2", *BERT)),
     "fedaya-38": Fixture(with_llama(paper_data.write_aya), LLAMA),
     "fedaya-8": Fixture(
-        with_talk(lambda root: paper_data.write_texts(root, paper_data.AYA_TOPICS)), (TALK, *TWO_LLAMAS)
+        with_talk(lambda root: paper_data.write_texts(root, paper_data.AYA_TOPICS)), (TALK, SHORT), LLAMAS
     ),
-    "fedscope-5": Fixture(with_talk(paper_data.write_scope), ("benchmark.test=3", TALK, *TWO_LLAMAS)),
+    "fedscope-5": Fixture(with_talk(paper_data.write_scope), ("benchmark.test=3", TALK, SHORT), LLAMAS),
     "fed-llm-large-52": Fixture(
-        with_talk(lambda root: paper_data.write_texts(root, paper_data.LARGE_TASKS)), (TALK, *TWO_LLAMAS)
+        with_talk(lambda root: paper_data.write_texts(root, paper_data.LARGE_TASKS)), (TALK, SHORT), LLAMAS
     ),
-    "drake": Fixture(with_pictures(paper_data.DRAKE_PARTS), (PICTURES, *TWO_LLAVAS)),
-    "hflb": Fixture(with_pictures(paper_data.HFLB_PARTS), (PICTURES, *TWO_LLAVAS)),
+    "drake": Fixture(with_pictures(paper_data.DRAKE_PARTS), (PICTURES, SHORT), LLAVAS),
+    "hflb": Fixture(with_pictures(paper_data.HFLB_PARTS), (PICTURES, SHORT), LLAVAS),
 }
 
 
@@ -136,44 +134,122 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return root
 
 
-def small(recipe: Path, roots: Callable[[str], Path]) -> list[str]:
+def benchmark_of(plan: Plan) -> str:
+    benchmark = plan.cells[0].experiment.benchmark
+    assert benchmark is not None, f"{plan.name} names no benchmark"
+    return benchmark.name
+
+
+def of_a_paper(benchmark: str) -> bool:
+    return get(benchmark).build.__module__.startswith("befit.benchmarks.papers.")
+
+
+def small(plan: Plan, roots: Callable[[str], Path]) -> list[str]:
     """What makes a recipe run here: nothing but few records where its benchmark ships."""
-    benchmark = make_plan(recipe).cells[0].experiment.benchmark
-    assert benchmark is not None, f"{recipe} names no benchmark"
-    few = ["limit.records=2"]
-    if not get(benchmark.name).build.__module__.startswith("befit.benchmarks.papers."):
+    benchmark = benchmark_of(plan)
+    few = [f"limit.records={1 if get(benchmark).task == 'vqa' else 2}"]  # of each of a client's four tasks
+    if not of_a_paper(benchmark):
         return few
-    assert benchmark.name in FIXTURES, f"{recipe}: write files of {benchmark.name} in FIXTURES, so that it is tried"
-    root = roots(benchmark.name)
-    own = [one.format(root=root) for one in FIXTURES[benchmark.name].overrides]
+    assert benchmark in FIXTURES, f"{plan.name}: write files of {benchmark} in FIXTURES, so that it is tried"
+    root = roots(benchmark)
+    own = [one.format(root=root) for one in FIXTURES[benchmark].overrides]
     return [*few, f"benchmark.root={root}", "model.dtype=float32", "model.device=cpu", "method.rank=4",
             "evaluate.max_new_tokens=2", *own]  # fmt: skip
 
 
-def skip_without_package(recipe: Path) -> None:
-    kind, _, place = make_plan(recipe).cells[0].experiment.model.id.partition(":")
+def skip_without_package(plan: Plan) -> None:
+    kind, _, place = plan.cells[0].experiment.model.id.partition(":")
     package = place.partition("/")[0]
     if kind == "package" and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs the package {package}: see the head of the recipe")
+
+
+def with_models(plan: Plan, large: str, small: str) -> Plan:
+    """The plan with models that ship in place of those of its cells."""
+
+    def changed(cell: Cell) -> Cell:
+        one = cell.experiment
+        families = {name: replace(family, model=replace(family.model, id=small if name == "small" else large))
+                    for name, family in one.families.items()}  # fmt: skip
+        return replace(cell, experiment=replace(one, model=replace(one.model, id=large), families=families))
+
+    runs = tuple(replace(run, cells=tuple(map(changed, run.cells))) for run in plan.runs)
+    return replace(plan, runs=runs)
+
+
+def shape(value: Any) -> Any:
+    """A setting with its numbers left out."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shape(one) for one in value]
+    return value if value is None or isinstance(value, bool | str) else "a number"
+
+
+def kind(cell: Cell) -> str:
+    """What two cells have in common that differ in numbers, or in the data of one loader. How many families there are
+    counts where a method lets them learn from each other; any other method serves them one by one."""
+    one = cell.experiment
+    assert one.benchmark is not None
+    loader = get(one.benchmark.name).build.__module__
+    families = len(one.families) if build_method(one.method).needs.mixed else 0
+    return json.dumps([loader, families, shape(dict(one.method))], sort_keys=True)
 
 
 def name_of(recipe: Path) -> str:
     return recipe.relative_to(ROOT / "recipes").as_posix()
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(one, id=name_of(one), marks=[pytest.mark.slow] * (name_of(one) in SLOW)) for one in RECIPES],
-)
-def test_every_cell_of_a_recipe_runs_and_has_a_score(
+@cache
+def whole(recipe: Path) -> Plan:
+    return make_plan(recipe, trial=True)
+
+
+@cache
+def tried() -> dict[Path, list[str]]:
+    """Labels of the runs that each recipe tries: the first, and those of a kind that no recipe before it has."""
+    found: dict[Path, list[str]] = {}
+    seen: set[str] = set()
+    for recipe in RECIPES:
+        found[recipe] = []
+        for run in whole(recipe).runs:
+            one = kind(run.cells[0])
+            if one not in seen or not found[recipe]:
+                found[recipe].append(run.label)
+            seen.add(one)
+    return found
+
+
+def part(plan: Plan, labels: list[str]) -> Plan:
+    """The plan with some of its runs alone, in its tables too."""
+    tables = [replace(one, runs={place: label for place, label in one.runs.items() if label in labels})
+              for one in plan.tables]  # fmt: skip
+    reference = plan.reference if plan.reference in labels else labels[0]
+    runs = tuple(run for run in plan.runs if run.label in labels)
+    return replace(plan, runs=runs, tables=tuple(tables), reference=reference)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_kind_of_cell_of_a_recipe_runs_and_has_a_score(
     recipe: Path, roots: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    skip_without_package(recipe)
-    overrides = small(recipe, roots)
-    command = ["compare", str(recipe), *overrides, "--trial", "--quiet", "--out", str(tmp_path)]
+    skip_without_package(whole(recipe))
+    overrides = small(whole(recipe), roots)
+    plan = part(make_plan(recipe, trial=True, overrides=overrides), tried()[recipe])
+    fixture = FIXTURES.get(benchmark_of(plan))
+    if fixture is not None and fixture.models is not None:
+        plan = with_models(plan, *fixture.models)
+    done = compare(plan, out=tmp_path)
+    assert not done.failures, done.failures[0].traceback
+    check(tmp_path, plan)
+
+
+def test_the_command_tries_every_cell(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "offline" / "skills-rates-validation.yaml"
+    command = ["compare", str(recipe), "limit.records=2", "--trial", "--quiet", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    check(tmp_path, make_plan(recipe, trial=True, overrides=overrides))
+    check(tmp_path, make_plan(recipe, trial=True))
 
 
 def check(path: Path, plan: Plan) -> None:
@@ -190,12 +266,14 @@ def check(path: Path, plan: Plan) -> None:
         own = json.loads((folder / "results.json").read_text())
         assert own["clients"].keys() == cell["clients"].keys() and not own["failures"]
     for suffix in SUFFIXES:
-        assert (path / f"compare.{suffix}").stat().st_size > 300, suffix
+        assert (path / f"compare.{suffix}").stat().st_size > 200, suffix
     with (path / "compare.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(len(run["seeds"][0]["clients"]) for run in results["runs"])
 
 
-def test_what_is_slow_or_has_a_fixture_is_there() -> None:
-    assert not SLOW - {name_of(one) for one in RECIPES}
-    assert all(get(name).build.__module__.startswith("befit.benchmarks.papers.") for name in FIXTURES)
+def test_every_kind_of_cell_is_tried_and_every_fixture_is_a_papers() -> None:
+    kinds = {kind(run.cells[0]) for recipe in RECIPES for run in whole(recipe).runs}
+    assert kinds == {kind(run.cells[0]) for recipe in RECIPES
+                     for run in whole(recipe).runs if run.label in tried()[recipe]}  # fmt: skip
+    assert all(map(of_a_paper, FIXTURES))

@@ -144,6 +144,14 @@ def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
     assert used and used <= set(ids)
 
 
+def test_a_report_without_plots_has_everything_else_and_says_so(tmp_path):
+    drawn = page_of(write_run(tmp_path, ["c0", "c1"]))
+    write_report(tmp_path, plots=False)
+    page = Page((tmp_path / "report.html").read_text())
+    assert drawn.named("svg") and not page.named("svg") and page.cells == drawn.cells
+    assert "report.plots" in page.text and "report.plots" not in drawn.text
+
+
 def test_plots_take_their_colours_from_the_page_so_that_dark_mode_reaches_them(tmp_path):
     write_report(write_run(tmp_path, ["c0", "c1"]))
     text = (tmp_path / "report.html").read_text()

@@ -48,7 +48,7 @@ ARGUMENTS = _set("""
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""
-    name method baselines engine guard checkpoint trackers
+    name method baselines engine guard checkpoint trackers report
     federation.cohort federation.min_replies evaluate.every evaluate.newcomers
 """)
 # Not at sites yet, and why.

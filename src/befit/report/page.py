@@ -39,7 +39,7 @@ from befit.report.words import (
 __all__ = ["environment", "render_page"]
 
 
-def render_page(record: RunRecord) -> str:
+def render_page(record: RunRecord, plots: bool = True) -> str:
     """The whole page. Everything that comes from the run is escaped by the template engine; only the SVG is not."""
     results = record.results
     groups = outbound_groups(record.outbound)
@@ -62,7 +62,8 @@ def render_page(record: RunRecord) -> str:
         groups_of_newcomers=group_tables(newcomers_of(results), "newcomers") if "newcomers" in results else [],
         group_note=GROUP_NOTE,
         newcomer_note=NEWCOMER_NOTE,
-        plots=[_drawn(plot) for plot in plots_of(record)],
+        plots=[_drawn(plot) for plot in plots_of(record)] if plots else [],
+        undrawn=not plots,
         failures=tables.failure_table(results),
         failure_note=failure_note(results),
         over_time=tables.over_time_table(results),

@@ -7,8 +7,10 @@ from pathlib import Path
 __all__ = ["write_report"]
 
 
-def write_report(run_dir: Path) -> None:
+def write_report(run_dir: Path, plots: bool = True) -> None:
     """Read a run directory and write `report.md` and `report.html` into it.
+
+    plots  draw the page's plots, which is most of the time that it takes
 
     The same directory gives the same bytes. Needs results.json; whatever else is missing is named in the report.
     Raises RunError for a directory without results, or that cannot be written.
@@ -21,4 +23,4 @@ def write_report(run_dir: Path) -> None:
 
     record = read_record(Path(run_dir))
     atomic_write(record.path / "report.md", render_markdown(record).encode())
-    atomic_write(record.path / "report.html", render_page(record).encode())
+    atomic_write(record.path / "report.html", render_page(record, plots).encode())

@@ -30,7 +30,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
         experiment = load_experiment({
             "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
             "method": first, "baselines": others, "wire": {"dtype": dtype},
-            "train": {"max_steps": 1}, "federation": {"rounds": ROUNDS},
+            "train": {"max_steps": 1}, "federation": {"rounds": ROUNDS}, "report": {"plots": False},
         })  # fmt: skip
         path = run(experiment, out=tmp_path_factory.mktemp("run") / dtype).path
         folders = [path, *(path / "baselines" / label for label in run_names(experiment)[1:])]
