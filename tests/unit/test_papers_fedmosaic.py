@@ -114,7 +114,7 @@ def test_records_that_contradict_themselves_are_refused_by_file_and_record(tmp_p
 
 
 def test_a_dataset_that_was_not_unpacked_is_named(root, tmp_path):
-    with pytest.raises(DataError, match=r"Fashion200K/train/dataset-0\.json; unpack Fashion200K\.tar into"):
+    with pytest.raises(DataError, match=r"Fashion200K/train/dataset-0\.json, which Fashion200K\.tar has"):
         build("drake", None, {"root": str(tmp_path)})
 
 

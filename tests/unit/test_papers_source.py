@@ -1,5 +1,8 @@
 """Where data of a paper may be, and what a person is told when it is not there."""
 
+import re
+from pathlib import Path
+
 import pytest
 from datasets import Dataset
 from paper_data import write_lines
@@ -120,3 +123,34 @@ def test_seeds_of_a_comparison_leave_the_papers_partitions_alone():
     assert [one.federation.seed for one in seeds] == [52, 52]
     assert [one.benchmark.arguments["seed"] for one in seeds if one.benchmark] == [7, 52]
     assert not any(get(name).seeded for name in papers())
+
+
+PAPERS = [name for name in names() if get(name).build.__module__.startswith("befit.benchmarks.papers.")]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_absent_data_is_named_with_the_key_the_place_and_how_to_get_it(name, tmp_path):
+    """Without a root, with one that is not there, and with an empty one: every time all that is to be done."""
+    (tmp_path / "empty").mkdir()
+    for root in ("", tmp_path / "absent", tmp_path / "empty"):
+        with pytest.raises((ConfigError, DataError)) as caught:
+            build(name, None, {"root": str(root)})
+        said = str(caught.value)
+        assert name in said and "benchmark.root" in said and "docs/benchmarks-data.md" in said
+        ways = [line for line in said.splitlines() if line.strip().startswith("Get ")]
+        assert ways and all(str(root or "DIR") in way for way in ways), said
+        assert all("hf download" in way or "put it into" in way for way in ways)
+
+
+def test_the_page_has_a_row_for_every_benchmark():
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks-data.md").read_text()
+    table = page.split("## What to get")[1].split("## What is checked")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    shown = {first + rest for row in rows for first, rest in named(row)}
+    assert shown == set(PAPERS)
+
+
+def named(cell):
+    """`cifar100-10`, `-20` are two names with one beginning."""
+    first, *others = re.findall(r"`([^`]+)`", cell)
+    return [(first, "")] + [(first.rpartition("-")[0], one) for one in others]

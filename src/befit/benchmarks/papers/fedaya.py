@@ -58,7 +58,7 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
     place.check([BENCH])
     path = place.folder(BENCH) / FILE
     if not path.is_file():
-        raise DataError(f"there is no {path}; get {BENCH.id}")
+        raise place.missing(path, BENCH)
     given = read_json(path)
     if not isinstance(given, dict) or len(given) != CLIENTS or not all(isinstance(one, list) for one in given.values()):
         found = f"{len(given)} entries" if isinstance(given, (dict, list)) else type(given).__name__

@@ -138,7 +138,7 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
     fields = ("instruction", "input", "output")
     path = place.folder(ROSETTA) / "rosetta_alpaca.json"
     if not path.is_file():
-        raise DataError(f"there is no {path}; get {ROSETTA.id}")
+        raise place.missing(path, ROSETTA)
     given = read_rows(path, fields)
     check_fields(given, fields)
     rows, sha256 = ordered(given, fields)

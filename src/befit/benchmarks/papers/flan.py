@@ -23,13 +23,15 @@ from befit.schema import show
 
 __all__ = ["TASKS", "flan_8", "flan_feddpa_1", "flan_feddpa_2", "groups"]
 
-FLAN = Source("Muennighoff/flan", "FLAN code Apache-2.0, data as its sources",
-              revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548")  # fmt: skip
-FEDDPA = Source("the data of the repository Lydia-yang/FedDPA", "no licence file; for your own use", on_hub=False)
 # FLAN has no mnli, only mnli_matched and mnli_mismatched.
 TASKS = {"arc_challenge": "arc_challenge", "cosmos_qa": "cosmos_qa",
          "definite_pronoun_resolution": "definite_pronoun_resolution", "glue_qqp": "glue_qqp",
          "hellaswag": "hellaswag", "mnli": "mnli_matched", "squad_v1": "squad_v1", "sst2": "sst2"}  # fmt: skip
+FLAN = Source("Muennighoff/flan", "FLAN code Apache-2.0, data as its sources",
+              revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548",
+              wanted=tuple(f"train/{one}_10templates_train.jsonl" for one in TASKS.values()))  # fmt: skip
+FEDDPA = Source("the data of the repository Lydia-yang/FedDPA", "no licence file; for your own use", on_hub=False,
+                layout="local_training_0.json to local_training_7.json and one *test*.jsonl")  # fmt: skip
 FEDDPA_TASKS = {
     "1": ("definite_pronoun_resolution", "snli", "cola", "glue_qqp", "trec", "web_nlg_en", "fix_punct", "wic"),
     "2": ("hellaswag", "qnli", "arc_easy", "paws_wiki", "bool_q", "sentiment140", "gigaword", "word_segment"),
@@ -203,9 +205,11 @@ def feddpa(number: str, place: Place, val_fraction: float, seed: int) -> Federat
                           "the benchmark")  # fmt: skip
     folder, tasks = place.folder(FEDDPA), FEDDPA_TASKS[number]
     tests = sorted(folder.glob("*test*.jsonl"))
-    if len(tests) != 1:
+    if not tests:
+        raise place.missing(folder / "*test*.jsonl", FEDDPA)
+    if len(tests) > 1:
         raise DataError(f"{folder} must have one file of tests, *test*.jsonl; found "
-                        f"{', '.join(one.name for one in tests) or 'none'}")  # fmt: skip
+                        f"{', '.join(one.name for one in tests)}")  # fmt: skip
     tested = triples(tests[0])
     if unknown := sorted({str(one["task"]) for one in tested} - set(tasks)):
         raise DataError(f"{tests[0]}: has the tasks {', '.join(unknown)}; set {number} has {', '.join(tasks)}")
@@ -213,7 +217,7 @@ def feddpa(number: str, place: Place, val_fraction: float, seed: int) -> Federat
     for index, task in enumerate(tasks):
         path = folder / f"local_training_{index}.json"
         if not path.is_file():
-            raise DataError(f"there is no {path.name} in {folder}, which has the training records of {task}")
+            raise place.missing(path, FEDDPA, f"which has the training records of {task}")
         known = triples(path)
         if other := sorted({str(one["task"]) for one in known} - {task}):
             raise DataError(f"{path} holds the task {', '.join(other)}, and client {index} of set {number} is {task}")

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["authors_clients", "fed_llm_large_52", "fedaya_8"]
 
-TEXTS = Source("the text data of the repository snumprlab/fedmosaic (folders DATASET/train and DATASET/test)",
-               "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources", on_hub=False)  # fmt: skip
+TEXTS = Source("the text data of the repository snumprlab/fedmosaic",
+               "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources", on_hub=False,
+               layout="DATASET/train/dataset-N.json and DATASET/test/dataset-N.json")  # fmt: skip
 SIZES = {"size=small": "meta-llama/Llama-3.2-1B-Instruct", "size=large": "meta-llama/Llama-3.2-3B-Instruct"}
 FIELDS = ("sciences", "sciences", "humanities", "humanities", "humanities", "society", "health", "health")
 AYA_SMALL = {2, 4, 6, 7}
@@ -130,7 +131,7 @@ def text_records(
     """A split of a task as causal-lm records, and how many conversations have a second question."""
     path = folder / part.dataset / split / f"dataset-{part.subset}.json"
     if not path.is_file():
-        raise DataError(f"{place.benchmark}: there is no {path}; get {TEXTS.id}")
+        raise place.missing(path, TEXTS)
     rows = read_rows(path, ())
     check_fields(rows, ("conversations",))
     made: list[dict[str, Any]] = []

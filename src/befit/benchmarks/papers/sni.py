@@ -27,7 +27,7 @@ __all__ = ["sni_10"]
 
 SNI = Source("Muennighoff/natural-instructions", "Apache-2.0; instances as their sources", revision="a29a975")
 FILES = Source("a clone of the repository allenai/natural-instructions", "Apache-2.0; instances as their sources",
-               on_hub=False)  # fmt: skip
+               on_hub=False, layout="the folders tasks and splits")  # fmt: skip
 CLIENTS = 10
 MIRROR_FIELDS = ("task_name", "id", "definition", "inputs", "targets")
 TASK_FIELDS = ("Definition", "Input_language", "Output_language", "Categories", "Instances")
@@ -75,7 +75,9 @@ def sni_10(
     else:
         folder = place.folder(FILES)
         chosen = (
-            by_rule(folder, one_per_category) if tasks is None else {name: task_file(folder, name) for name in tasks}
+            by_rule(place, folder, one_per_category)
+            if tasks is None
+            else {name: task_file(folder, name) for name in tasks}
         )
         found = {name: instances(path) for name, path in chosen.items()}
     held, entries = [], []
@@ -111,12 +113,11 @@ def drawn(
     return made
 
 
-def by_rule(folder: Path, one_per_category: bool) -> dict[str, Path]:
+def by_rule(place: Place, folder: Path, one_per_category: bool) -> dict[str, Path]:
     """The files of the ten largest tasks that the rule allows."""
     listed = folder / "splits" / "default" / "excluded_tasks.txt"
     if not listed.is_file():
-        raise DataError(f"there is no {listed}, which says what tasks are left out; clone the whole repository, or "
-                        "give benchmark.tasks")  # fmt: skip
+        raise place.missing(listed, FILES, "which says what tasks are left out where benchmark.tasks names none")
     excluded = set(listed.read_text().split())
     sized: list[tuple[int, int, Path, str]] = []
     for path in sorted((folder / "tasks").glob("task*_*.json")):

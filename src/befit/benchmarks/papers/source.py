@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files"]
 
+WHERE = "docs/benchmarks-data.md has the files of every benchmark"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -29,6 +31,8 @@ class Source:
     revision  commit, or branch where none is pinned
     files     where files lie below the folder, with {split}; empty: as `datasets` names them
     on_hub    whether `datasets` can load the id
+    wanted    files of a large repository that are all that is read
+    layout    what then lies in the folder, where the id does not say it
     """
 
     id: str
@@ -38,6 +42,8 @@ class Source:
     revision: str = "main"
     files: str = ""
     on_hub: bool = True
+    wanted: tuple[str, ...] = ()
+    layout: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,22 @@ class Place:
             self.check([source])
         folder = Path(self.root).expanduser() / source.folder
         if not folder.is_dir():
-            raise DataError(f"{self.benchmark}: there is no directory {folder}. "
-                            f"{how_to_get(source, Path(self.root))}")  # fmt: skip
+            raise DataError(self._absent([source]))
         return folder
+
+    def _absent(self, sources: Sequence[Source]) -> str:
+        """What to do where a root was given and has no such directories."""
+        root = Path(self.root).expanduser()
+        listed = ", ".join(dict.fromkeys(str(root / one.folder) for one in sources))
+        steps = dict.fromkeys(how_to_get(source, root) for source in sources)
+        counted = "a path counts from the configuration's folder"
+        said = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
+        return "\n    ".join([said, *steps, WHERE])
+
+    def missing(self, path: Path | str, source: Source, why: str = "") -> DataError:
+        """The error for a file that is not there."""
+        said = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
+        return DataError("\n    ".join([said, how_to_get(source, Path(self.root).expanduser()), WHERE]))
 
     def revision(self, source: Source) -> str:
         return (self.revisions or {}).get(source.id, source.revision)
@@ -74,7 +93,7 @@ class Place:
             known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
             steps = dict.fromkeys(how_to_get(source, Path("DIR")) for source in sources)
             raise ConfigError(["\n    ".join([f"benchmark.root: {self.benchmark} reads data that befit does not ship; "
-                                              f"give {known_ways}", *steps])], "the benchmark")  # fmt: skip
+                                              f"give {known_ways}", *steps, WHERE])], "the benchmark")  # fmt: skip
         problems = []
         if self.hub and self.root:
             problems.append("benchmark.root: give root or hub: true, not both")
@@ -86,13 +105,18 @@ class Place:
                      for name in self.revisions or {} if name not in known]  # fmt: skip
         if problems:
             raise ConfigError(problems, "the benchmark")
+        absent = [one for one in sources if self.root and not (Path(self.root).expanduser() / one.folder).is_dir()]
+        if absent:
+            raise DataError(self._absent(absent))
 
 
 def how_to_get(source: Source, root: Path) -> str:
     target = root / source.folder if source.folder else root
+    there = f", so that it has {source.layout}" if source.layout else ""
     if not source.on_hub:
-        return f"Get {source.id} and put it into {target}"
-    return f"Get it with: hf download {source.id} --repo-type dataset --revision {source.revision} --local-dir {target}"
+        return f"Get {source.id} and put it into {target}{there}"
+    words = ["hf download", source.id, *source.wanted, "--repo-type dataset", f"--revision {source.revision}"]
+    return f"Get it with: {' '.join(words)} --local-dir {target}{there}"
 
 
 def read_split(place: Place, source: Source, split: str, fields: Sequence[str]) -> list[Row]:
@@ -163,8 +187,7 @@ def split_files(place: Place, source: Source, split: str) -> list[Path]:
     saved = [one / split for one in [folder, folder / source.config] if not source.files and is_dataset(one / split)]
     places = [*hits.values(), *([one] for one in dict.fromkeys(saved))]
     if not places:
-        raise DataError(f"{place.benchmark}: no {split} split of {source.id}; looked for {looked}. "
-                        f"{how_to_get(source, Path(place.root))}")  # fmt: skip
+        raise place.missing(f"{split} split of {source.id}; looked for {looked}", source)
     if len(places) > 1:
         listed = ", ".join(str(files[0]) for files in places)
         raise DataError(f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. "

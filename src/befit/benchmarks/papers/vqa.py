@@ -31,11 +31,12 @@ from befit.schema import show
 __all__ = ["drake", "hflb"]
 
 LICENCE = "each source its own; some for research only"
+LAYOUT = "DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and DATASET's images"
 SOURCES = {
     "drake": Source("the .tar files of SNUMPR/DRAKE, unpacked (hf download SNUMPR/DRAKE --repo-type dataset)", LICENCE,
-                    on_hub=False),
+                    on_hub=False, layout=LAYOUT),
     "hflb": Source("the .tar files of SNUMPR/HFLB, unpacked (hf download SNUMPR/HFLB --repo-type dataset)", LICENCE,
-                   on_hub=False),
+                   on_hub=False, layout=LAYOUT),
 }  # fmt: skip
 ModelMap = Literal["paper", "scenario"]
 MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/llama3.2_3B_vl"}
@@ -154,7 +155,7 @@ def part_records(
     for split in ("train", "test"):
         path = folder / part.dataset / split / f"dataset-{part.subset}.json"
         if not path.is_file():
-            raise DataError(f"{place.benchmark}: there is no {path}; unpack {part.dataset}.tar into {folder}")
+            raise place.missing(path, SOURCES[place.benchmark], f"which {part.dataset}.tar has")
         rows = read_rows(path, ())
         check_fields(rows, ("conversations",))
         made[split] = gather(lambda one: record(folder, part, *one), list(enumerate(rows)))
