@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from befit.compare.tables import clients_of
 from befit.report.drawing import Plot, axis_name, metric_name, scaled
@@ -18,6 +19,7 @@ from befit.report.svg import MUTED, TEXT, draw, run_ink
 __all__ = ["client_gains", "over_communication", "plots_of", "run_means"]
 
 MANY_CLIENTS = 24  # beyond, their distribution is drawn instead of single cells
+MANY_RUNS = 12  # beyond, spread is left to the plot of the means, or it would hide the points
 FAR = 30.0  # ratio of the most to the least bytes from which their axis is logarithmic
 
 
@@ -63,7 +65,7 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
     known = sorted(size for size in sent.values() if size)
     if not known:
         return None
-    far = known[-1] / known[0] > FAR
+    far, few = known[-1] / known[0] > FAR, len(runs) <= MANY_RUNS
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -82,11 +84,14 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
             if len(curve) > 1:
                 spent = [(one["bytes_up"] + one["bytes_down"]) / 1e6 for one in curve]
                 axes.plot(spent, scaled([one["mean"] for one in curve], results), color=ink, linewidth=1, alpha=0.4)
-            axes.errorbar([at], [mean], yerr=[sd] if sd else None, fmt="o", color=ink, markersize=6, capsize=2,
+            axes.errorbar([at], [mean], yerr=[sd] if sd and few else None, fmt="o", color=ink, markersize=6, capsize=2,
                           elinewidth=1)  # fmt: skip
             points.append((mean, at, label))
         if far:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # matplotlib's own labels are formulas
+            axes.minorticks_off()
         else:
             axes.set_xlim(left=0)
         axes.set_xlabel("MB up and down, all clients together (1 MB = 1e6 bytes)")
@@ -95,7 +100,8 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
 
     height = max(4.2, 0.9 + 0.24 * len(runs))
     title = f"{metric_name(results).capitalize()} against communication"
-    note = "Mean and one standard deviation over seeds, against the bytes of training. Dashed: sends nothing."
+    spread = " and one standard deviation" if few else ""
+    note = f"Mean{spread} over seeds, against the bytes of training. Dashed: sends nothing."
     if any(len(run["curve"]) > 1 for run in runs):
         note += " Thin: the course of training."
     return Plot(title, draw("communication", title, 12.0, height, paint), note, wide=True)

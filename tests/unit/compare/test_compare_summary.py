@@ -203,6 +203,12 @@ def test_many_clients_are_drawn_as_distributions(plan: Plan) -> None:
     assert "the middle half" in plots_of(made(plan, change))[-1].note
 
 
+def test_bytes_far_apart_have_numbers_on_their_axis(plan: Plan) -> None:
+    """From 30 bytes to three million: in plain digits, since the page draws no formulas."""
+    drawn = plots_of(made(plan))[1].svg
+    assert all(f">{tick}<" in drawn for tick in ("0.001", "0.1", "1")) and "mathdefault" not in drawn
+
+
 def test_nothing_sent_or_nothing_scored_leaves_a_plot_out(plan: Plan) -> None:
     silent = {label: [scores(0, [0.5, 0.6, 0.7])] for label in ("Alone", "Fed_IT", "Ditto · low")}
     assert len(plots_of(made(plan, silent))) == 2
