@@ -5,7 +5,12 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow install check format zoo clean
+# The offline comparison of docs/results.md, one recipe after the other into OUT; JOBS cells at a time.
+RESULTS := digits skills names digits-vqa-static digits-vqa-dynamic names-p2eft skills-families
+OUT ?= runs/results
+JOBS ?= 2
+
+.PHONY: demo test test-slow results install check format zoo clean
 
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
@@ -17,6 +22,13 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# About an hour and a half on two free cores. Killed or failed, the same command goes on; nothing is done twice.
+# $(BIN)/python benchmarks/offline_results.py $(OUT)/* then writes the tables of docs/results.md.
+results: $(VENV)/.installed-dev
+	@failed=; for recipe in $(RESULTS); do \
+		$(BIN)/befit compare recipes/offline/$$recipe.yaml --out $(OUT)/$$recipe --jobs $(JOBS) || failed="$$failed $$recipe"; \
+	done; test -z "$$failed" || { echo "not finished:$$failed"; exit 1; }
 
 install: $(VENV)/.installed-dev
 

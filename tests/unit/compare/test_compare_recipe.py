@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,10 @@ def test_the_recipe_with_fedl2p_uses_the_cells_of_the_one_without() -> None:
                  for name in ("names-p2eft", "names-p2eft-fedl2p"))  # fmt: skip
     new = [cell.experiment.method["name"] for cell in more.cells if cell.key not in {cell.key for cell in one.cells}]
     assert len(more.cells) == len(one.cells) + len(new) and set(new) == {"fedl2p"}
+
+
+def test_the_page_of_recipes_has_every_recipe_of_a_paper() -> None:
+    folder = ROOT / "recipes"
+    named = set(re.findall(r"`([\w-]+/[\w-]+\.yaml)`", (folder / "README.md").read_text()))
+    there = {one.relative_to(folder).as_posix() for one in folder.glob("*/*.yaml") if one.parent.name != "offline"}
+    assert named == there
