@@ -81,7 +81,7 @@ def write_xnli(folder):
 
 
 def write_news(folder):
-    """16 languages in three of the forms in which people may have them; `yor` has no technology, as Lingala really."""
+    """16 languages in four of the forms in which people may have them; `yor` has no technology, as Lingala really."""
     features = Features({"label": ClassLabel(names=list(masakhanews.LABELS)), "headline_text": Value("string")})
     for position, language in enumerate(masakhanews.LANGUAGES):
         for split, count in (("train", 24 + 2 * position), ("validation", 6), ("test", 12)):
@@ -92,10 +92,22 @@ def write_news(folder):
             if language == "amh":
                 (folder / language).mkdir(exist_ok=True)
                 Dataset.from_list(rows, features=features).save_to_disk(str(folder / language / split))
+            elif language == "lug":
+                write_authors_news(folder / "data" / language, split, rows)
             elif language == "eng":
                 write_parquet(folder / language / f"{split}.parquet", rows)
             else:
                 write_parquet(folder / language / split / "0000.parquet", rows)
+
+
+def write_authors_news(folder, split, rows):
+    """As in the repository masakhane-io/masakhane-news: dev.tsv, categories by name, line ends inside of quotes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["category\theadline\ttext\turl"]
+    for row in rows:
+        first, *rest = row["headline_text"].split(" ", 1)
+        lines.append(f'{masakhanews.LABELS[row["label"]]}\t"{first} \n   "\t{" ".join(rest)}\t')
+    (folder / f"{'dev' if split == 'validation' else split}.tsv").write_text("\n".join(lines) + "\n")
 
 
 # Commonsense, FLAN, Super-NaturalInstructions

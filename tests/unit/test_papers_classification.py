@@ -207,6 +207,17 @@ def test_labels_of_masakhanews_are_numbers_of_all_seven_classes(news):
             assert record["label"] == int(record["text"].split()[-1]) % classes
 
 
+def test_masakhanews_reads_the_files_of_its_authors_as_the_converted_branch(news, tmp_path):
+    found = build("masakhanews-320", None, {"root": str(news), "clients": 3})
+    mine = [record for one in found.clients for record in one.train if record["language"] == "lug"]
+    assert mine and all(record["text"].startswith(("lug train", "lug validation")) for record in mine)
+    assert {record["label"] for record in mine} <= set(range(7))
+    (tmp_path / "amh").mkdir()
+    (tmp_path / "amh" / "train.tsv").write_text("category\theadline\ttext\turl\nculture\tx\ty\t\n")
+    with pytest.raises(DataError, match=r'train\.tsv, row 1: category must be one of business, .*got "culture"'):
+        build("masakhanews-320", None, {"root": str(tmp_path)})
+
+
 def test_masakhanews_refuses_labels_it_does_not_have(news, tmp_path):
     for split in ("train", "validation", "test"):
         write_parquet(tmp_path / "amh" / f"{split}.parquet", [{"label": 7, "headline_text": "x"}])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.papers.assemble import assemble, ordered, shuffled, source_entry
-from befit.benchmarks.papers.source import Place, Source, read_split
+from befit.benchmarks.papers.source import Place, Source, check_fields, read_split
 from befit.benchmarks.partition import lda_equal, lda_mixtures
-from befit.benchmarks.readers import Row
+from befit.benchmarks.readers import Row, read_rows
 from befit.benchmarks.registry import benchmark
 from befit.errors import ConfigError, DataError
+from befit.schema import show
 
 __all__ = ["LABELS", "LANGUAGES", "masakhanews_320"]
 
@@ -23,6 +25,7 @@ LANGUAGES = ("amh", "eng", "fra", "hau", "ibo", "lin", "lug", "orm", "pcm", "run
 LABELS = ("business", "entertainment", "health", "politics", "religion", "sports", "technology")
 POOLS = ("seen", "unseen")
 FIELDS = ("headline_text", "label")
+AUTHORS = ("category", "headline", "text")
 
 
 @benchmark(
@@ -40,7 +43,8 @@ def masakhanews_320(
     """Half of each language is the clients', half the newcomers'; validation rows are training rows. Languages differ
     in size, and clients with them.
 
-    root       directory with LANGUAGE/train, validation and test, as Parquet, JSON Lines or `datasets` directories
+    root       directory with LANGUAGE/train, validation and test, as Parquet, JSON Lines or `datasets` directories, or
+               LANGUAGE/train.tsv, dev.tsv and test.tsv as the authors publish them
     hub        load the converted branch of masakhane/masakhanews from the hub instead
     clients    for each language and pool
     alpha      of each client's Dirichlet distribution over the seven classes, for each class
@@ -91,7 +95,8 @@ def read(place: Place, language: str, splits: Sequence[str], entries: list[dict[
         source = replace(NEWS, config=language)
     rows = []
     for split in splits:
-        rows += read_split(place, source, split, FIELDS)
+        path = None if place.hub else authors_file(place, language, split)
+        rows += read_split(place, source, split, FIELDS) if path is None else authors_rows(path)
     for row in rows:
         label, text = row.values["label"], row.values["headline_text"]
         if type(label) is not int or not 0 <= label < len(LABELS):
@@ -101,6 +106,31 @@ def read(place: Place, language: str, splits: Sequence[str], entries: list[dict[
     known, sha256 = ordered(rows, FIELDS)
     entries.append(source_entry(place, source, "+".join(splits), len(rows), sha256))
     return known
+
+
+def authors_file(place: Place, language: str, split: str) -> Path | None:
+    """A split as the repository masakhane-io/masakhane-news and the hub's main branch have it: `data/lug/dev.tsv`."""
+    name = f"{'dev' if split == 'validation' else split}.tsv"
+    root = place.folder(NEWS)
+    return next((path for folder in (root, root / "data") if (path := folder / language / name).is_file()), None)
+
+
+def authors_rows(path: Path) -> list[Row]:
+    """Rows with the columns `category`, `headline`, `text` and `url`, as those of the converted branch.
+
+    Its `headline_text` is headline and text; here a space is between them. Either may be empty: in Luganda's files
+    the headline holds the whole article.
+    """
+    rows = read_rows(path, AUTHORS)
+    check_fields(rows, AUTHORS)
+    made = []
+    for row in rows:
+        category = row.values["category"].strip()
+        if category not in LABELS:
+            raise DataError(f"{row.where}: category must be one of {', '.join(LABELS)}, got {show(category)}")
+        text = " ".join(part for name in ("headline", "text") if (part := row.values[name].strip()))
+        made.append(replace(row, values={"headline_text": text, "label": LABELS.index(category)}))
+    return made
 
 
 def records(rows: Sequence[Row], name: str, language: str) -> list[dict[str, Any]]:
