@@ -23,7 +23,7 @@ Record = TypeVar("Record", bound=Mapping[str, Any])
 def trial_overrides(given: Sequence[str]) -> list[str]:
     """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
 
-    >>> trial_overrides(["federation.rounds=3"])[6:]
+    >>> trial_overrides(["federation.rounds=3"])[5:]
     ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
     """
     changes: dict[str, str] = {}
