@@ -210,16 +210,22 @@ def whole(recipe: Path) -> Plan:
 
 
 @cache
+def kinds_of(recipe: Path) -> dict[str, set[str]]:
+    """Of every run, by its label."""
+    return {run.label: kinds(run.cells[0]) for run in whole(recipe).runs}
+
+
+@cache
 def tried() -> dict[Path, list[str]]:
     """Labels of the runs that each recipe tries: the first, and those of a kind that no recipe before it has."""
     found: dict[Path, list[str]] = {}
     seen: set[str] = set()
     for recipe in RECIPES:
         found[recipe] = []
-        for run in whole(recipe).runs:
-            if not kinds(run.cells[0]) <= seen or not found[recipe]:
-                found[recipe].append(run.label)
-            seen |= kinds(run.cells[0])
+        for label, mine in kinds_of(recipe).items():
+            if not mine <= seen or not found[recipe]:
+                found[recipe].append(label)
+            seen |= mine
     return found
 
 
@@ -276,7 +282,6 @@ def check(path: Path, plan: Plan) -> None:
 
 
 def test_every_kind_of_cell_is_tried_and_every_fixture_is_a_papers() -> None:
-    there = {one for recipe in RECIPES for run in whole(recipe).runs for one in kinds(run.cells[0])}
-    assert there == {one for recipe in RECIPES for run in whole(recipe).runs if run.label in tried()[recipe]
-                     for one in kinds(run.cells[0])}  # fmt: skip
+    there = {one for recipe in RECIPES for mine in kinds_of(recipe).values() for one in mine}
+    assert there == {one for recipe in RECIPES for label in tried()[recipe] for one in kinds_of(recipe)[label]}
     assert all(map(of_a_paper, FIXTURES))
