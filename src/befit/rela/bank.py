@@ -153,7 +153,7 @@ def held_by(stacks: State, whose: Members, before: State) -> Held:
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
     owners: dict[str, list[str]] = {group: [] for group in whose}
-    for name in stacks:
+    for name in sorted(stacks):  # sums over them come out the same after a resumption
         if _slot(name) == "own":
             owners[_group(name)].append(name)
     return Held(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
