@@ -19,7 +19,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["befit", "begin", "call", "program"]
+__all__ = ["PATIENCE", "befit", "begin", "call", "program"]
+
+# Seconds until a test gives up on what is bound to happen: no test waits that long unless something hangs.
+PATIENCE = 900
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
@@ -38,7 +41,7 @@ def begin(
 
 
 def call(
-    target: Callable[..., None], *arguments: Any, cwd: Path | None = None, timeout: float = 300
+    target: Callable[..., None], *arguments: Any, cwd: Path | None = None, timeout: float = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end: exit code (minus the signal that killed it) and what it wrote."""
     ends = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]

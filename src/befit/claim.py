@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from befit.errors import RunError
 from befit.host import Host
 from befit.storage import atomic_write, read_json, write_json
 
-__all__ = ["check_directory", "deciding", "environment", "free_directory", "identify", "locked"]
+__all__ = ["check_directory", "deciding", "environment", "free_directory", "identify", "locked", "settings_hash"]
 
 
 def free_directory(name: str) -> Path:
@@ -54,6 +56,12 @@ def deciding(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(limit := kept.get("limit"), dict) and limit.get("rounds") is None:  # as runs of before it had it
         kept["limit"] = {key: value for key, value in limit.items() if key != "rounds"}
     return kept
+
+
+def settings_hash(experiment: Experiment) -> str:
+    """Hash of all that decides the numbers of a run (not its name, nor how often it is saved)."""
+    text = json.dumps(deciding(to_dict(experiment)), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.engine.base import Memories
+from befit.ledger import Outbound
 from befit.rundir import Checkpoint, RunDirectory
 from befit.types import Cost, Failure, Score, Tick, Update
 
@@ -21,9 +22,15 @@ class RunJournal:
     """The journal of one method in one directory.
 
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
+
+    committed  called with every checkpoint, once it is durable
     """
 
-    def __init__(self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None) -> None:
+    def __init__(
+        self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
+        committed: Callable[[Checkpoint, Outbound], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._committed = committed
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
         self._point, self.outbound = directory.restore(store)
@@ -82,3 +89,5 @@ class RunJournal:
     def completed(self, point: Checkpoint, force: bool) -> None:
         if force or self._directory.due():
             self._directory.commit(point, self._store, self.outbound)
+            if self._committed is not None:
+                self._committed(point, self.outbound)

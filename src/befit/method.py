@@ -38,9 +38,9 @@ A method in full, federated averaging of one adapter without any recipe:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from befit.config import TrainSettings
     from befit.site import ServerSite, Site
 
-__all__ = ["Deployment", "Exchange", "Method", "Personal"]
+__all__ = ["Deployment", "Exchange", "Method", "Opening", "Personal"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,20 @@ class Deployment:
     mixer: str = "sum"
     others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
     about: State = field(default_factory=dict[str, Tensor])
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
+
+    block   configuration of that other method, with its defaults
+    stages  how many stages of the plan
+    own     of a memory, at the server or a client, what these stages neither read nor write
+    """
+
+    block: Mapping[str, Any]
+    stages: int
+    own: Callable[[Payload], Payload]
 
 
 class Exchange(ABC):
@@ -132,6 +146,10 @@ class Method(Exchange):
     @abstractmethod
     def plan(self) -> Sequence[Stage]:
         """The stages of a run, in order."""
+
+    def opening(self) -> Opening | None:
+        """What the plan begins with, if that is another method's."""
+        return None
 
     def arrival(self) -> Stage | None:
         """What a newcomer, a client that takes no part in any round, does once before its first download.

@@ -27,9 +27,9 @@ from befit.ledger import Outbound
 from befit.storage import finite, read_bytes, read_json, write_json
 from befit.types import Payload
 
-__all__ = ["Checkpoint", "RunDirectory", "last_checkpoint", "read_lines"]
+__all__ = ["LOGS", "Checkpoint", "RunDirectory", "last_checkpoint", "read_lines"]
 
-_LOGS = ("metrics.jsonl", "ledger.jsonl")
+LOGS = ("metrics.jsonl", "ledger.jsonl")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class RunDirectory:
 
     def store(self, resident: bool) -> ClientStore:
         return ClientStore(self.path / "state" / "clients", resident)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.path / "checkpoint.json").exists()
 
     def log(self, name: str, line: dict[str, Any]) -> None:
         """Append one line to `metrics` or `ledger`."""
@@ -81,7 +86,7 @@ class RunDirectory:
         server = f"server.{self._serial}.safetensors"
         write_payload(self.path / "state" / server, point.server)
         files = store.commit()
-        lengths = {name: self._sync(name) for name in _LOGS}
+        lengths = {name: self._sync(name) for name in LOGS}
         write_json(
             self.path / "checkpoint.json",
             {
@@ -110,7 +115,7 @@ class RunDirectory:
             litter.unlink(missing_ok=True)
         path = self.path / "checkpoint.json"
         saved = read_json(path) if path.exists() else None
-        lengths = dict.fromkeys(_LOGS, 0) if saved is None else saved["lengths"]
+        lengths = dict.fromkeys(LOGS, 0) if saved is None else saved["lengths"]
         for name, length in lengths.items():
             self._cut(self.path / name, length)
         if saved is None:

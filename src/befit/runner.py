@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from befit.deployed import export, predict, taken_away, write_client
 from befit.engine.base import Engine, Memories
 from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
 from befit.errors import ConfigError, RunError
 from befit.evaluate.groups import budget_metrics, by_budget, by_group, group_keys
 from befit.evaluate.results import against_baselines, method_results
@@ -37,6 +39,7 @@ from befit.ledger import Outbound
 from befit.limit import limit_sentence
 from befit.method import Method
 from befit.newcomers import measure_newcomers
+from befit.openings import opening_key, share_opening, shared_openings
 from befit.pool import PoolEngine
 from befit.rundir import RunDirectory
 from befit.storage import read_json, write_json
@@ -78,6 +81,7 @@ def run(
     observer: Observer | None = None,
     host: Host | None = None,
     engines: Engines | None = None,
+    openings: Path | None = None,
 ) -> Run:
     """Federate, personalise, export and report.
 
@@ -87,6 +91,8 @@ def run(
     observer  called with an event (a dict with a "kind") whenever something happened
     host      the loaded experiment, for callers that run one more than once
     engines   makes the engine for one method, by its label and block, where clients are not on this machine
+    openings  a folder: stages that other runs begin with too are taken from there, or left there; see `befit.openings`.
+              Methods of this run that begin alike share their stages without it
 
     Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
     NotEnoughReplies when too many clients failed.
@@ -118,12 +124,18 @@ def run(
     ):  # fmt: skip
         identify(path, host)
         write_json(path / "env.json", environment(host))
+        alike = (
+            path / "openings" if shared_openings(opening_key(experiment, block) for block in configs.values()) else None
+        )
         baselines = {
-            label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines)
+            label: run_method(
+                host, configs[label], label, path / "baselines" / label, observer, engines, openings or alike
+            )
             for label in labels
         }
-        results = run_method(host, configs[name], name, path, observer, engines)
+        results = run_method(host, configs[name], name, path, observer, engines, openings or alike)
         write_results(path, host, name, results, baselines)
+        shutil.rmtree(path / "openings", ignore_errors=True)
         write_report(path, plots=experiment.report.plots)
     return Run(path, read_json(path / "results.json"))
 
@@ -137,7 +149,7 @@ def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]
 
 def run_method(
     host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None,
-    engines: Engines | None = None,
+    engines: Engines | None = None, openings: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
@@ -158,7 +170,10 @@ def run_method(
             engine, store = make_engine(host, method, config, directory, cleanup)
         else:
             engine, store = engines(label, config)
-        journal = RunJournal(directory, store, label, observer)
+        committed = None
+        if openings is not None and isinstance(store, ClientStore):
+            committed = share_opening(openings, host, method, config, directory, store, server_site)
+        journal = RunJournal(directory, store, label, observer, committed)
         engine.outbound = journal.outbound
         for info in host.infos if journal.resume() is None else ():
             journal.outbound.hello(info)

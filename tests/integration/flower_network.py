@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from befit.flower.keys import write_certificates, write_site_keys
+from tests.processes import PATIENCE
 
 __all__ = ["Network", "SimulatedNetwork", "free_port", "wait_for"]
 
@@ -36,10 +37,10 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def wait_for(what: str, holds, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(what: str, holds) -> None:
+    end = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < end, f"{what} did not happen within {seconds:g} s"
+        assert time.monotonic() < end, f"{what} did not happen within {PATIENCE} s"
         time.sleep(0.1)
 
 
@@ -134,11 +135,13 @@ class Network:
         assert answer["success"], answer
         return str(answer["run-id"])
 
-    def wait_for_end(self, run: str, seconds: float = 120) -> None:
-        """Wait for a run to complete; fails with its log if it failed."""
-        wait_for(
-            f"the end of run {run}", lambda: re.search(f"Finished task .* of run {run}", self.log("link")), seconds
-        )
+    def wait_for_end(self, run: str) -> None:
+        """Wait for a run to complete; fails with its log if it failed, or does not end."""
+        try:
+            wait_for(f"the end of run {run}", lambda: re.search(f"Finished task .* of run {run}", self.log("link")))
+        except AssertionError as late:
+            logs = [f"{name}:\n{self.log(name)[-2000:]}" for name in self.processes]
+            raise AssertionError("\n\n".join([str(late), self.flwr("log", run, "befit", "--show"), *logs])) from None
         answer = json.loads(self.flwr("list", "befit", "--run-id", run, "--format", "json"))
         assert answer["runs"][0]["status"] == "finished:completed", self.flwr("log", run, "befit", "--show")
 

@@ -12,7 +12,7 @@ from befit.ablations import registry
 from befit.ablations.ablate import ablate
 from befit.cli.main import app
 from befit.config import load_experiment, to_yaml
-from tests.processes import befit, begin
+from tests.processes import PATIENCE, befit, begin
 
 CONFIG = {
     "name": "killed",
@@ -28,7 +28,7 @@ def start_and_kill(config: Path, out: Path) -> None:
     """Kill the command once it has saved a checkpoint of the federated stage."""
     process = begin(befit, "ablate", "potara-damping", str(config), "--out", str(out), "--quiet")
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and process.is_alive():
             found = list(out.glob("branches/*/checkpoint.json"))
             if found and json.loads(found[0].read_text())["stage"] == 1:

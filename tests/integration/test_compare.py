@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.compare.comparison import Compared, compare, make_plan
 from befit.yamlfile import write_yaml
-from tests.processes import befit, begin, call
+from tests.processes import PATIENCE, befit, begin, call
 
 ROOT = Path(__file__).parents[2]
 RECIPE: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs:
     out = tmp_path / "out"
     process = start(config, out, "--jobs", jobs)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and process.is_alive():
             checkpoints = [json.loads(path.read_text()) for path in out.glob("runs/fedit-*/checkpoint.json")]
             if any(2 <= one["round"] < 30 for one in checkpoints):

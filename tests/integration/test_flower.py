@@ -63,7 +63,7 @@ def test_runs_over_a_network_are_the_local_runs_bit_by_bit(network: Network) -> 
     for name, (clients, method) in METHODS.items():
         remote, local = network.folder / f"run-{name}", network.folder / f"local-{name}"
         run(small(name, clients, method, {"store": "disk"}), out=local)
-        network.wait_for_end(numbers[name], 300)
+        network.wait_for_end(numbers[name])
         label = json.loads((remote / "results.json").read_text())["method"]
         by_client = {f"client-0{number}": site_of(network, f"client-0{number}") for number in range(clients)}
         folders = {client: site_folder(remote, site, label) for client, site in by_client.items()}

@@ -87,13 +87,13 @@ def test_a_worker_killed_in_a_round_and_a_superlink_killed_after_it_change_no_nu
     app, remote = network.folder / "app", network.folder / "resumed"
     write_app(experiment({"kind": "flower"}), app, remote)
     network.run(app)
-    wait_for("the first round", lambda: rounds_done(remote) >= 1, 120)
+    wait_for("the first round", lambda: rounds_done(remote) >= 1)
     network.stop("worker-1", signal.SIGKILL)
-    wait_for("the second round", lambda: rounds_done(remote) >= 2, 120)
+    wait_for("the second round", lambda: rounds_done(remote) >= 2)
     network.stop("link", signal.SIGKILL)
     assert not (remote / "report.html").exists()
     network.start_link()
-    network.wait_for_end(network.run(app, "resume=true"), 240)
+    network.wait_for_end(network.run(app, "resume=true"))
     assert_equal_to_local(network, remote, experiment({"store": "disk"}))
     start_worker(network, 1)
 
@@ -104,10 +104,10 @@ def test_a_node_killed_in_a_round_costs_its_replies_and_comes_back_with_its_memo
     app, remote = network.folder / "app-killed", network.folder / "killed"
     write_app(experiment({"kind": "flower", "deadline_s": 12}, "fedsa", rounds=60), app, remote)
     number = network.run(app)
-    wait_for("the first round", lambda: rounds_done(remote) >= 1, 120)
+    wait_for("the first round", lambda: rounds_done(remote) >= 1)
     network.stop("node-1", signal.SIGKILL)
     before = rounds_done(remote)
-    wait_for("a round without it", lambda: rounds_done(remote) >= before + 2, 120)
+    wait_for("a round without it", lambda: rounds_done(remote) >= before + 2)
     lines = [json.loads(line) for line in (remote / "metrics.jsonl").read_text().splitlines()]
     failed = [line for line in lines if line["kind"] == "failure"]
     assert {line["client"] for line in failed} == {"client-01"}
@@ -122,6 +122,6 @@ def test_a_node_killed_in_a_round_costs_its_replies_and_comes_back_with_its_memo
             network.connect("node-1", site_of(network, 1))
         return json.loads(stamp.read_text())["number"] > trained
 
-    wait_for("its return", back, 180)
+    wait_for("its return", back)
     network.flwr("stop", number, "befit")
     assert json.loads(stamp.read_text())["last"]["last"] > before

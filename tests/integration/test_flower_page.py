@@ -14,6 +14,7 @@ import pytest
 from befit.config import load_experiment
 from befit.runner import run
 from tests.integration.flower_network import BIN, Network, free_port, wait_for
+from tests.processes import PATIENCE
 from tests.unit.flower.states import same, server_memory
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ class Reader(Network):
                 continue
             words = ["python", "-m", *words] if words[0] == "befit" else words
             done = subprocess.run([BIN / words[0], *words[1:]], cwd=where, env=self.environment(),
-                                  capture_output=True, text=True, timeout=300)  # fmt: skip
+                                  capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
     def healthy(self) -> bool:

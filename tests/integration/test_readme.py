@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.processes import befit, call, program
+from tests.processes import PATIENCE, befit, call, program
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -21,7 +21,7 @@ SHORT = ("federation.rounds=2", "method.rounds_local=2", "baselines=[local]", "e
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, timeout=300)
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, timeout=PATIENCE)
 
 
 def test_the_quickstart_runs_and_prints_every_client(tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.claim import deciding
-from befit.config import Experiment, to_dict
+from befit.claim import settings_hash
+from befit.config import Experiment
 from befit.config_overrides import apply_overrides, put
 from befit.config_parse import parse_experiment
 from befit.config_seeds import with_seed
@@ -20,7 +18,7 @@ from befit.host import resolve_model
 from befit.registry import get_method
 from befit.schema import plain
 
-__all__ = ["Cell", "Collector", "PlannedRun", "fingerprint", "slug"]
+__all__ = ["Cell", "Collector", "PlannedRun", "slug"]
 
 
 @dataclass(frozen=True)
@@ -93,19 +91,13 @@ class Collector:
         cells = []
         for seed in self.seeds:
             one = resolve_model(with_seed(experiment, seed))
-            cells.append(Cell(label, seed, one, fingerprint(one)))
+            cells.append(Cell(label, seed, one, settings_hash(one)))
         same = next((run.label for run in self.runs.values() if run.cells[0].key == cells[0].key), label)
         self.labels[label] = same
         if same == label:
             self.runs[label] = PlannedRun(label, tuple(cells), paper)
         elif paper is not None and self.runs[same].paper is None:
             self.runs[same] = replace(self.runs[same], paper=paper)
-
-
-def fingerprint(experiment: Experiment) -> str:
-    """Hash of all that decides the numbers of a run (not its name, nor how often it is saved)."""
-    text = json.dumps(deciding(to_dict(experiment)), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def written_out(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from befit.compare.cells import Cell
 from befit.compare.jobs import Worker
 from befit.host import Host
+from befit.openings import opening_key, shared_openings
 from befit.runner import run, shared
 from befit.storage import read_json
 
@@ -53,9 +55,32 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
             tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
         else:
             left.append(number)
+    openings = _Openings(cells, left, out)
     if jobs == 1 or len(left) <= 1:
-        return _here(cells, left, out, tell)
-    return _in_workers(cells, left, out, min(jobs, len(left)), tell)
+        failures = _here(cells, left, out, tell, openings)
+    else:
+        failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, openings)
+    if not failures:
+        shutil.rmtree(openings.path, ignore_errors=True)
+    return failures
+
+
+class _Openings:
+    """Which cells begin with the same stages, and where they leave and find what those come to."""
+
+    def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
+        self.path = out / "openings"
+        keys = {number: opening_key(cells[number].experiment, cells[number].experiment.method) for number in left}
+        alike = shared_openings(keys.values())
+        self.keys = {number: key for number, key in keys.items() if key in alike}
+
+    def folder(self, number: int) -> Path | None:
+        return self.path if number in self.keys else None
+
+    def missing(self, number: int) -> str | None:
+        """The key of what another cell could make for this one, and has not made yet."""
+        key = self.keys.get(number)
+        return None if key is None or (self.path / key).exists() else key
 
 
 class Runner:
@@ -64,24 +89,31 @@ class Runner:
     def __init__(self) -> None:
         self._host: Host | None = None
 
-    def __call__(self, cell: Cell, path: Path, observer: Tell) -> float | None:
-        """The cell's mean over clients. Raises whatever stopped it."""
+    def __call__(self, cell: Cell, path: Path, observer: Tell, openings: Path | None = None) -> float | None:
+        """The cell's mean over clients. `openings` is where cells share stages. Raises whatever stopped it."""
         host, self._host = self._host, None  # after a failure there is none that could be trusted
         if host is None or shared(host.experiment) != shared(cell.experiment):
             host = None  # the old backbone may go before the new one comes
             host = Host(cell.experiment)
-        done = run(cell.experiment, out=path, resume=True, observer=observer, host=host)
+        done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
         self._host = host
         return done.results["summary"]["mean"]
 
 
-def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell) -> list[CellFailure]:
+def _here(
+    cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings
+) -> list[CellFailure]:  # fmt: skip
     runner, failures = Runner(), list[CellFailure]()
     for number in left:
         cell, began = cells[number], time.monotonic()
         tell({"kind": "cell_started", "cell": number})
         try:
-            mean = runner(cell, find_folder(out, cell), lambda event, n=number: tell({**event, "cell": n}))
+            mean = runner(
+                cell,
+                find_folder(out, cell),
+                lambda event, n=number: tell({**event, "cell": n}),
+                openings.folder(number),
+            )
         except Exception as error:
             failures.append(CellFailure(cell.label, cell.seed, failure_text(error), traceback.format_exc()))
             tell({"kind": "cell_failed", "cell": number, "error": failures[-1].error})
@@ -91,7 +123,9 @@ def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell) -> 
     return failures
 
 
-def _in_workers(cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell) -> list[CellFailure]:
+def _in_workers(
+    cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, openings: _Openings
+) -> list[CellFailure]:  # fmt: skip
     """The same in processes. A process that dies is one failure; another takes its place."""
     failures: list[CellFailure] = []
     waiting = list(left)
@@ -100,14 +134,22 @@ def _in_workers(cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int
     workers: list[Worker] = []
 
     def give(worker: Worker) -> None:
-        """The next cell, one with the worker's backbone and data if there is any."""
-        number = next((n for n in waiting if shared(cells[n].experiment) == worker.holds), waiting[0])
+        """The next cell: one that need not do what another does at this moment, then one with the worker's data."""
+        making = {openings.missing(n) for _, n, _ in busy.values()} - {None}
+        number = min(
+            waiting,
+            key=lambda n: (
+                openings.missing(n) in making,
+                shared(cells[n].experiment) != worker.holds,
+                waiting.index(n),
+            ),
+        )
         waiting.remove(number)
         cell = cells[number]
         worker.holds = shared(cell.experiment)
         tell({"kind": "cell_started", "cell": number})
         busy[worker.connection] = (worker, number, time.monotonic())
-        worker.start(cell, find_folder(out, cell))
+        worker.start(cell, find_folder(out, cell), openings.folder(number))
 
     def failed(number: int, error: str, trace: str) -> None:
         failures.append(CellFailure(cells[number].label, cells[number].seed, error, trace))

@@ -34,10 +34,10 @@ class Worker:
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, **limits})
         theirs.close()
 
-    def start(self, cell: Cell, path: Path) -> None:
+    def start(self, cell: Cell, path: Path, openings: Path | None = None) -> None:
         """Begin a cell. A process that is gone is noticed by `receive`."""
         task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment),
-                "path": str(path)}  # fmt: skip
+                "path": str(path), "openings": None if openings is None else str(openings)}  # fmt: skip
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(task).encode())
 
@@ -92,7 +92,8 @@ def main() -> None:
         task = tasks.get()
         try:
             cell = Cell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
-            mean = runner(cell, Path(task["path"]), lambda event: tell({"kind": "event", "event": event}))
+            openings = None if task["openings"] is None else Path(task["openings"])
+            mean = runner(cell, Path(task["path"]), lambda event: tell({"kind": "event", "event": event}), openings)
         except Exception as error:
             tell({"kind": "failed", "error": failure_text(error), "traceback": traceback.format_exc()})
         else:

@@ -16,11 +16,11 @@ from befit.eft.generator import GENERATOR
 from befit.eft.rates import RATES, VALIDATION
 from befit.errors import ConfigError, NotTrained
 from befit.families import join, part
-from befit.method import Exchange, Method, Personal
+from befit.method import Exchange, Method, Opening, Personal
 from befit.site import ServerSite, Site
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
-__all__ = ["base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
+__all__ = ["base_opening", "base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
 
 BASE, FIXED = "base", "fixed"
 _SLOTS = "fixed@slots"
@@ -59,11 +59,12 @@ def with_base(ours: Payload, base: Payload | None) -> Payload:
     return Payload({**marked.arrays, **ours.arrays}, {**marked.scalars, **ours.scalars})
 
 
-def own(memory: Payload) -> Payload:
-    """What a memory holds beside the base's."""
+def own(memory: Payload, *others: str) -> Payload:
+    """What a memory holds beside the base's, and beside what is marked with one of the other names."""
+    marks = tuple(f"{name}@" for name in (BASE, *others))
     return Payload(
-        {key: value for key, value in memory.arrays.items() if not key.startswith(f"{BASE}@")},
-        {key: value for key, value in memory.scalars.items() if not key.startswith(f"{BASE}@")},
+        {key: value for key, value in memory.arrays.items() if not key.startswith(marks)},
+        {key: value for key, value in memory.scalars.items() if not key.startswith(marks)},
     )
 
 
@@ -73,6 +74,15 @@ def base_stages(base: Method | None) -> list[Stage]:
         return []
     stages = [replace(stage, exchange=_OfBase(stage.exchange)) for stage in base.plan()]
     return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
+
+
+def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Opening | None:
+    """Those stages, for runs that share them."""
+    if block is None or base is None:
+        return None
+    from befit.registry import check_method
+
+    return Opening(check_method(block, "base")[0], len(base_stages(base)), lambda memory: own(memory, FIXED))
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector, slot
 from befit.adapters.layout import Layout
 from befit.eft.allocate import RUNNING
-from befit.eft.base import base_stages, load_base, make_base, with_base, with_layout
+from befit.eft.base import base_opening, base_stages, load_base, make_base, with_base, with_layout
 from befit.eft.personal import Budgets, steps_for
 from befit.eft.stages import deploy_budgets
-from befit.method import Deployment, Method, Personal
+from befit.method import Deployment, Method, Opening, Personal
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.work import Work
@@ -31,6 +31,7 @@ class OnBase(Method):
     """
 
     rank: int
+    base: dict[str, Any] | None
     before: Method | None
 
     def prepare(self, layout: Layout, base: Mapping[str, Any] | None, owner: str) -> None:
@@ -49,6 +50,9 @@ class OnBase(Method):
 
     def plan(self) -> Sequence[Stage]:
         return [*base_stages(self.before), *self.own_stages()]
+
+    def opening(self) -> Opening | None:
+        return base_opening(self.base, self.before)
 
     def describe(self) -> dict[str, object]:
         below = {} if self.before is None else self.before.describe()

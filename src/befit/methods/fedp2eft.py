@@ -11,13 +11,13 @@ import torch
 from befit.adapters.keys import Selector, select, slot
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.state import weighted_mean
-from befit.eft.base import base_slots, base_stages, load_base, make_base, with_base, with_layout
+from befit.eft.base import base_opening, base_slots, base_stages, load_base, make_base, with_base, with_layout
 from befit.eft.generator import GENERATOR, Generator, fit, generate
 from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
 from befit.eft.search import Prior, Search, search
 from befit.eft.stages import FineTune, Predict, deploy_budgets, features_of, generator_of, load_scales, only_generator
 from befit.errors import ConfigError
-from befit.method import Deployment, Method
+from befit.method import Deployment, Method, Opening
 from befit.registry import register
 from befit.site import ServerSite, Site
 from befit.train.work import Work
@@ -124,6 +124,9 @@ class FedP2EFT(Method):
     def server_init(self, site: ServerSite) -> Payload:
         generator = Payload(select(site.initial, slot(GENERATOR)))
         return with_base(generator, None if self.before is None else self.before.server_init(site))
+
+    def opening(self) -> Opening | None:
+        return base_opening(self.base, self.before)
 
     def client_init(self, site: Site) -> Payload:
         return with_base(Payload(), None if self.before is None else self.before.client_init(site))

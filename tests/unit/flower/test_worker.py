@@ -16,6 +16,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
+from tests.processes import PATIENCE
 from tests.unit.flower.test_consent import request_of
 
 from befit.config import Experiment
@@ -33,7 +34,7 @@ Make = Callable[..., Experiment]
 @pytest.fixture
 def worker(sites: list[Path]) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-m", "befit", "worker", str(sites[0]), "-q"])
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not worker_file(load_site(sites[0])).exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.05)
@@ -80,7 +81,7 @@ def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(
         time.sleep(0.5)
         assert not asked.done()
         worker.kill()
-        reply = asked.result(120)
+        reply = asked.result(PATIENCE)
     assert unpack(reply, "a reply")[0]["kind"] == "update"
     assert call(site, request) == reply  # the kept one
     stamp = next(Path(site.state).rglob("stamp.json"))
@@ -118,7 +119,7 @@ def test_a_stopped_worker_leaves_nothing_and_a_second_one_is_refused(
         serve_site(sites[0])
     address = json.loads(path.read_text())["address"]
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=PATIENCE) == 0
     assert not path.exists() and not os.path.exists(address)
 
 

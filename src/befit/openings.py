@@ -1,0 +1,134 @@
+"""Runs that begin with the same stages do them once: what those stages come to is kept in a folder, and taken from it.
+
+A run takes it by starting as one that was interrupted right after those stages. It ends with the same bytes in its
+adapters and metrics as one that did all of them itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.claim import settings_hash
+from befit.config import Experiment
+from befit.engine.store import ClientStore, read_payload, write_payload
+from befit.federate import resolved_stages
+from befit.host import Host
+from befit.ledger import Outbound
+from befit.method import Method
+from befit.registry import build_method
+from befit.rundir import LOGS, Checkpoint, RunDirectory
+from befit.site import ServerSite
+from befit.storage import read_json, write_json
+from befit.types import Payload
+
+__all__ = ["opening_key", "share_opening", "shared_openings"]
+
+
+def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
+    """Hash of all that decides what the opening of a method's plan comes to; None for a plan that has none.
+
+    None also where scores of the whole method are taken during those stages: those are not the opening's.
+    """
+    method = build_method(block)
+    if (opening := method.opening()) is None:
+        return None
+    if experiment.evaluate.every and not any(stage.uplink for stage in method.plan()[opening.stages :]):
+        return None
+    return settings_hash(replace(experiment, method=dict(opening.block), baselines=[]))
+
+
+def shared_openings(keys: Iterable[str | None]) -> set[str]:
+    """The keys that come more than once."""
+    return {key for key, count in Counter(keys).items() if key is not None and count > 1}
+
+
+def share_opening(
+    folder: Path, host: Host, method: Method, block: Mapping[str, Any], directory: RunDirectory, store: ClientStore,
+    site: ServerSite,
+) -> Callable[[Checkpoint, Outbound], None] | None:  # fmt: skip
+    """Let a run that has not begun start behind its opening, if `folder` has that.
+
+    Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
+    """
+    opening, key = method.opening(), opening_key(host.experiment, block)
+    if opening is None or key is None:
+        return None
+    limits = host.experiment.federation.rounds, host.experiment.limit.rounds
+    last = opening.stages - 1
+    shared = _Shared(
+        folder / key, host, method, opening.own, (last, resolved_stages(method, *limits)[last].rounds or 0)
+    )
+    shared.begin(directory, store, site)
+    return lambda point, outbound: shared.keep(point, directory, store, outbound)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One opening, and the folder where runs leave it, or find it."""
+
+    path: Path
+    host: Host
+    method: Method
+    own: Callable[[Payload], Payload]
+    end: tuple[int, int]
+
+    def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
+        """Put what is in the folder into the directory of a run that has not begun, as its first checkpoint."""
+        if directory.begun or not self.path.exists():
+            return
+        directory.restore(store)  # removes what a crash left before the first checkpoint
+        _copy_logs(self.path, directory.path)
+        for info in self.host.infos:
+            if (path := self._client(self.path, info.id)).exists():
+                mine = self.own(self.method.client_init(self.host.site(info)))
+                store.save(info.id, _joined(mine, read_payload(path)))
+        server = _joined(self.own(self.method.server_init(site)), read_payload(self.path / "server.safetensors"))
+        outbound = Outbound(read_json(self.path / "outbound.json"))
+        directory.commit(Checkpoint(*self.end, server), store, outbound)
+
+    def keep(self, point: Checkpoint, directory: RunDirectory, store: ClientStore, outbound: Outbound) -> None:
+        """Called with every checkpoint: put what the opening has come to into the folder."""
+        if (point.stage, point.round) != self.end or self.path.exists():
+            return
+        if any(line["kind"] == "failure" for line in directory.read("metrics")):
+            return  # of a client, maybe for want of memory: another run should try for itself
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        _copy_logs(directory.path, draft)
+        write_payload(draft / "server.safetensors", _other(point.server, self.own))
+        for info in self.host.infos:
+            if (memory := store.load(info.id)) is not None:
+                write_payload(self._client(draft, info.id), _other(memory, self.own))
+        write_json(draft / "outbound.json", outbound.saved())
+        with contextlib.suppress(OSError):  # another run was first
+            draft.rename(self.path)
+        shutil.rmtree(draft, ignore_errors=True)
+
+    @staticmethod
+    def _client(folder: Path, client: str) -> Path:
+        return folder / "clients" / f"{client}.safetensors"
+
+
+def _copy_logs(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in LOGS:
+        shutil.copyfile(source / name, target / name)
+
+
+def _other(memory: Payload, own: Callable[[Payload], Payload]) -> Payload:
+    """A memory without a method's own part."""
+    mine = own(memory)
+    return Payload(
+        {key: value for key, value in memory.arrays.items() if key not in mine.arrays},
+        {key: value for key, value in memory.scalars.items() if key not in mine.scalars},
+    )
+
+
+def _joined(one: Payload, other: Payload) -> Payload:
+    return Payload({**other.arrays, **one.arrays}, {**other.scalars, **one.scalars})

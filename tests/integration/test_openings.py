@@ -1,0 +1,111 @@
+"""Runs that begin with the same stages do them once, and end with the bytes that each would have alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.compare.comparison import Compared, compare, make_plan
+from befit.config import load_experiment
+from befit.errors import NotTrained
+from befit.openings import opening_key
+from befit.recipe.recipe import Recipe
+from befit.runner import run
+
+BASES = {"FedIT": {"name": "fedit", "rank": 2}, "Ditto": {"name": "ditto", "rank": 2}}
+OURS = {
+    "LoRA": {"name": "lora", "rank": 1, "epochs": 1},
+    "FedP2EFT": {"name": "fedp2eft", "rank": 1, "epochs": 1, "budgets": [2]},
+}
+SETTINGS: dict[str, Any] = {
+    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+    "train": {"max_steps": 1},
+    "federation": {"rounds": 2, "cohort": 2},
+    "report": {"plots": False},
+}
+RECIPE: dict[str, Any] = {
+    "recipe": {"title": "Shared bases"},
+    "base": SETTINGS,
+    "runs": {f"{ours} on {base}": {"method": {**OURS[ours], "base": BASES[base]}} for base in BASES for ours in OURS},
+}
+SAME = ("metrics.jsonl", "outbound.json", "adapter_model.safetensors")
+
+
+def traces(path: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.name in SAME}
+
+
+def trained(events: list[dict[str, Any]], stage: str) -> dict[int, int]:
+    """How often a client has trained in a stage, by cell."""
+    found: dict[int, int] = {}
+    for event in events:
+        if event["kind"] == "client" and event["stage"] == stage:
+            found[event["cell"]] = found.get(event["cell"], 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(("jobs", "store"), [(1, "memory"), (2, "disk")])
+def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_path: Path) -> None:
+    """A cohort of two of three clients leaves clients whose memory the base never touched."""
+    events: list[dict[str, Any]] = []
+    settings = {**SETTINGS, "engine": {"store": store}}
+    done = compare({**RECIPE, "base": settings}, out=tmp_path / "all", jobs=jobs, observer=events.append)
+    assert not done.failures
+    by_base = trained(events, "federate")
+    assert sorted(by_base.values()) == [4, 4], "each base is trained once: two rounds of two clients"
+    assert {number // 2 for number in by_base} == {0, 1}
+    assert not (done.path / "openings").exists()
+    for cell in make_plan({**RECIPE, "base": settings}).cells:
+        (together,) = (done.path / "runs").glob(f"*-{cell.key}")
+        alone = run(cell.experiment, out=tmp_path / cell.key)  # cells have no baselines
+        assert traces(together) == traces(alone.path), cell.label
+        assert len(traces(together)) >= 2 + 3
+
+
+def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
+    based = [{**block, "base": BASES["FedIT"]} for block in OURS.values()]
+    events: list[dict[str, Any]] = []
+    both = run({**SETTINGS, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both", observer=events.append)
+    assert len([one for one in events if one["kind"] == "client" and one["stage"] == "federate"]) == 4
+    assert not (both.path / "openings").exists()
+    alone = run({**SETTINGS, "method": based[0], "baselines": []}, out=tmp_path / "alone")
+    mine = {name: data for name, data in traces(both.path).items() if not name.startswith("baselines")}
+    assert mine == traces(alone.path)
+
+
+def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one run could not do, maybe for want of memory, the next one tries for itself."""
+    real, calls = Recipe.client_update, []
+
+    def once(self: Recipe, client: Any, received: Any, site: Any, at: Any) -> Any:
+        calls.append(at)
+        if len(calls) == 1:
+            raise NotTrained("the first call of all")
+        return real(self, client, received, site, at)
+
+    monkeypatch.setattr(Recipe, "client_update", once)
+    recipe = {**RECIPE, "runs": {label: block for label, block in RECIPE["runs"].items() if label.endswith("FedIT")}}
+    events: list[dict[str, Any]] = []
+    done: Compared = compare(recipe, out=tmp_path, observer=events.append)
+    assert not done.failures
+    assert len([one for one in events if one["kind"] == "failure"]) == 1
+    assert trained(events, "federate") == {0: 4, 1: 4}
+
+
+def key(changes: list[str], block: dict[str, Any]) -> str | None:
+    return opening_key(load_experiment({**SETTINGS, "method": block}, changes), block)
+
+
+def test_what_decides_the_base_decides_the_key() -> None:
+    lora, fedp2eft = ({**block, "base": BASES["FedIT"]} for block in OURS.values())
+    assert key([], lora) == key([], fedp2eft) is not None
+    assert key([], {**lora, "rank": 7, "base": {"name": "fedit", "rank": 2, "alpha": 16.0}}) == key([], lora)
+    assert key([], {**lora, "base": {"name": "fedit", "rank": 3}}) != key([], lora)
+    for change in ("federation.seed=1", "train.lr=0.5", "federation.rounds=3", "benchmark.clients=4"):
+        assert key([change], lora) != key([], lora), change
+    assert key([], OURS["LoRA"]) is None, "no base"
+    # Scores after every round of the base would be the whole method's, unless it still has something to federate.
+    assert key(["evaluate.every=1"], lora) is None
+    assert key(["evaluate.every=1"], fedp2eft) is not None
