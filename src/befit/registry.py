@@ -24,20 +24,33 @@ from befit.schema import Parameter, Rule, check_values, parameters_of, plain
 if TYPE_CHECKING:
     from befit.method import Method
 
-__all__ = ["METHODS", "MethodEntry", "build_method", "check_method", "get_method", "method_names", "register"]
+__all__ = [
+    "METHODS",
+    "MethodEntry",
+    "build_method",
+    "check_method",
+    "get_method",
+    "method_names",
+    "register",
+    "standard_method",
+]
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass."""
+    """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass.
+
+    standard  it is plain averaging of adapters, which the costs of all others are compared with
+    """
 
     name: str
     title: str
     paper: str
     year: int | None
     factory: Callable[..., Any]
+    standard: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -57,14 +70,16 @@ class MethodEntry:
 METHODS: dict[str, MethodEntry] = {}
 
 
-def register(name: str, *, paper: str = "", year: int | None = None, title: str = "") -> Callable[[Factory], Factory]:
-    """Enter a factory under `name`. Raises ValueError where another factory has that name."""
+def register(
+    name: str, *, paper: str = "", year: int | None = None, title: str = "", standard: bool = False
+) -> Callable[[Factory], Factory]:
+    """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name."""
 
     def enter(factory: Factory) -> Factory:
         held = METHODS.get(name)
         if held and (held.factory.__module__, held.factory.__qualname__) != (factory.__module__, factory.__qualname__):
             raise ValueError(f"two methods are called {name!r}: {held.factory.__module__} and {factory.__module__}")
-        METHODS[name] = MethodEntry(name, title or name, paper, year, factory)
+        METHODS[name] = MethodEntry(name, title or name, paper, year, factory, standard)
         return factory
 
     return enter
@@ -74,6 +89,12 @@ def method_names() -> list[str]:
     """Names of all methods, sorted."""
     _import_methods()
     return sorted(METHODS)
+
+
+def standard_method() -> str:
+    """Name of the method that costs are compared with."""
+    _import_methods()
+    return next(entry.name for entry in METHODS.values() if entry.standard)
 
 
 def get_method(name: str) -> MethodEntry:

@@ -61,6 +61,7 @@ def cost(
     with only_json(as_json):
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
+        from befit.registry import standard_method
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
@@ -78,7 +79,9 @@ def cost(
         )  # fmt: skip
         if not method:
             rows.sort(key=lambda row: -row["upload_bytes_total"])
-        rows = [{**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows, "fedit")]
+        rows = [
+            {**row, "arguments": _arguments(chosen[row["method"]][0])} for row in with_savings(rows, standard_method())
+        ]
     if as_json:
         print_json(rows[0] if method and len(method) == 1 else rows)
     else:

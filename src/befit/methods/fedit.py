@@ -11,7 +11,7 @@ from befit.registry import register
 from befit.train.loop import Pass
 
 
-@register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2023)
+@register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2023, standard=True)
 def fedit(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
     """Average A and B over clients every round; one shared adapter for all (up = down = r(d_in + d_out) per module).
 
