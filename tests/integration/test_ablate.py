@@ -19,7 +19,7 @@ CONFIG = {
     "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
     "method": {"name": "potara", "rank": 2, "rounds_local": 3, "samples": 6},
     "train": {"max_steps": 1},
-    "federation": {"rounds": 100},
+    "federation": {"rounds": 40},
     "checkpoint": {"every_s": 0.0},
 }
 

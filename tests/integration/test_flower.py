@@ -16,13 +16,16 @@ from tests.integration.flower_network import Network
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
+# Clients and method; tests/unit/flower/test_same_numbers.py holds every method to it without a network.
 METHODS: dict[str, tuple[int, Any]] = {
+    "ditto": (2, "ditto"),
+    "knots": (3, {"name": "guidance", "guide": "parametric", "merge": {"space": "knots", "rule": "ties"}}),
+}
+MORE: dict[str, tuple[int, Any]] = {
     "fedit": (3, "fedit"),
     "fedsa": (3, "fedsa"),
-    "ditto": (2, "ditto"),
     "fedalt": (2, "fedalt"),
     "potara": (2, "potara"),
-    "knots": (3, {"name": "guidance", "guide": "parametric", "merge": {"space": "knots", "rule": "ties"}}),
     "scaffold": (2, "scaffold"),
 }
 
@@ -50,17 +53,20 @@ def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: 
     })  # fmt: skip
 
 
-def test_runs_over_a_network_are_the_local_runs_bit_by_bit(network: Network) -> None:
-    """Seven methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
+@pytest.mark.parametrize("methods", [METHODS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["two", "more"])
+def test_runs_over_a_network_are_the_local_runs_bit_by_bit(
+    methods: dict[str, tuple[int, Any]], network: Network
+) -> None:
+    """Several methods at once, against one SuperLink: server memory, clients' memories, adapters and scores."""
     numbers: dict[str, str] = {}
-    for name, (clients, method) in METHODS.items():
+    for name, (clients, method) in methods.items():
         write_app(
             small(name, clients, method, {"kind": "flower"}),
             network.folder / f"app-{name}",
             network.folder / f"run-{name}",
         )
         numbers[name] = network.run(network.folder / f"app-{name}")
-    for name, (clients, method) in METHODS.items():
+    for name, (clients, method) in methods.items():
         remote, local = network.folder / f"run-{name}", network.folder / f"local-{name}"
         run(small(name, clients, method, {"store": "disk"}), out=local)
         network.wait_for_end(numbers[name])
