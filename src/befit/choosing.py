@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from befit.config import Experiment, ModelSettings, load_experiment
@@ -25,44 +26,58 @@ _SIZE = ("rank", "alpha")
 
 def choose_models(
     config: Experiment | Mapping[str, Any] | Path | str, overrides: Sequence[str] = (), *,
-    models: tuple[str, str] | None = None, threshold: float = 2.0, out: Path | str, observer: Observer | None = None,
+    models: tuple[str, str] | None = None, threshold: float = 2.0, seeds: Sequence[int] | None = None,
+    out: Path | str, observer: Observer | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
 
     models  two ids; default: the configuration's own model and that of its family
-    out     where both runs go, ordinary run directories, and select.json; what is finished there is used
-    ->  metric, threshold, models (small, large), clients (by id: scores with either in points of a hundred, gain,
-        model), and `families` as a configuration takes them, with the larger model as `model`
+    seeds   of adapters and batches, one run of either model for each, on the same data; default: the configuration's
+    out     where the runs go, ordinary run directories, and select.json; what is finished there is used
+    ->  metric, threshold, models (small, large), seeds, clients (by id: mean scores with either in points of a hundred,
+        mean gain, the gains of each seed, model), and `families` as a configuration takes them, with the larger model
+        as `model`
 
     A client trains as long as the configuration says, by its block of the method that trains alone if it has one, else
     with the rank and alpha of its method. Raises ConfigError unless there are two models of different size.
     """
     experiment = resolve_model(load_experiment(config, overrides))
     sizes = _two_models(experiment, models)
+    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
     evaluate = replace(experiment.evaluate, newcomers=False, others="never")
     hosts = []
     for settings in sizes:
         name = f"{experiment.name}-{Path(settings.id).name}"
         alone = replace(experiment, name=name, model=settings, families={}, method=_alone(experiment), baselines=[],
                         evaluate=evaluate)  # fmt: skip
-        hosts.append(Host(alone))
+        hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
     small, large = sorted(hosts, key=lambda host: host.smallest.parameters)
     if small.smallest.parameters == large.smallest.parameters:
         raise ConfigError([f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
                            "parameters, so neither is the larger"], "the choice of models")  # fmt: skip
-    scores = []
+    scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
     for which, host in (("small", small), ("large", large)):
-        path = Path(out) / which
-        done = run(host.experiment, out=path, resume=(path / "config.yaml").exists(), host=host, observer=observer)
-        scores.append(scores_of_run(done.results))
-    gained = gains(*scores)
+        for index, seed in enumerate(seeds or [experiment.federation.seed]):
+            path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
+            one = host if index == 0 else Host(_with_seed(host.experiment, seed))
+            done = run(one.experiment, out=path, resume=(path / "config.yaml").exists(), host=one, observer=observer)
+            scores[which].append(scores_of_run(done.results))
+    by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
+    gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
     chosen = model_choice(gained, threshold)
     found = {
         "metric": large.task.metric,
         "threshold": threshold,
         "models": {"small": small.experiment.model.id, "large": large.experiment.model.id},
+        "seeds": list(seeds or [experiment.federation.seed]),
         "clients": {
-            client: {"small": scores[0][client], "large": scores[1][client], "gain": gain, "model": chosen[client]}
+            client: {
+                **{which: mean(one[client] for one in scores[which]) for which in scores},
+                "gain": gain,
+                "gains": [one[client] for one in by_seed],
+                "model": chosen[client],
+            }
             for client, gain in gained.items()
         },
         "families": {
@@ -74,6 +89,11 @@ def choose_models(
     }
     write_json(Path(out) / "select.json", found)
     return found
+
+
+def _with_seed(experiment: Experiment, seed: int) -> Experiment:
+    """Other adapters and batches on the same data: each client is to be judged on what it has."""
+    return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 
 def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[ModelSettings]:

@@ -128,6 +128,22 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, [*command[:4], "--threshold", "1000", "--quiet"])
     assert again.exit_code == 0 and "All clients get the small one" in again.output
     assert (tmp_path / "out" / "large" / "results.json").stat().st_mtime_ns == written
+    several = CliRunner().invoke(app, [*command, "--seeds", "0,1"])
+    assert several.exit_code == 0, several.output
+    both = json.loads(several.stdout)["clients"]
+    runs = {path.name: json.loads((path / "results.json").read_text()) for path in (tmp_path / "out").glob("*-s?")}
+    assert sorted(runs) == ["large-s0", "large-s1", "small-s0", "small-s1"]
+    partitions = {json.dumps(one["partition"]) for one in runs.values()}
+    assert len(partitions) == 1, "the choice is for the data that each client has"
+    for client, row in both.items():
+        accuracy = {name: 100 * one["clients"][client]["accuracy"] for name, one in runs.items()}
+        assert row["gains"] == pytest.approx(
+            [accuracy[f"large-s{seed}"] - accuracy[f"small-s{seed}"] for seed in (0, 1)]
+        )
+        assert row["large"] == pytest.approx((accuracy["large-s0"] + accuracy["large-s1"]) / 2)
+        assert row["gain"] == pytest.approx(sum(row["gains"]) / 2)
+    refused = CliRunner().invoke(app, [*command, "--seeds", "1,1"])
+    assert refused.exit_code == 2 and "must be different whole numbers" in refused.output
     refused = CliRunner().invoke(app, [*command, "--models", "digits-vit,digits-vit"])
     assert refused.exit_code == 2 and "name two of different size" in refused.output
     with pytest.raises(ConfigError, match=r"models: the configuration has 1"):

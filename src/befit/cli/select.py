@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,11 @@ def select(
         str | None, typer.Option("--models", metavar="A,B", help="Default: the model and the family's of CONFIG.")
     ] = None,
     threshold: Annotated[float, typer.Option("--threshold", metavar="POINTS", help="Gain that is worth it.")] = 2.0,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Mean gain over these, on the same data.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="For both runs. Default: runs/NAME-select.")
+        Path | None, typer.Option("--out", metavar="DIR", help="For the runs. Default: runs/NAME-select.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -38,28 +42,31 @@ def select(
     with only_json(as_json), warnings_to(messages()):
         from befit.choosing import choose_models
         from befit.config import load_experiment
+        from befit.config_seeds import parse_seeds
 
+        wanted = parse_seeds(seeds)
         experiment = load_experiment(config, overrides or ())
         folder = out or Path("runs") / f"{experiment.name}-select"
-        with Progress(messages(), ["small", "large"], title=f"{experiment.name}: two models", quiet=quiet) as progress:
-            found = choose_models(
-                experiment, models=pair, threshold=threshold, out=folder, observer=_named(progress)
-            )  # fmt: skip
+        names = [name if seed is None else f"{name}, seed {seed}" for name in ("small", "large")
+                 for seed in wanted or [None]]  # fmt: skip
+        with Progress(messages(), names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
+            found = choose_models(experiment, models=pair, threshold=threshold, seeds=wanted, out=folder,
+                                  observer=_named(progress, names))  # fmt: skip
     if as_json:
         print_json(found)
         return
     show(found)
-    screen().print(f"\nboth runs: {folder}", markup=False, soft_wrap=True)
+    screen().print(f"\nthe runs: {folder}", markup=False, soft_wrap=True)
 
 
-def _named(progress: Progress) -> Any:
-    """Events of the two runs, which have one name, by the model."""
+def _named(progress: Progress, names: Sequence[str]) -> Any:
+    """Events of runs that have one name, by model and seed."""
     started: list[str] = []
 
     def tell(event: dict[str, Any]) -> None:
         if event["kind"] == "run_started":
-            started.append("large" if started else "small")
-        progress({**event, "run": started[-1] if started else "small"})
+            started.append(names[len(started)])
+        progress({**event, "run": started[-1] if started else names[0]})
 
     return tell
 
@@ -68,16 +75,18 @@ def show(found: dict[str, Any]) -> None:
     from befit.yamlfile import write_yaml
 
     console = screen()
+    seeds = found["seeds"] if len(found["seeds"]) > 1 else []
     rows = [
-        (client, f"{row['small']:.1f}", f"{row['large']:.1f}", f"{row['gain']:+.1f}", row["model"])
+        (client, f"{row['small']:.1f}", f"{row['large']:.1f}", f"{row['gain']:+.1f}",
+         *(f"{gain:+.1f}" for gain in row["gains"] if seeds), row["model"])
         for client, row in found["clients"].items()
-    ]
+    ]  # fmt: skip
     names = found["models"]
     console.print(f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
                   markup=False, soft_wrap=True)  # fmt: skip
     console.print(f"the larger one where it gains more than {found['threshold']:g} points", soft_wrap=True)
     console.print()
-    print_table(console, ("client", "small", "large", "gain", "model"), rows)
+    print_table(console, ("client", "small", "large", "gain", *(f"seed {seed}" for seed in seeds), "model"), rows)
     few = found["families"]["small"]["clients"]
     if few and len(few) < len(rows):
         console.print("\nAs a configuration takes it:", style="bold")
