@@ -59,7 +59,12 @@ def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
     save_llama(tmp_path, "{{ bos_token }} " + CHAT)
     _, task = load(tmp_path)
     assert task.tokenizer("copy")["input_ids"][0] == 2  # the tokenizer would add it
-    assert task.prepare(RECORDS).batch([0])["input_ids"].tolist() == [[2, 19, 18, 22, 9, 10, 21, 20, 18, 9, 10, 3]]
+    once = task.prepare(RECORDS).batch([0])
+    assert once["input_ids"].tolist() == [[2, 19, 18, 22, 9, 10, 21, 20, 18, 9, 10, 3]]
+    _, as_released = load(tmp_path, prompt="chat-bos")
+    twice = as_released.prepare(RECORDS).batch([0])
+    assert twice["input_ids"].tolist() == [[2, *once["input_ids"][0].tolist()]]
+    assert twice["labels"].tolist() == [[-100, *once["labels"][0].tolist()]]
 
 
 def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):

@@ -461,6 +461,8 @@ def test_the_chat_template_of_an_older_checkpoints_processor_is_used(tmp_path):
     (path / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     chat = load_backbone(Settings(str(path)), "vqa", (), 0)
     assert (make_task("vqa", plain.processor).prompt, make_task("vqa", chat.processor).prompt) == ("plain", "chat")
+    with pytest.raises(ModelError, match="chat-bos is for texts alone"):
+        make_task("vqa", chat.processor, prompt="chat-bos")
     assert any("chat_template.json" in note for note in chat.notes)
 
 

@@ -27,7 +27,7 @@ from befit.tasks.base import (
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.prompts import TEMPLATES, plain_prompt, render
+from befit.tasks.prompts import CHATS, TEMPLATES, plain_prompt, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,10 @@ class CausalLM(Task):
     max_new_tokens  the longest answer that is generated
     metrics         what `evaluate` measures beside token accuracy, the headline first, by the names of
                     `befit.tasks.text_metrics.METRICS`; empty: exact_match and rougeL with `generate`
-    prompt          "chat": one user turn of the tokenizer's chat template (instruction, blank line, input); "plain" or
-                    "alpaca"; "auto": chat where the tokenizer has a template, else plain; or a template of one's own
-                    with {instruction} and {input}
+    prompt          "chat": one user turn of the tokenizer's chat template (instruction, blank line, input);
+                    "chat-bos": the same after one more beginning-of-sequence token; "plain" or "alpaca"; "auto": chat
+                    where the tokenizer has a template, else plain; or a template of one's own with {instruction} and
+                    {input}
     """
 
     name: ClassVar[str] = "causal-lm"
@@ -73,9 +74,9 @@ class CausalLM(Task):
         self.generated = tuple(name for name in metrics if name in GENERATED)
         self.likelihoods = tuple(name for name in metrics if name in LIKELIHOOD)
         self.max_new_tokens = max_new_tokens
-        if prompt == "chat" and not tokenizer.chat_template:
-            raise ModelError("model.prompt is chat, and the tokenizer of this model has no chat template; use auto, "
-                             "plain, alpaca or a template of your own")  # fmt: skip
+        if prompt in CHATS and not tokenizer.chat_template:
+            raise ModelError(f"model.prompt is {prompt}, and the tokenizer of this model has no chat template; use "
+                             "auto, plain, alpaca or a template of your own")  # fmt: skip
         self.prompt = ("chat" if tokenizer.chat_template else "plain") if prompt == "auto" else prompt
         self.truncated = 0
 
@@ -198,15 +199,15 @@ class CausalLM(Task):
             raise DataError(f"{where}: instruction must be a non-empty string, got {instruction!r}")
         if not isinstance(extra, str):
             raise DataError(f"{where}: input must be a string, got {extra!r}")
-        if self.prompt == "chat":
-            turn = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
-            text = self.tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-            return self._tokens(text, where)
-        if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
-            raise DataError(f"{where} has an input, for which model.prompt has no place: write {{input}} into it")
         # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
         start = self.tokenizer("")["input_ids"][:1]
         start = start if start == [self.tokenizer.bos_token_id] else []
+        if self.prompt in CHATS:
+            turn = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
+            text = self.tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+            return (start if self.prompt == "chat-bos" else []) + self._tokens(text, where)
+        if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
+            raise DataError(f"{where} has an input, for which model.prompt has no place: write {{input}} into it")
         tokens = start + self._tokens(render(self.prompt, instruction, extra), where)
         if not tokens:
             raise DataError(f"{where}: its prompt has no token")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["PROMPTS", "plain_prompt", "prompt_problem", "render"]
+__all__ = ["CHATS", "PROMPTS", "plain_prompt", "prompt_problem", "render"]
 
 _ALPACA = {
     True: "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -20,7 +20,8 @@ _PLAIN = {
 }
 # With an input, and without one.
 TEMPLATES: Mapping[str, Mapping[bool, str]] = {"plain": _PLAIN, "alpaca": _ALPACA}
-PROMPTS = ("auto", "chat", *TEMPLATES)
+CHATS = ("chat", "chat-bos")  # the tokenizer's template, and that after one more beginning-of-sequence token
+PROMPTS = ("auto", *CHATS, *TEMPLATES)
 
 
 def render(prompt: str, instruction: str, extra: str = "") -> str:

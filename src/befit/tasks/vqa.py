@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
-from befit.errors import DataError
+from befit.errors import DataError, ModelError
 from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
 from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options
@@ -52,6 +52,8 @@ class VQA(CausalLM):
         prompt: str = "auto",
     ) -> None:
         metrics = tuple(metrics) or (SCORE, "exact_match")
+        if prompt == "chat-bos":
+            raise ModelError("model.prompt: chat-bos is for texts alone; conversations with images begin once")
         super().__init__(processor.tokenizer, max_length, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt)
         self.generated = tuple(name for name in metrics if name in (*GENERATED, *VQA_METRICS))
         self.processor = processor
