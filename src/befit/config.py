@@ -36,9 +36,9 @@ class ModelSettings:
     device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
     gradient_checkpointing  recompute activations in the backward pass: less memory, more time
     max_length              longest text, in tokens; the rest is cut off
-    prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), chat-bos (the
-                            same after one more beginning-of-sequence token), plain, alpaca, auto (chat where there is
-                            a template, else plain), or a text of your own with {instruction} and {input}
+    prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), chat-bos
+                            (the same after one more beginning-of-sequence token), plain, alpaca, auto (chat where there
+                            is a template, else plain), or a text of your own with {instruction} and {input}
     quantise                hold the backbone in 8 or 4 bits
     """
 
