@@ -75,6 +75,7 @@ class Search:
     clip        largest gradient norm of A and B; the scales' gradients, far larger at first, are left alone
     accumulate  never clear the scales' gradients, as the released code (trap 9.1-3)
     return_raw  return the scales as the optimiser left them, unclamped, as the released code (trap 9.1-2)
+    held        dtype of the scales and of all that their optimiser knows; bfloat16 in the released code (trap 9.1-5)
     """
 
     prior: Prior = Prior()
@@ -82,6 +83,7 @@ class Search:
     clip: float = 1.0
     accumulate: bool = False
     return_raw: bool = False
+    held: torch.dtype = torch.float32
 
 
 def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Tensor:
@@ -98,9 +100,10 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
     B = [model.leaves(_WEIGHTS)[join(BUDGETED, name, "B")] for name in names]
     everything = _WEIGHTS | _HEADS | _SCALES
     optimiser = make_optimiser(model.parameters(_WEIGHTS | _HEADS), budget)
-    slow = torch.optim.Adam(model.parameters(_SCALES), lr=how.lr_lambda, foreach=False)
+    own = [one.detach().to(how.held, copy=True) for one in model.parameters(_SCALES)]
+    slow = torch.optim.Adam(own, lr=how.lr_lambda, foreach=False)
     examples = len(site.examples("train"))
-    carried = [torch.zeros_like(one) for one in model.parameters(_SCALES)]
+    carried = [torch.zeros_like(one) for one in own]
     total = torch.zeros((), device=model.device)
     with model.training(True):
         for step, batch in enumerate(site.batches("train", steps, at)):
@@ -111,15 +114,17 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
                 (task + penalty).backward()
             if how.clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(_WEIGHTS | _HEADS), how.clip)
-            if how.accumulate:
-                for before, parameter in zip(carried, model.parameters(_SCALES), strict=True):
-                    assert parameter.grad is not None
-                    before += parameter.grad
-                    parameter.grad.copy_(before)
+            for before, mine, parameter in zip(carried, own, model.parameters(_SCALES), strict=True):
+                assert parameter.grad is not None
+                before.copy_(parameter.grad + before if how.accumulate else parameter.grad)
+                mine.grad = before
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(budget, step, at)
             optimiser.step()
             slow.step()
+            with torch.no_grad():
+                for mine, parameter in zip(own, model.parameters(_SCALES), strict=True):
+                    parameter.copy_(mine)
             total += task.detach()
     loss = float(total) / max(1, steps)
     if not math.isfinite(loss):

@@ -82,6 +82,7 @@ class Predict(Personal):
     """The generator that arrives says the client's scales; once, for all budgets (section 3.4)."""
 
     mask_padding: bool
+    held: torch.dtype = torch.float32
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(select(server.arrays, slot(GENERATOR)))
@@ -93,7 +94,7 @@ class Predict(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
         seen, kept = features_of(client, site, self.mask_padding)
-        scales = generate(generator_of(received), seen).view(len(site.model.shapes.targets), -1)
+        scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
         site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
         return Payload({**client.arrays, **kept, LEARNT: scales}, client.scalars), Payload()
 

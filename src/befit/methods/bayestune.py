@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
+
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout, ModelShapes
@@ -78,7 +80,8 @@ class BayesTune(OnBase):
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
         how = Search(Prior(self.alpha_s, self.alpha_p, self.prior), self.lr_lambda, self.clip)
-        how = replace(how, accumulate=self.preset == "parity")
+        if self.preset == "parity":
+            how = replace(how, accumulate=True, held=torch.bfloat16)
         return [
             Stage("search", SearchAlone(how, self.epochs, self.rounds_search), 1, uplink=False),
             Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),

@@ -101,7 +101,7 @@ class FedP2EFT(Method):
         return [
             *base_stages(self.before),
             Stage("generate", self),
-            Stage("scales", Predict(self.mask_padding), 1, uplink=False),
+            Stage("scales", Predict(self.mask_padding, self._held()), 1, uplink=False),
             Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
         ]
 
@@ -145,16 +145,21 @@ class FedP2EFT(Method):
         seen, kept = features_of(client, site, self.mask_padding)
         generator = generator_of(received)
         with torch.no_grad():
-            load_scales(site, generate(generator, seen).view(len(site.model.shapes.targets), -1))
+            load_scales(site, generate(generator, seen, self._held()).view(len(site.model.shapes.targets), -1))
         target = search(site, at, self._search(), steps_for(site, self.epochs), base_slots(client))
-        generator, gaps = fit(generator, seen, target.flatten(), self.generator_steps, self.generator_lr)
+        generator, gaps = fit(generator, seen, target.flatten(), self.generator_steps, self.generator_lr, self._held())
         site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
         return Payload({**client.arrays, **kept}, client.scalars), Payload(generator)
 
     def _search(self) -> Search:
         parity = self.preset == "parity"
         prior = Prior(self.alpha_s, self.alpha_p, self.prior)
-        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity)
+        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity,
+                      held=self._held())  # fmt: skip
+
+    def _held(self) -> torch.dtype:
+        """Of scales, generator and features (trap 9.1-5)."""
+        return torch.bfloat16 if self.preset == "parity" else torch.float32
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]

@@ -115,5 +115,15 @@ def test_fitting_lowers_the_gap_and_moves_outputs_that_sit_at_the_clamp() -> Non
     assert gaps[-1] < gaps[0] and len(gaps) == 41
     assert all(torch.equal(state[key], start[key]) for key in start)
     assert not torch.equal(new[f"{GENERATOR}/second/b"], start[f"{GENERATOR}/second/b"])
+    coarse, _ = fit(state, seen, target, steps=4, lr=0.05, held=torch.bfloat16)
+    assert all(torch.equal(one, one.bfloat16().float()) for one in coarse.values())
+    oracle = {key: value.bfloat16().requires_grad_(True) for key, value in state.items()}
+    adam = torch.optim.Adam(oracle.values(), lr=0.05, foreach=False)
+    for _ in range(4):
+        adam.zero_grad()
+        (generate(oracle, seen, torch.bfloat16) - target).abs().sum().backward()
+        adam.step()
+    assert all(torch.equal(coarse[key], value.float()) for key, value in oracle.items())
+    assert generate(state, seen, torch.bfloat16).dtype == torch.float32
     fresh, shorter = fit(start, seen, torch.full_like(target, 1e-4), 10, 1e-4)
     assert shorter[0] == pytest.approx(0, abs=1e-6) and fresh.keys() == start.keys()
