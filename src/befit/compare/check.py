@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from befit.compare.plan import Plan
-from befit.cost.estimate import estimate
+from befit.config import Experiment
+from befit.cost.estimate import Seen, estimate
 from befit.errors import ConfigError
 from befit.method import Method
 from befit.registry import build_method
@@ -47,6 +49,7 @@ def _look(plan: Plan) -> list[str]:
     warnings: list[str] = []
     problems: dict[str, list[str]] = {}  # what many cells share is said once
     seen: list[tuple[Any, Any, Any]] = []
+    once = _Once()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
         asks = cell.experiment.method if type(method).faults is not Method.faults else None  # of the model's shapes
@@ -55,7 +58,7 @@ def _look(plan: Plan) -> list[str]:
             continue
         seen.append(setting)
         try:
-            warnings += estimate(cell.experiment)["warnings"]
+            warnings += estimate(cell.experiment, once.of(setting[0]))["warnings"]
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
@@ -63,6 +66,24 @@ def _look(plan: Plan) -> list[str]:
         said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
         raise ConfigError(said, f"the cells of {plan.name}")
     return warnings
+
+
+class _Once:
+    """Data and models of the setting that was looked at last: cells come seed by seed."""
+
+    def __init__(self) -> None:
+        self._setting: Experiment | None = None
+        self._found: dict[str, Any] = {}
+
+    def of(self, setting: Experiment) -> _Once:
+        if setting != self._setting:
+            self._setting, self._found = setting, {}
+        return self
+
+    def __call__(self, what: str, look: Callable[[], Seen]) -> Seen:
+        if what not in self._found:
+            self._found[what] = look()
+        return self._found[what]
 
 
 def _whose(places: list[str]) -> str:

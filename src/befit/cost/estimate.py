@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -28,24 +28,39 @@ from befit.host import (
 )
 from befit.method import Method
 from befit.models import skeleton
-from befit.models.precheck import precheck
+from befit.models.precheck import precheck, without_effect
 from befit.registry import build_method
 from befit.types import TensorSpec
 
-__all__ = ["communication", "estimate"]
+__all__ = ["Once", "communication", "estimate"]
+
+Seen = TypeVar("Seen")
 
 
-def estimate(experiment: Experiment) -> dict[str, Any]:
+class Once(Protocol):
+    """Looks at something, unless that has been done."""
+
+    def __call__(self, what: str, look: Callable[[], Seen]) -> Seen: ...
+
+
+def _each_time(what: str, look: Callable[[], Seen]) -> Seen:
+    return look()
+
+
+def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     """Everything `befit check` shows. Raises the errors that a run would, before anything is trained.
 
     Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
     cohort, a client takes part in some rounds only, and the totals are for one that takes part in all. Where clients
     have different backbones, `families` has a row for each, and the numbers of clients of the first one are on top;
     the memory is that of one process that holds all backbones.
+
+    once  gives what was found when something was looked at before, by its name, or looks: for callers with many
+          experiments that differ in their methods alone
     """
     experiment = resolve_model(experiment)
     try:
-        federation = load_federation(experiment)
+        federation = once("data", lambda: load_federation(experiment))
     except DataError as error:
         raise _with_the_model(error, experiment) from error
     check_clients(federation, experiment)
@@ -66,7 +81,9 @@ def estimate(experiment: Experiment) -> dict[str, Any]:
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
         measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
-        row, found, shapes[family] = _of_family(own, replace(federation, clients=tuple(clients)), runs, measured)
+        row, found, shapes[family] = _of_family(
+            own, replace(federation, clients=tuple(clients)), runs, measured, lambda what, look, family=family: once(
+                f"{what} {family}", look))  # fmt: skip
         families.append({"family": family, **row})
         warnings += found
     if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
@@ -110,19 +127,24 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
 
 
 def _of_family(
-    experiment: Experiment, federation: Federation, runs: Sequence[tuple[str, Method]], measured: Sequence[str]
+    experiment: Experiment,
+    federation: Federation,
+    runs: Sequence[tuple[str, Method]],
+    measured: Sequence[str],
+    once: Once,
 ) -> tuple[dict[str, Any], list[str], ModelShapes]:
     """What clients with one backbone take, warnings, and the backbone's shapes.
 
     measured  these clients and the newcomers with that backbone
     """
-    backbone = skeleton(experiment.model, federation.task, federation.label_names)
+    backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, measured)]:
         raise ConfigError(faults)
     method = runs[0][1]
     specs = method.layout.specs(shapes)
-    warnings = precheck(experiment, federation, backbone) + _wide(method, shapes)
+    warnings = once("records", lambda: precheck(experiment, federation, backbone))
+    warnings = [*without_effect(experiment, federation.task), *warnings, *_wide(method, shapes)]
     width = getattr(torch, experiment.wire.dtype).itemsize
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     row = {

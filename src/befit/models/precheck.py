@@ -14,7 +14,7 @@ from befit.models.backbone import check_quantisation, load_processor, pick_devic
 from befit.models.source import find_model, is_hub_id
 from befit.tasks import GENERATIVE, make_task
 
-__all__ = ["precheck"]
+__all__ = ["precheck", "without_effect"]
 
 
 def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -> list[str]:
@@ -34,9 +34,9 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
         task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
         generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
     )  # fmt: skip
-    warnings = _without_effect(experiment, task)
     if task == "image-classification":
-        return warnings
+        return []
+    warnings = []
     from befit.tasks.vqa import VQA
 
     limit = getattr(processor, "tokenizer", processor).model_max_length
@@ -56,7 +56,7 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     return warnings
 
 
-def _without_effect(experiment: Experiment, task: str) -> list[str]:
+def without_effect(experiment: Experiment, task: str) -> list[str]:
     """Settings of methods that mean nothing for the task."""
     blocks: Sequence[tuple[str, dict[str, Any]]] = [
         ("method", experiment.method),
