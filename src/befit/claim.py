@@ -20,7 +20,16 @@ from befit.errors import RunError
 from befit.host import Host
 from befit.storage import atomic_write, read_json, write_json
 
-__all__ = ["check_directory", "deciding", "environment", "free_directory", "identify", "locked", "settings_hash"]
+__all__ = [
+    "check_directory",
+    "deciding",
+    "environment",
+    "free_directory",
+    "identify",
+    "locked",
+    "settings_hash",
+    "stands_on",
+]
 
 
 def free_directory(name: str) -> Path:
@@ -101,6 +110,17 @@ def identify(path: Path, host: Host) -> None:
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_json(path / "run.json", now)
+
+
+def stands_on(host: Host) -> dict[str, Any]:
+    """What a run's numbers rest on beside its settings, in JSON's types: clients, their data and their weights."""
+    found = {
+        "task": host.federation.task,
+        "label_names": host.federation.label_names,
+        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in host.infos},
+        "data": host.federation.manifest.get("partition", {}).get("sha256"),
+    }
+    return json.loads(json.dumps(found))
 
 
 def environment(host: Host) -> dict[str, Any]:

@@ -7,6 +7,8 @@ adapters and metrics as one that did all of them itself.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
 import shutil
 from collections import Counter
@@ -15,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.claim import settings_hash
+from befit.claim import settings_hash, stands_on
 from befit.config import Experiment
 from befit.engine.store import ClientStore, read_payload, write_payload
+from befit.errors import PayloadMismatch, RunError
 from befit.federate import resolved_stages
 from befit.host import Host
 from befit.ledger import Outbound
@@ -25,10 +28,13 @@ from befit.method import Method
 from befit.registry import build_method
 from befit.rundir import LOGS, Checkpoint, RunDirectory
 from befit.site import ServerSite
-from befit.storage import read_json, write_json
+from befit.storage import read_bytes, read_json, write_json
 from befit.types import Payload
 
-__all__ = ["opening_key", "share_opening", "shared_openings"]
+__all__ = ["forget_openings", "opening_key", "share_opening", "shared_openings"]
+
+_LOG = logging.getLogger(__name__)
+_ABOUT = "opening.json"
 
 
 def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
@@ -80,39 +86,83 @@ class _Shared:
     end: tuple[int, int]
 
     def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
-        """Put what is in the folder into the directory of a run that has not begun, as its first checkpoint."""
+        """Put what is in the folder into the directory of a run that has not begun, as its first checkpoint.
+
+        What is damaged, or of other data or weights, is thrown away: this run then does its opening itself.
+        """
         if directory.begun or not self.path.exists():
             return
         directory.restore(store)  # removes what a crash left before the first checkpoint
-        _copy_logs(self.path, directory.path)
-        for info in self.host.infos:
-            if (path := self._client(self.path, info.id)).exists():
-                mine = self.own(self.method.client_init(self.host.site(info)))
-                store.save(info.id, _joined(mine, read_payload(path)))
-        server = _joined(self.own(self.method.server_init(site)), read_payload(self.path / "server.safetensors"))
-        outbound = Outbound(read_json(self.path / "outbound.json"))
+        try:
+            self._verify()
+            outbound = Outbound(read_json(self.path / "outbound.json"))
+            _copy_logs(self.path, directory.path)
+            for info in self.host.infos:
+                if (path := self._client(self.path, info.id)).exists():
+                    mine = self.own(self.method.client_init(self.host.site(info)))
+                    store.save(info.id, _joined(mine, read_payload(path)))
+            server = _joined(self.own(self.method.server_init(site)), read_payload(self.path / "server.safetensors"))
+        except (OSError, RunError, PayloadMismatch) as problem:
+            _LOG.warning("%s is not used, and made again: %s", self.path, problem)
+            shutil.rmtree(self.path, ignore_errors=True)
+            directory.restore(store)
+            return
         directory.commit(Checkpoint(*self.end, server), store, outbound)
 
     def keep(self, point: Checkpoint, directory: RunDirectory, store: ClientStore, outbound: Outbound) -> None:
-        """Called with every checkpoint: put what the opening has come to into the folder."""
+        """Called with every checkpoint: put what the opening has come to into the folder.
+
+        A folder that cannot be written costs the others their time, and this run nothing.
+        """
         if (point.stage, point.round) != self.end or self.path.exists():
             return
         if any(line["kind"] == "failure" for line in directory.read("metrics")):
             return  # of a client, maybe for want of memory: another run should try for itself
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        _copy_logs(directory.path, draft)
-        write_payload(draft / "server.safetensors", _other(point.server, self.own))
-        for info in self.host.infos:
-            if (memory := store.load(info.id)) is not None:
-                write_payload(self._client(draft, info.id), _other(memory, self.own))
-        write_json(draft / "outbound.json", outbound.saved())
-        with contextlib.suppress(OSError):  # another run was first
-            draft.rename(self.path)
+        try:
+            _copy_logs(directory.path, draft)
+            write_payload(draft / "server.safetensors", _other(point.server, self.own))
+            for info in self.host.infos:
+                if (memory := store.load(info.id)) is not None:
+                    write_payload(self._client(draft, info.id), _other(memory, self.own))
+            write_json(draft / "outbound.json", outbound.saved())
+            write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
+            with contextlib.suppress(OSError):  # another run was first
+                draft.rename(self.path)
+        except (OSError, RunError) as problem:
+            _LOG.warning("other runs have to train the same base again, since it cannot be kept: %s", problem)
         shutil.rmtree(draft, ignore_errors=True)
+
+    def _verify(self) -> None:
+        """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
+        about = read_json(self.path / _ABOUT)
+        if about["on"] != stands_on(self.host):
+            raise RunError("it is of other data, clients or weights")
+        found = _hashes(self.path)
+        if different := sorted(found.items() ^ about["files"].items()):
+            raise RunError(f"{different[0][0]} is missing, new or damaged")
 
     @staticmethod
     def _client(folder: Path, client: str) -> Path:
         return folder / "clients" / f"{client}.safetensors"
+
+
+def forget_openings(folder: Path, keys: Iterable[str]) -> None:
+    """Remove these, and the folder if nothing else is in it."""
+    for key in keys:
+        for path in (folder / key, *folder.glob(f".{key}.*")):
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file but the one that lists them, by its path in the folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(read_bytes(path)).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _ABOUT
+    }
 
 
 def _copy_logs(source: Path, target: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from befit.ledger import Outbound
 from befit.limit import limit_sentence
 from befit.method import Method
 from befit.newcomers import measure_newcomers
-from befit.openings import opening_key, share_opening, shared_openings
+from befit.openings import forget_openings, opening_key, share_opening, shared_openings
 from befit.pool import PoolEngine
 from befit.rundir import RunDirectory
 from befit.storage import read_json, write_json
@@ -124,18 +123,15 @@ def run(
     ):  # fmt: skip
         identify(path, host)
         write_json(path / "env.json", environment(host))
-        alike = (
-            path / "openings" if shared_openings(opening_key(experiment, block) for block in configs.values()) else None
-        )
+        alike = shared_openings(opening_key(experiment, block) for block in configs.values())
+        folder = openings or (path / "openings" if alike else None)
         baselines = {
-            label: run_method(
-                host, configs[label], label, path / "baselines" / label, observer, engines, openings or alike
-            )
+            label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
             for label in labels
         }
-        results = run_method(host, configs[name], name, path, observer, engines, openings or alike)
+        results = run_method(host, configs[name], name, path, observer, engines, folder)
         write_results(path, host, name, results, baselines)
-        shutil.rmtree(path / "openings", ignore_errors=True)
+        forget_openings(path / "openings", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, read_json(path / "results.json"))
 

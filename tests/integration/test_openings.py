@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,59 @@ def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pyt
     assert not done.failures
     assert len([one for one in events if one["kind"] == "failure"]) == 1
     assert trained(events, "federate") == {0: 4, 1: 4}
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda opening: os.truncate(opening / "server.safetensors", 50),
+    "a client gone": lambda opening: next((opening / "clients").iterdir()).unlink(),
+    "half a log": lambda opening: os.truncate(opening / "metrics.jsonl", 100),
+    "other data": lambda opening: (opening / "opening.json").write_text(
+        (opening / "opening.json").read_text().replace('"data": "', '"data": "0')
+    ),
+    "no list": lambda opening: (opening / "opening.json").unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """An opening as a run leaves it, and what a second run comes to from it."""
+    path = tmp_path_factory.mktemp("left")
+    run(CONFIG, out=path / "first", openings=path / "openings")
+    return path / "openings", traces(run(CONFIG, out=path / "second", openings=path / "openings").path)
+
+
+CONFIG = {**SETTINGS, "method": {**OURS["LoRA"], "base": BASES["FedIT"]}, "baselines": []}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_opening_is_made_again(
+    damage: str, left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(left[0], tmp_path / "openings")
+    (opening,) = (tmp_path / "openings").iterdir()
+    DAMAGES[damage](opening)
+    assert traces(run(CONFIG, out=tmp_path / "run", openings=tmp_path / "openings").path) == left[1]
+    assert "is not used, and made again" in caplog.text
+    assert traces(opening).keys() == traces(next(left[0].iterdir())).keys(), "whole again, for the next"
+    caplog.clear()
+    assert traces(run(CONFIG, out=tmp_path / "again", openings=tmp_path / "openings").path) == left[1]
+    assert "is not used" not in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_costs_no_run(
+    left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "openings").write_text("a file")
+    assert traces(run(CONFIG, out=tmp_path / "run", openings=tmp_path / "openings").path) == left[1]
+    assert "other runs have to train the same base again" in caplog.text
+
+
+def test_a_comparison_removes_its_own_openings_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "openings").mkdir()
+    (tmp_path / "openings" / "mine.txt").write_text("mine")
+    recipe = {**RECIPE, "runs": dict(list(RECIPE["runs"].items())[:2])}
+    assert not compare(recipe, out=tmp_path).failures
+    assert [one.name for one in (tmp_path / "openings").iterdir()] == ["mine.txt"]
 
 
 def key(changes: list[str], block: dict[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from befit.compare.cells import Cell
 from befit.compare.jobs import Worker
 from befit.host import Host
-from befit.openings import opening_key, shared_openings
+from befit.openings import forget_openings, opening_key, shared_openings
 from befit.runner import run, shared
 from befit.storage import read_json
 
@@ -61,7 +60,7 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
     else:
         failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, openings)
     if not failures:
-        shutil.rmtree(openings.path, ignore_errors=True)
+        forget_openings(openings.path, set(openings.keys.values()))
     return failures
 
 

@@ -62,6 +62,8 @@ def plan_config(
     if methods is None:  # baselines first, as in a run's tables
         own, *others = blocks
         methods = [*others, own]
+    if not methods:
+        problems.append("--methods: must name at least one method")
     if repeated := sorted({name for name in methods if list(methods).count(name) > 1}):
         problems.append(f"--methods: {', '.join(repeated)} more than once")
     chosen: dict[str, Any] = {}

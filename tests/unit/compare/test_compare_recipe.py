@@ -257,6 +257,11 @@ def test_the_recipe_with_fedl2p_uses_the_cells_of_the_one_without() -> None:
     assert {method["name"] for method in new if not method["base"]} == {"fedl2p"}
 
 
+def test_a_comparison_of_no_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--methods: must name at least one method"):
+        make_plan({"name": "x", "benchmark": "digits", "method": "local"}, methods=[])
+
+
 def test_the_page_of_recipes_has_every_recipe_of_a_paper() -> None:
     folder = ROOT / "recipes"
     named = set(re.findall(r"`([\w-]+/[\w-]+\.yaml)`", (folder / "README.md").read_text()))
