@@ -5,6 +5,7 @@ FedMosaic, appendix A.3; the arithmetic is in `befit.evaluate.selection`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,8 @@ def choose_models(
     with the rank and alpha of its method. Raises ConfigError unless there are two models of different size.
     """
     experiment = resolve_model(load_experiment(config, overrides))
+    if math.isnan(threshold):
+        raise ConfigError(["--threshold: must be a number of points, got nan"], "the command")
     sizes = _two_models(experiment, models)
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")

@@ -142,6 +142,8 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
         )
         assert row["large"] == pytest.approx((accuracy["large-s0"] + accuracy["large-s1"]) / 2)
         assert row["gain"] == pytest.approx(sum(row["gains"]) / 2)
+    refused = CliRunner().invoke(app, [*command, "--threshold", "nan"])
+    assert refused.exit_code == 2 and "--threshold: must be a number" in refused.output
     refused = CliRunner().invoke(app, [*command, "--seeds", "1,1"])
     assert refused.exit_code == 2 and "must be different whole numbers" in refused.output
     refused = CliRunner().invoke(app, [*command, "--models", "digits-vit,digits-vit"])

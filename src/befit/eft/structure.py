@@ -41,6 +41,15 @@ class Structure:
         """Whether the scales do not tell one rank from another."""
         return bool(self.scales) and spread(self.scales) <= TIED
 
+    @property
+    def by_order(self) -> float:
+        """Share of the deployed ranks whose scales equal that of one left out: the order of modules decided there."""
+        kept = sum(self.ranks[""])
+        if not 0 < kept < len(self.scales):
+            return 0.0
+        sorted_ = sorted(self.scales, reverse=True)
+        return sum(spread([one, sorted_[kept]]) <= TIED for one in sorted_[:kept]) / kept
+
 
 def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
     """Of an adapter whose ranks have scales, zero for those it left out; None for any other.

@@ -23,6 +23,7 @@ __all__ = ["client_ranks", "mean_ranks", "scale_distances"]
 
 Grid = np.ndarray[Any, np.dtype[np.float64]]
 MARKED = 400  # cells that still have room for their number
+NOTABLE = 0.1  # share of ranks that ties decide from which a reader is told
 
 
 def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
@@ -150,8 +151,13 @@ def _budget_title(name: str, clients: int, of: int) -> str:
 
 def _ties(found: Mapping[str, Structure]) -> str:
     tied = sum(one.tied for one in found.values())
-    return (f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
+    said = (f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
             "rounding.") if tied else ""  # fmt: skip
+    shares = [one.by_order for one in found.values() if not one.tied and one.by_order >= NOTABLE]
+    if shares:
+        said += (f" For {len(shares)} of {len(found)} clients up to {max(shares):.0%} of the ranks that are deployed "
+                 "equal one that was left out: there the order of modules decided.")  # fmt: skip
+    return said
 
 
 def _show(grid: Grid) -> bool:

@@ -77,6 +77,9 @@ class CausalLM(Task):
         if prompt in CHATS and not tokenizer.chat_template:
             raise ModelError(f"model.prompt is {prompt}, and the tokenizer of this model has no chat template; use "
                              "auto, plain, alpaca or a template of your own")  # fmt: skip
+        if prompt == "chat-bos" and tokenizer.bos_token_id is None:
+            raise ModelError("model.prompt is chat-bos, and the tokenizer of this model has no beginning-of-sequence "
+                             "token; use chat")  # fmt: skip
         self.prompt = ("chat" if tokenizer.chat_template else "plain") if prompt == "auto" else prompt
         self.truncated = 0
 
@@ -199,15 +202,16 @@ class CausalLM(Task):
             raise DataError(f"{where}: instruction must be a non-empty string, got {instruction!r}")
         if not isinstance(extra, str):
             raise DataError(f"{where}: input must be a string, got {extra!r}")
-        # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
-        start = self.tokenizer("")["input_ids"][:1]
-        start = start if start == [self.tokenizer.bos_token_id] else []
         if self.prompt in CHATS:
             turn = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
             text = self.tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-            return (start if self.prompt == "chat-bos" else []) + self._tokens(text, where)
+            once_more = [self.tokenizer.bos_token_id] if self.prompt == "chat-bos" else []
+            return once_more + self._tokens(text, where)
         if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
             raise DataError(f"{where} has an input, for which model.prompt has no place: write {{input}} into it")
+        # Only what a tokenizer puts in front belongs here: some also append an end token, which would end the prompt.
+        start = self.tokenizer("")["input_ids"][:1]
+        start = start if start == [self.tokenizer.bos_token_id] else []
         tokens = start + self._tokens(render(self.prompt, instruction, extra), where)
         if not tokens:
             raise DataError(f"{where}: its prompt has no token")

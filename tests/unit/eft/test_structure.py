@@ -88,6 +88,17 @@ def test_scales_that_only_rounding_tells_apart_are_ties_and_give_no_map() -> Non
     assert any("equal to 1e-05 for 4 of 4 clients" in sentence for sentence in headline_sentences(results))
 
 
+def test_ranks_that_equal_one_left_out_are_counted_and_told() -> None:
+    """Of five kept, the two at the cut equal a third one that was left out."""
+    scales = (0.9, 0.8, 0.7, 0.5, 0.5, 0.5, 0.1)
+    one = Structure(("m", "n"), {"": (3, 2)}, scales)
+    assert one.by_order == pytest.approx(2 / 5) and not one.tied
+    assert Structure(("m", "n"), {"": (3, 3)}, scales).by_order == 0.0
+    assert Structure(("m", "n"), {"": (4, 3)}, scales).by_order == Structure(("m",), {"": (3,)}).by_order == 0.0
+    mean = mean_ranks({"a": one, "b": Structure(("m", "n"), {"": (3, 3)}, scales)})
+    assert mean is not None and "For 1 of 2 clients up to 40% of the ranks" in mean.note
+
+
 def test_a_budget_that_some_clients_have_keeps_its_panel_beside_what_is_deployed() -> None:
     found = {"a": Structure(("m", "n"), {"": (1, 0)}), "b": Structure(("m", "n"), {"": (2, 2), "r2": (2, 2)})}
     plot = mean_ranks(found)
