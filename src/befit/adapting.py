@@ -69,6 +69,9 @@ def adapt(
     starts, steps, methods or newcomers that cannot be, RunError for a directory without a finished run, DataError where
     there are no newcomers.
     """
+    for name, given in (("starts", starts), ("methods", methods), ("newcomers", newcomers)):
+        if given is not None and not given:
+            raise ConfigError([f"{name}: must name at least one"], "fast adaptation")
     if unknown := [start for start in starts if start not in STARTS]:
         raise ConfigError([f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
                           "fast adaptation")  # fmt: skip
@@ -175,8 +178,9 @@ def _starts(
     clients = _tried(lambda: _clients(host, folder, info))
     given = _tried(lambda: _given(host, method, server, info))
     known = [one for one in (clients, given) if not isinstance(one, str)]
-    if not known:
-        return {start: clients if start == "mean" else given for start in asked}  # type: ignore[dict-item]
+    if not known:  # then nothing says what there is to train, either
+        reasons = {"mean": clients, "server": given, "random": f"clients have no one adapter to train: {clients}"}
+        return {start: reasons[start] for start in asked}  # type: ignore[misc]
     name, frozen = known[0][0], {key: value for _, _, rest in known for key, value in rest.items()}
     found: dict[str, _Begin | str] = {}
     for start in asked:

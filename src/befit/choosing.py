@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,8 +17,9 @@ from befit.errors import ConfigError
 from befit.evaluate.selection import ALONE, gains, model_choice, scores_of_run
 from befit.host import Host, resolve_model
 from befit.journal import Observer
+from befit.limit import limit_sentence
 from befit.runner import run
-from befit.storage import write_json
+from befit.storage import check_folder, write_json
 
 __all__ = ["choose_models"]
 
@@ -32,12 +33,13 @@ def choose_models(
 ) -> dict[str, Any]:  # fmt: skip
     """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
 
-    models  two ids; default: the configuration's own model and that of its family
-    seeds   of adapters and batches, one run of either model for each, on the same data; default: the configuration's
-    out     where the runs go, ordinary run directories, and select.json; what is finished there is used
-    ->  metric, threshold, models (small, large), seeds, clients (by id: mean scores with either in points of a hundred,
-        mean gain, the gains of each seed, model), and `families` as a configuration takes them, with the larger model
-        as `model`
+    models    two ids; default: the configuration's own model and that of its family
+    seeds     of adapters and batches, one run of either model for each, on the same data; default: the configuration's
+    out       where the runs go, ordinary run directories, and select.json; what is finished there is used
+    observer  hears of the runs as "small" and "large", with the seed behind them where seeds are given
+    ->        metric, threshold, what a limit leaves, models (small, large), seeds, clients (by id: mean scores with
+              either in points of a hundred, mean gain, the gains of each seed, model), and `families` as a
+              configuration takes them, with the larger model as `model`
 
     A client trains as long as the configuration says, by its block of the method that trains alone if it has one, else
     with the rank and alpha of its method. Raises ConfigError unless there are two models of different size.
@@ -45,6 +47,7 @@ def choose_models(
     experiment = resolve_model(load_experiment(config, overrides))
     if math.isnan(threshold):
         raise ConfigError(["--threshold: must be a number of points, got nan"], "the command")
+    check_folder(Path(out))
     sizes = _two_models(experiment, models)
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
@@ -64,7 +67,9 @@ def choose_models(
         for index, seed in enumerate(seeds or [experiment.federation.seed]):
             path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
             one = host if index == 0 else Host(_with_seed(host.experiment, seed))
-            done = run(one.experiment, out=path, resume=(path / "config.yaml").exists(), host=one, observer=observer)
+            label = which if seeds is None else f"{which}, seed {seed}"
+            done = run(one.experiment, out=path, resume=(path / "config.yaml").exists(), host=one,
+                       observer=_named(observer, label))  # fmt: skip
             scores[which].append(scores_of_run(done.results))
     by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
     gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
@@ -72,6 +77,7 @@ def choose_models(
     found = {
         "metric": large.task.metric,
         "threshold": threshold,
+        "limit": limit_sentence(asdict(experiment.limit)),
         "models": {"small": small.experiment.model.id, "large": large.experiment.model.id},
         "seeds": list(seeds or [experiment.federation.seed]),
         "clients": {
@@ -92,6 +98,11 @@ def choose_models(
     }
     write_json(Path(out) / "select.json", found)
     return found
+
+
+def _named(observer: Observer | None, label: str) -> Observer | None:
+    """The same for events of a run that is called otherwise here."""
+    return None if observer is None else lambda event: observer({**event, "run": label})
 
 
 def _with_seed(experiment: Experiment, seed: int) -> Experiment:

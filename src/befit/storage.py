@@ -14,7 +14,7 @@ from typing import Any
 
 from befit.errors import RunError
 
-__all__ = ["atomic_write", "read_bytes", "read_json", "write_json", "write_shared"]
+__all__ = ["atomic_write", "check_folder", "read_bytes", "read_json", "write_json", "write_shared"]
 
 
 def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
@@ -37,6 +37,17 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise RunError(f"cannot write {path}: {error.strerror or error}; nothing half-written was kept") from error
+
+
+def check_folder(path: Path) -> None:
+    """Raise RunError unless this is a folder that can be written into, or can become one. Makes nothing."""
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise RunError(f"{there} exists already and is not a folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{there} cannot be written into; name another folder")
 
 
 def write_shared(path: Path, data: bytes, pool: Path) -> None:

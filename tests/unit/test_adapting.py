@@ -90,6 +90,8 @@ def test_the_command_writes_curves_and_says_what_a_method_has_not(finished: Path
 def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
     for changes, said in (
         ({"starts": ["meen"]}, r"starts: meen is none of.*Did you mean: mean"),
+        ({"starts": []}, "starts: must name at least one"),
+        ({"methods": []}, "methods: must name at least one"),
         ({"steps": 5, "every": 2}, "steps: must be a multiple of every, got 5 and 2"),
         ({"methods": ["fedit"]}, "methods: .* has no fedit; it has rela, ditto"),
         ({"newcomers": ["count"]}, "newcomers: count is none of double.drop-first, count.upper"),
@@ -142,6 +144,9 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
         )
         assert row["large"] == pytest.approx((accuracy["large-s0"] + accuracy["large-s1"]) / 2)
         assert row["gain"] == pytest.approx(sum(row["gains"]) / 2)
+    assert json.loads(several.stdout)["limit"].startswith("Limited to 2 records")
+    refused = CliRunner().invoke(app, ["select", str(file), "--out", str(file / "below"), "--quiet"])
+    assert refused.exit_code == 2 and f"{file} exists already and is not a folder" in " ".join(refused.output.split())
     refused = CliRunner().invoke(app, [*command, "--threshold", "nan"])
     assert refused.exit_code == 2 and "--threshold: must be a number" in refused.output
     refused = CliRunner().invoke(app, [*command, "--seeds", "1,1"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import ConfigError, RunError
+from befit.errors import ConfigError
+from befit.storage import check_folder
 
 if TYPE_CHECKING:
     from befit.adapting import Adapted
@@ -41,8 +42,8 @@ def adapt(
     paths, overrides = [one for one in runs if "=" not in one], [one for one in runs if "=" in one]
     if not paths:
         raise ConfigError(["RUN: name a run directory"], "the command")
-    if out is not None and out.exists() and not out.is_dir():
-        raise RunError(f"{out} exists already and is not a folder; name another")
+    if out is not None:
+        check_folder(out)
     with only_json(as_json), warnings_to(messages()):
         from befit.adapting import adapt as adapt_runs
 
@@ -58,7 +59,9 @@ def adapt(
         return
     show(told)
     if out is not None:
-        screen().print(f"\ncurves: {out / 'adapt.html'}", markup=False, soft_wrap=True)
+        curves = any(row["newcomers"] for row in told["summary"])
+        made = f"curves: {out / 'adapt.html'}" if curves else f"reasons: {out / 'adapt.json'}"
+        screen().print(f"\n{made}", markup=False, soft_wrap=True)
 
 
 def _listed(text: str | None) -> list[str] | None:

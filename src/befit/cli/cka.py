@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import ConfigError, DataError, RunError
+from befit.errors import ConfigError, DataError
+from befit.storage import check_folder
 
 if TYPE_CHECKING:
     from befit.align.cka import LayerCka
@@ -83,8 +84,8 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
         problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
     if problems:
         raise ConfigError(problems, "the command")
-    if out is not None and out.exists() and not out.is_dir():
-        raise RunError(f"{out} exists already and is not a folder; name another")
+    if out is not None:
+        check_folder(out)
 
 
 def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str, Any]:

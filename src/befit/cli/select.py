@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,24 +50,12 @@ def select(
                  for seed in wanted or [None]]  # fmt: skip
         with Progress(messages(), names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
             found = choose_models(experiment, models=pair, threshold=threshold, seeds=wanted, out=folder,
-                                  observer=_named(progress, names))  # fmt: skip
+                                  observer=progress)  # fmt: skip
     if as_json:
         print_json(found)
         return
     show(found)
     screen().print(f"\nthe runs: {folder}", markup=False, soft_wrap=True)
-
-
-def _named(progress: Progress, names: Sequence[str]) -> Any:
-    """Events of runs that have one name, by model and seed."""
-    started: list[str] = []
-
-    def tell(event: dict[str, Any]) -> None:
-        if event["kind"] == "run_started":
-            started.append(names[len(started)])
-        progress({**event, "run": started[-1] if started else names[0]})
-
-    return tell
 
 
 def show(found: dict[str, Any]) -> None:
@@ -84,6 +71,8 @@ def show(found: dict[str, Any]) -> None:
     names = found["models"]
     console.print(f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
                   markup=False, soft_wrap=True)  # fmt: skip
+    if found["limit"]:
+        console.print(found["limit"], style="yellow", soft_wrap=True)
     console.print(f"the larger one where it gains more than {found['threshold']:g} points", soft_wrap=True)
     console.print()
     print_table(console, ("client", "small", "large", "gain", *(f"seed {seed}" for seed in seeds), "model"), rows)

@@ -60,7 +60,7 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
     else:
         failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, openings)
     if not failures:
-        forget_openings(openings.path, set(openings.keys.values()))
+        forget_openings(openings.path, openings.alike)
     return failures
 
 
@@ -69,9 +69,9 @@ class _Openings:
 
     def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
         self.path = out / "openings"
-        keys = {number: opening_key(cells[number].experiment, cells[number].experiment.method) for number in left}
-        alike = shared_openings(keys.values())
-        self.keys = {number: key for number, key in keys.items() if key in alike}
+        keys = [opening_key(cell.experiment, cell.experiment.method) for cell in cells]
+        self.alike = shared_openings(keys)  # of finished cells too: what they left may still be there
+        self.keys = {number: key for number in left if (key := keys[number]) in self.alike}
 
     def folder(self, number: int) -> Path | None:
         return self.path if number in self.keys else None

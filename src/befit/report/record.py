@@ -70,7 +70,7 @@ def read_record(path: Path) -> RunRecord:
 def written_files(record: RunRecord) -> list[tuple[str, str]]:
     """What a reader may want to open, as (what, path inside the run directory)."""
     named = (
-        ("this report, with plots", "report.html"),
+        ("this report", "report.html"),
         ("this report as text", "report.md"),
         ("all numbers", "results.json"),
         ("scores, losses and diagnostics by round", "metrics.jsonl"),
