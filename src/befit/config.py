@@ -380,6 +380,8 @@ def run_names(experiment: Experiment) -> list[str]:
     ['potara', 'local', 'potara-2']
     >>> run_names(Experiment("x", {"name": "lora", "rank": 2}, baselines=[{"name": "lora", "rank": 4}]))
     ['lora', 'lora-rank-4']
+    >>> run_names(Experiment("x", {"name": "lora", "base": {"name": "fedit"}}, baselines=[{"name": "lora"}]))
+    ['lora', 'lora-base-none']
     """
     blocks = (experiment.method, *experiment.baselines)
     firsts: dict[str, Mapping[str, Any]] = {}
@@ -397,7 +399,8 @@ def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """The one or two options that tell a block from the first of its method, in letters that a label may have at
     Flower's sites; "" for more of them, or others."""
     differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
-    words = {key: one.get("name") if isinstance(one := block.get(key), Mapping) else one for key in differing}
+    words = {key: one.get("name") if isinstance(one := block.get(key, "none"), Mapping) else one for key in differing}
+    words = {key: "none" if one is None else one for key, one in words.items()}
     fit = all(isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
               for word in words.values())  # fmt: skip
     return "-".join(f"{key}-{word}" for key, word in words.items()) if fit and len(words) <= 2 else ""
