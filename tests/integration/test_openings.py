@@ -68,10 +68,11 @@ def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_pat
 
 
 def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
-    based = [{**block, "base": BASES["FedIT"]} for block in OURS.values()]
+    """Which has three rounds, where everything else has two."""
+    based = [{**block, "base": {**BASES["FedIT"], "rounds": 3}} for block in OURS.values()]
     events: list[dict[str, Any]] = []
     both = run({**SETTINGS, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both", observer=events.append)
-    assert len([one for one in events if one["kind"] == "client" and one["stage"] == "federate"]) == 4
+    assert len([one for one in events if one["kind"] == "client" and one["stage"] == "federate"]) == 6
     assert not (both.path / "openings").exists()
     alone = run({**SETTINGS, "method": based[0], "baselines": []}, out=tmp_path / "alone")
     mine = {name: data for name, data in traces(both.path).items() if not name.startswith("baselines")}
@@ -159,6 +160,7 @@ def test_what_decides_the_base_decides_the_key() -> None:
     assert key([], lora) == key([], fedp2eft) is not None
     assert key([], {**lora, "rank": 7, "base": {"name": "fedit", "rank": 2, "alpha": 16.0}}) == key([], lora)
     assert key([], {**lora, "base": {"name": "fedit", "rank": 3}}) != key([], lora)
+    assert key([], {**lora, "base": {"name": "fedit", "rank": 2, "rounds": 5}}) != key([], lora)
     for change in ("federation.seed=1", "train.lr=0.5", "federation.rounds=3", "benchmark.clients=4"):
         assert key([change], lora) != key([], lora), change
     assert key([], OURS["LoRA"]) is None, "no base"

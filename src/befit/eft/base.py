@@ -28,12 +28,19 @@ _OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
-    """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base."""
+    """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base.
+
+    `rounds` in the block are those of the base's stages that would have federation.rounds.
+    """
     if block is None:
         return None
     from befit.registry import check_method
 
-    _, method, problems = check_method(block, "base")
+    own, rounds = _apart(block)
+    _, method, problems = check_method(own, "base")
+    if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
+        problems = [*problems, f"base.rounds: must be a whole number from 1, got {rounds!r}"]
+        method = None
     if method is None:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
@@ -42,6 +49,17 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     if method.mixer != "sum":
         raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
     return method
+
+
+def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A base's own options, and the number of its rounds, unless that is one of them."""
+    from befit.registry import METHODS, method_names
+
+    named = block.get("name")
+    entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
+    if entry is None or "rounds" in {one.name for one in entry.parameters}:
+        return dict(block), None
+    return {key: value for key, value in block.items() if key != "rounds"}, block.get("rounds")
 
 
 def with_layout(layout: Layout, base: Method | None) -> Layout:
@@ -68,11 +86,15 @@ def own(memory: Payload, *others: str) -> Payload:
     )
 
 
-def base_stages(base: Method | None) -> list[Stage]:
+def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[Stage]:
     """The base's stages, and a personal one that fixes its result."""
-    if base is None:
+    if block is None or base is None:
         return []
-    stages = [replace(stage, exchange=_OfBase(stage.exchange)) for stage in base.plan()]
+    _, rounds = _apart(block)
+    stages = [
+        replace(stage, exchange=_OfBase(stage.exchange), rounds=rounds if stage.rounds is None else stage.rounds)
+        for stage in base.plan()
+    ]
     return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
 
 
@@ -82,7 +104,7 @@ def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Openin
         return None
     from befit.registry import check_method
 
-    return Opening(check_method(block, "base")[0], len(base_stages(base)), lambda memory: own(memory, FIXED))
+    return Opening(check_method(block, "base")[0], len(base_stages(block, base)), lambda memory: own(memory, FIXED))
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:

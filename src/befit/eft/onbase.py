@@ -49,7 +49,7 @@ class OnBase(Method):
         return slot(BUDGETED)
 
     def plan(self) -> Sequence[Stage]:
-        return [*base_stages(self.before), *self.own_stages()]
+        return [*base_stages(self.base, self.before), *self.own_stages()]
 
     def opening(self) -> Opening | None:
         return base_opening(self.base, self.before)

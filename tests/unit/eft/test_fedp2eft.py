@@ -20,6 +20,7 @@ from befit.families import part
 from befit.federate import final_download
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
+from befit.methods.lora import Lora
 from befit.registry import build_method
 from befit.serve import deployment, score
 from befit.storage import read_json
@@ -127,6 +128,21 @@ def test_bayestune_learns_its_scales_on_top_of_a_base() -> None:
     bare.run()
     on_base, alone = (one.memory("a").arrays["scales/all/lambda"] for one in (clients, bare))
     assert not torch.allclose(on_base, alone, rtol=1e-3)
+
+
+def test_a_base_has_rounds_of_its_own_if_they_are_given() -> None:
+    """A method with such an option keeps it; every other one's stages get them, where they would take the run's."""
+    for base, rounds in (
+        ({"name": "fedit"}, None), ({"name": "fedit", "rounds": 7}, 7), ({"name": "local", "rounds": 3}, 3),
+    ):  # fmt: skip
+        (first, fixed, own), (_, _, generate, *_) = Lora(base=base).plan(), FedP2EFT(base=base).plan()
+        assert (first.rounds, fixed.name, fixed.rounds, own.rounds) == (rounds, "base", 1, None)
+        assert (generate.name, generate.rounds) == ("generate", None)
+    potara = Lora(base={"name": "potara", "rounds": 7}).plan()
+    assert [(one.name, one.rounds) for one in potara][:3] == [("local", 7), ("federate", 7), ("merge", 1)]
+    for wrong in (0, -1, 1.5, "x", True):
+        with pytest.raises(ConfigError, match=r"base\.rounds: must be a whole number from 1"):
+            Lora(base={"name": "fedit", "rounds": wrong})
 
 
 BASES: list[dict[str, Any]] = [
