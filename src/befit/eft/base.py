@@ -36,8 +36,8 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
         return None
     from befit.registry import check_method
 
-    own, rounds = _apart(block)
-    _, method, problems = check_method(own, "base")
+    options, rounds = _apart(block)
+    _, method, problems = check_method(options, "base")
     if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
         problems = [*problems, f"base.rounds: must be a whole number from 1, got {rounds!r}"]
         method = None
