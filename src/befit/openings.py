@@ -119,6 +119,7 @@ class _Shared:
         if any(line["kind"] == "failure" for line in directory.read("metrics")):
             return  # of a client, maybe for want of memory: another run should try for itself
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
         try:
             _copy_logs(directory.path, draft)
             write_payload(draft / "server.safetensors", _other(point.server, self.own))
