@@ -8,7 +8,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,21 +90,10 @@ def identify(path: Path, host: Host) -> None:
 
     Raises RunError if a resumed run rests on something else.
     """
-    now = {
-        "task": host.federation.task,
-        "label_names": list(host.federation.label_names),
-        "backbone": host.fingerprint,
-        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
-        "clients": [info.id for info in host.infos],
-        "newcomers": [info.id for info in host.newcomers],
-        "families": host.families,
-        "data": dict(host.federation.manifest),
-    }
+    now = _basis(host)
     if (path / "run.json").exists():
-        before = read_json(path / "run.json")
-        parts = {key: (before.get(key), now[key]) for key in ("task", "label_names", "backbone", "clients")}
-        parts["data"] = tuple(one.get("partition", {}).get("sha256") for one in (before.get("data", {}), now["data"]))  # type: ignore[union-attr,assignment]
-        if different := [key for key, (old, new) in parts.items() if old != new]:
+        old, new = _deciding_basis(read_json(path / "run.json")), _deciding_basis(now)
+        if different := [key for key in new if old[key] != new[key]]:
             raise RunError(f"{path} was started on something else: {', '.join(different)} changed since. Start a new "
                            "run, or bring back what it was started on")  # fmt: skip
     if not (path / "config.yaml").exists():
@@ -114,13 +103,31 @@ def identify(path: Path, host: Host) -> None:
 
 def stands_on(host: Host) -> dict[str, Any]:
     """What a run's numbers rest on beside its settings, in JSON's types: clients, their data and their weights."""
-    found = {
+    return _deciding_basis(json.loads(json.dumps(_basis(host))))
+
+
+def _basis(host: Host) -> dict[str, Any]:
+    """All that is told of task, weights, clients and data."""
+    return {
         "task": host.federation.task,
-        "label_names": host.federation.label_names,
-        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in host.infos},
-        "data": host.federation.manifest.get("partition", {}).get("sha256"),
+        "label_names": list(host.federation.label_names),
+        "backbone": host.fingerprint,
+        "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
+        "clients": [info.id for info in host.infos],
+        "newcomers": [info.id for info in host.newcomers],
+        "families": host.families,
+        "data": dict(host.federation.manifest),
     }
-    return json.loads(json.dumps(found))
+
+
+def _deciding_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
+    """Of that, what decides the numbers of clients that train; newcomers come after them."""
+    backbones = basis.get("backbones", {})
+    return {
+        **{key: basis.get(key) for key in ("task", "label_names", "backbone", "clients")},
+        "backbones": {client: backbones.get(client) for client in basis.get("clients", ())},
+        "data": basis.get("data", {}).get("partition", {}).get("sha256"),
+    }
 
 
 def environment(host: Host) -> dict[str, Any]:

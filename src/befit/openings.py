@@ -136,12 +136,13 @@ class _Shared:
 
     def _verify(self) -> None:
         """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
-        about = read_json(self.path / _ABOUT)
-        if about["on"] != stands_on(self.host):
+        about, found = read_json(self.path / _ABOUT), _hashes(self.path)
+        if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
+            raise RunError(f"{_ABOUT} is damaged")
+        if about.get("on") != stands_on(self.host):
             raise RunError("it is of other data, clients or weights")
-        found = _hashes(self.path)
-        if different := sorted(found.items() ^ about["files"].items()):
-            raise RunError(f"{different[0][0]} is missing, new or damaged")
+        if different := sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name)):
+            raise RunError(f"{different[0]} is missing, new or damaged")
 
     @staticmethod
     def _client(folder: Path, client: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,17 @@ def test_resuming_on_other_data_is_refused_and_leaves_the_run_as_it_was(source: 
     assert (done.path / "run.json").read_bytes() == before
     again = run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
     assert again.results == done.results
+
+
+def test_resuming_on_another_backbone_of_one_client_is_refused(source: Federation, tmp_path: Path) -> None:
+    settings = experiment("fedit")
+    done = run(settings, out=tmp_path / "run", host=Host(settings, source))
+    (done.path / "report.html").unlink()
+    basis = json.loads((done.path / "run.json").read_text())
+    basis["backbones"][basis["clients"][-1]] = "0" * 64  # as of a family of its own, whose model is another now
+    (done.path / "run.json").write_text(json.dumps(basis))
+    with pytest.raises(RunError, match="something else: backbones changed"):
+        run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
 
 
 def test_resuming_with_another_configuration_names_what_differs(source: Federation, tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "other data": lambda opening: (opening / "opening.json").write_text(
         (opening / "opening.json").read_text().replace('"data": "', '"data": "0')
     ),
+    "a list of another shape": lambda opening: (opening / "opening.json").write_text('{"files": ["metrics.jsonl"]}'),
+    "no object": lambda opening: (opening / "opening.json").write_text("[]"),
     "no list": lambda opening: (opening / "opening.json").unlink(),
 }
 

@@ -199,8 +199,15 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
-        table[f"saved against {rows[0]['saved_against']}"] = ["-" if one is None else f"{one:.1%}" for one in shares]
+        table[f"saved against {rows[0]['saved_against']}"] = [_saving(one) for one in shares]
     return table
+
+
+def _saving(share: float | None) -> str:
+    """A share saved; where a method sends more, how many times as much, which a negative share would hide."""
+    if share is None:
+        return "-"
+    return f"{share:.1%}" if share >= 0 else f"sends {1 - share:,.1f} x"
 
 
 def _public(row: dict[str, Any], parts: Sequence[str]) -> str:

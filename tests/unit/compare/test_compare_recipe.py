@@ -249,12 +249,12 @@ def test_a_problem_of_all_cells_is_told_once() -> None:
     assert len(caught.value.problems) == 1 and " cells, first Alone, seed 3: benchmark.root" in caught.value.problems[0]
 
 
-def test_the_recipe_with_fedl2p_uses_the_cells_of_the_one_without() -> None:
+def test_the_recipe_on_two_bases_uses_the_cells_of_the_one_without() -> None:
     one, more = (make_plan(ROOT / "recipes" / "offline" / f"{name}.yaml", seeds=[0])
-                 for name in ("names-p2eft", "names-p2eft-fedl2p"))  # fmt: skip
+                 for name in ("names-p2eft", "names-p2eft-bases"))  # fmt: skip
     new = [cell.experiment.method for cell in more.cells if cell.key not in {cell.key for cell in one.cells}]
     assert len(more.cells) == len(one.cells) + len(new)
-    assert {method["name"] for method in new if not method["base"]} == {"fedl2p"}
+    assert {method["base"]["name"] for method in new} == {"fedit"}
 
 
 def test_a_comparison_of_no_method_is_refused() -> None:

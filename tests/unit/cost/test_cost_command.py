@@ -49,6 +49,13 @@ def test_without_a_method_all_are_listed_the_dearest_first():
     assert {"local", "fedit", "potara", "fedsa"} <= {row["method"] for row in found}
 
 
+def test_a_method_that_sends_more_says_how_many_times_as_much():
+    table = call(*LLAMA, "--method", "fedit", "--method", "scaffold", env={"COLUMNS": "120"}).stdout
+    assert next(line for line in table.splitlines() if line.startswith("scaffold")).rstrip().endswith(" sends 2.0 x"), (
+        table
+    )
+
+
 def test_the_table_has_a_row_for_each_method_and_one_unit_a_column():
     done = call(*LLAMA, "--method", "fedit", "--method", "fedsa", "--method", "potara", "--set", "rounds_fedit=50",
                 env={"COLUMNS": "100"})  # fmt: skip
