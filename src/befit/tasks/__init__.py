@@ -39,11 +39,11 @@ def make_task(
                     or vqa_score
     prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
 
-    Raises ConfigError for an unknown name, a missing processor, or label names that do not fit the task.
+    Raises ConfigError for an unknown name, a missing processor, and label names or a prompt that do not fit the task.
     """
     if name not in TASKS:
         raise ConfigError([f"task: {name!r} is not one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}"])
-    if problems := _problems(name, processor, label_names, max_length) + unavailable(metrics):
+    if problems := _problems(name, processor, label_names, max_length, prompt) + unavailable(metrics):
         raise ConfigError(problems, f"the task {name}")
     if name == "image-classification":
         from befit.tasks.image_classification import ImageClassification
@@ -64,7 +64,7 @@ def make_task(
     )
 
 
-def _problems(name: str, processor: Any, label_names: Sequence[str], max_length: int) -> list[str]:
+def _problems(name: str, processor: Any, label_names: Sequence[str], max_length: int, prompt: str) -> list[str]:
     problems = []
     if name == "image-classification":
         from befit.tasks.images import ImagePreprocessor
@@ -83,6 +83,8 @@ def _problems(name: str, processor: Any, label_names: Sequence[str], max_length:
             problems.append(f"label_names: {name} has no classes, got {', '.join(label_names)}")
     elif len(set(label_names)) != len(label_names) or len(label_names) < 2:
         problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
+    if name not in GENERATIVE and prompt != "auto":
+        problems.append(f"model.prompt: {name} has no prompts; leave it out")
     if max_length < (least := _fewest_tokens(name, processor)):
         problems.append(f"model.max_length: must be at least {least} tokens, got {max_length}")
     return problems
