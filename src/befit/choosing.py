@@ -58,8 +58,8 @@ def choose_models(
         alone = replace(experiment, name=name, model=settings, families={}, method=_alone(experiment), baselines=[],
                         evaluate=evaluate)  # fmt: skip
         hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
-    small, large = sorted(hosts, key=lambda host: host.smallest.parameters)
-    if small.smallest.parameters == large.smallest.parameters:
+    small, large = sorted(hosts, key=_parameters)
+    if _parameters(small) == _parameters(large):
         raise ConfigError([f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
                            "parameters, so neither is the larger"], "the choice of models")  # fmt: skip
     scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
@@ -103,6 +103,10 @@ def choose_models(
 def _named(observer: Observer | None, label: str) -> Observer | None:
     """The same for events of a run that is called otherwise here."""
     return None if observer is None else lambda event: observer({**event, "run": label})
+
+
+def _parameters(host: Host) -> int:
+    return host.backbone_of("").parameters
 
 
 def _with_seed(experiment: Experiment, seed: int) -> Experiment:

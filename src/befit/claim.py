@@ -113,6 +113,7 @@ def _basis(host: Host) -> dict[str, Any]:
         "label_names": list(host.federation.label_names),
         "backbone": host.fingerprint,
         "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
+        "common_model": host.smallest.fingerprint if host.experiment.common_model else None,
         "clients": [info.id for info in host.infos],
         "newcomers": [info.id for info in host.newcomers],
         "families": host.families,
@@ -124,7 +125,7 @@ def _deciding_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
     """Of that, what decides the numbers of clients that train; newcomers come after them."""
     backbones = basis.get("backbones", {})
     return {
-        **{key: basis.get(key) for key in ("task", "label_names", "backbone", "clients")},
+        **{key: basis.get(key) for key in ("task", "label_names", "backbone", "common_model", "clients")},
         "backbones": {client: backbones.get(client) for client in basis.get("clients", ())},
         "data": basis.get("data", {}).get("partition", {}).get("sha256"),
     }

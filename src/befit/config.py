@@ -296,6 +296,8 @@ class Experiment:
     data        the user's own files
     limit       only some of the data, for a trial
     families    clients with other backbones, by a name of your choice; all others have `model`
+    common_model  a frozen model that every client holds beside its own, for methods that compare clients by what one
+                model makes of their data; null: the smallest backbone. What is not said here is as under `model`
     adapter     where adapters sit
     method      name and arguments of the method, defaults filled in
     baselines   methods to compare with, in the same form
@@ -318,6 +320,7 @@ class Experiment:
     data: DataSettings | None = None
     limit: LimitSettings = field(default_factory=LimitSettings)
     families: dict[str, FamilySettings] = field(default_factory=dict[str, FamilySettings])
+    common_model: ModelSettings | None = None
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     train: TrainSettings = field(default_factory=TrainSettings)

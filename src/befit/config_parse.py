@@ -93,7 +93,9 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
         problems += found
     given["families"], found = _families(given.get("families"), given.get("model"))
     problems += found
-    checked, found = check_values(_PARAMETERS, given, rules=RULES)
+    given["common_model"], found = _common_model(given.get("common_model"), given.get("model"))
+    problems += found
+    checked, found = check_values(_PARAMETERS, given, rules={**RULES, **_model_rules("common_model")})
     problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
     if problems:
@@ -173,7 +175,7 @@ def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(own, Mapping) or not own.get("id"):
             problems.append(f"{path}.model.id: is required, the backbone of these clients")
             continue
-        rules = {f"{path}.{key}": rule for key, rule in RULES.items() if key.startswith("model.")}
+        rules = _model_rules(f"{path}.model")
         rules[f"{path}.clients"] = Rule(lambda value: len(value) > 0, "must name at least one client")
         values, found = check_values(
             parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path, rules
@@ -182,6 +184,20 @@ def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
         if not found:
             families[name] = FamilySettings(**values)
     return families, problems
+
+
+def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
+    """Its settings, completed by those of `model`."""
+    if block is None:
+        return None, []
+    if not isinstance(block, Mapping) or not block.get("id"):
+        return None, ["common_model.id: is required, the model that all clients hold beside their own"]
+    return {**(model if isinstance(model, Mapping) else {}), **block}, []
+
+
+def _model_rules(path: str) -> dict[str, Rule]:
+    """What `model` has to keep to, for settings of a model at another place."""
+    return {f"{path}.{key.removeprefix('model.')}": rule for key, rule in RULES.items() if key.startswith("model.")}
 
 
 def _exclusive(given: Mapping[str, Any]) -> list[str]:
@@ -207,6 +223,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
         problems += _places(engine)
         if engine.kind == "flower" and checked.get("families"):
             problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
+        if engine.kind == "flower" and checked.get("common_model"):
+            problems.append("common_model: cannot be used on Flower yet; set it to null")
         if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
             problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
         if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
@@ -316,7 +334,9 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
             }
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers))
-    return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families)
+    common = None if experiment.common_model is None else place(experiment.common_model)
+    return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families,
+                   common_model=common)  # fmt: skip
 
 
 _PARAMETERS = parameters_of(Experiment)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
 from befit.benchmarks.base import ClientData, Federation
-from befit.config import Experiment, FamilySettings
+from befit.config import AdapterSettings, Experiment, FamilySettings
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.families import each_family
 from befit.limit import limited
@@ -55,13 +55,15 @@ class Host:
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {one.key: one for one in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
-        self.smallest = min(self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
+        self.smallest = self._load_common() or min(
+            self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
+        )
         for one in self.backbones.values():
             one.model.shapes = replace(one.model.shapes, last=self.smallest.model.shapes.last)
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
-        self._prepared: dict[tuple[str, str, str], Examples] = {}
+        self._prepared: dict[tuple[str, str, str, str], Examples] = {}
         self._public: dict[str, Examples] = {}
         self._streams: dict[str, Stream] = {}
 
@@ -71,6 +73,19 @@ class Host:
             experiment, self.federation.task, self.federation.label_names, self._elsewhere
         )
         return Backbone(name, fingerprint, model, task)
+
+    def _load_common(self) -> Backbone | None:
+        """The configuration's common model, bare; one that a family has already is not loaded twice."""
+        settings = self.experiment.common_model
+        if settings is None:
+            return None
+        for one in self.backbones.values():
+            if family_experiment(self.experiment, one.name).model == settings:
+                return one
+        bare = AdapterSettings(head=False)
+        experiment = replace(self.experiment, model=settings, families={}, adapter=bare)
+        model, task, fingerprint = load_model(experiment, self.federation.task, self.federation.label_names)
+        return Backbone("common_model", fingerprint, model, task)
 
     def _info(self, client: ClientData) -> ClientInfo:
         return ClientInfo(client.id, self._family[client.id].key, len(client.train))
@@ -136,7 +151,7 @@ class Host:
             for one in self.backbones.values():
                 one.model.reset()
             starts = {key: one.model.dump(EVERYTHING) for key, one in self.backbones.items()}
-        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train)
+        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.smallest)
 
     def site(self, info: ClientInfo) -> Site:
         own, smallest = self._family[info.id], self.smallest
@@ -166,7 +181,7 @@ class Host:
     def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
         """A client's split in the terms of its own backbone, or of another; prepared once."""
         backbone = backbone or self.backbone_of(client)
-        key = backbone.key, client, split
+        key = backbone.name, backbone.key, client, split
         if key not in self._prepared:
             try:
                 self._prepared[key] = backbone.task.prepare(getattr(self._data[client], split))

@@ -49,7 +49,7 @@ class Site:
     """One client: its model, task, data and budget. Random draws take a seed from a `Tick`.
 
     report          numbers for the log that `client_update` may add; they leave the client, by name
-    smallest        the smallest backbone of the federation, the same one at all clients, to be used bare
+    smallest        the federation's smallest backbone, or the configuration's common model, at all clients, used bare
     small_examples  this client's records, by split, in that backbone's terms
     public          the federation's public records, in the terms of this client's model
     stream          where training data arrives over time, what a round's batches are made of
@@ -108,6 +108,7 @@ class ServerSite:
     backbones  the models themselves, by the same names, for methods that need them at the server
     public     the federation's public records in the terms of one backbone
     budget     the configuration's settings of training, for methods that train at the server
+    smallest   the bare model that all clients have, see `Site`
     """
 
     starts: Mapping[str, State]
@@ -115,6 +116,7 @@ class ServerSite:
     backbones: Mapping[str, Backbone] = field(default_factory=dict[str, "Backbone"])
     public: Callable[[str], Examples] | None = None
     budget: TrainSettings | None = None
+    smallest: Backbone | None = None
 
     @property
     def initial(self) -> State:

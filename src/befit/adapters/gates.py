@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from befit.adapters.forms import kaiming_uniform
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import add_up
 
-__all__ = ["SOFTMAX", "Gate", "InputGate", "ScalarGate", "SoftmaxGate"]
+__all__ = ["SOFTMAX", "Gate", "InputGate", "ScalarGate", "SoftmaxGate", "make_gate"]
 
 
 class Gate(Protocol):
@@ -120,6 +120,13 @@ class InputGate:
 
 
 SOFTMAX = SoftmaxGate()
+
+
+def make_gate(name: Literal["scalar", "input", "noisy-input"]) -> Gate:
+    """A gate of two slots by its name."""
+    if name == "scalar":
+        return ScalarGate()
+    return InputGate(InputGate.RELEASED if name == "noisy-input" else 0.0)
 
 
 def _weigh(layer: SlotLinear, weights: list[Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:

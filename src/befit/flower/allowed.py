@@ -54,6 +54,7 @@ AT_SERVER = _set("""
 # Not at sites yet, and why.
 NOWHERE = {
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
+    "common_model": "no site has a second model on Flower yet; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",
 }

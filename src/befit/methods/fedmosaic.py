@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from befit.adapters.gates import InputGate, ScalarGate
+from befit.adapters.gates import make_gate
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.pq import BASIS, Basis, PQLora
 from befit.align.settings import Alignment
@@ -28,9 +28,10 @@ def fedmosaic(
     every: int = 10,
     ema: float = 0.5,
     noise: float = 1e-4,
+    noise_at: Literal["gradient", "upload"] = "gradient",
     share: float = 0.4,
     mask: Literal["random", "rows"] = "random",
-    gate: Literal["scalar", "input"] = "scalar",
+    gate: Literal["scalar", "input", "noisy-input"] = "scalar",
     align: Alignment = Alignment(),  # noqa: B008 frozen
 ) -> Mosaic:
     """RELA over PQ-LoRA: in some blocks only r x r cores are trained, which clients of all backbones share.
@@ -45,10 +46,11 @@ def fedmosaic(
     include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
     every         the frozen model's gradient is taken at every so many steps
     ema           weight of a round's mean gradient in the running one
-    noise         standard deviation of the noise on every gradient
+    noise         standard deviation of the noise on gradients
+    noise_at      on every "gradient" before their mean (algorithm 1), or on the running mean at every "upload" (eq. 3)
     share         share of the gradient's entries that travel
     mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
-    gate          "scalar", one number per layer, or "input", by token
+    gate          "scalar", one number per layer; "input", by token; "noisy-input", disturbed in training (the code)
     align         how A and B of different backbones are aligned, see befit.align.settings.Alignment
 
     In a PQ block `h_own = s B (P A x + Q)` with frozen orthonormal A and B, elsewhere `h_own = s B A x`;
@@ -61,7 +63,7 @@ def fedmosaic(
         problems.append(f"blocks: must be at least 1, got {blocks}; without PQ blocks take the method rela")
     if not pq_rate > 0:
         problems.append(f"pq_rate: must be positive, got {pq_rate}")
-    asked = Relevance(temperature, similarity, include_self, every, ema, noise)
+    asked = Relevance(temperature, similarity, include_self, every, ema, noise, noise_at)
     if problems := problems or needless(mixing, asked, Sketch(share, mask)):
         raise ConfigError(problems, "fedmosaic")
     mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
@@ -70,7 +72,7 @@ def fedmosaic(
         *(Slot(name, rank, alpha, form=PQLora(blocks)) for name in BOTH),
     )
     return Mosaic(
-        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,) if sketch else ()),
+        Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()),
         mixed,
         sketch,
         blocks,

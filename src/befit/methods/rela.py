@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from befit.adapters.gates import InputGate, ScalarGate
+from befit.adapters.gates import make_gate
 from befit.adapters.layout import Layout, Slot
 from befit.errors import ConfigError
 from befit.registry import register
@@ -23,9 +23,10 @@ def rela(
     every: int = 10,
     ema: float = 0.5,
     noise: float = 1e-4,
+    noise_at: Literal["gradient", "upload"] = "gradient",
     share: float = 0.4,
     mask: Literal["random", "rows"] = "random",
-    gate: Literal["scalar", "input"] = "scalar",
+    gate: Literal["scalar", "input", "noisy-input"] = "scalar",
 ) -> Mosaic:
     """Train an adapter beside a frozen mixture of relevant others' adapters, with a gate at every layer.
 
@@ -37,24 +38,25 @@ def rela(
     include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
     every         the frozen model's gradient is taken at every so many steps
     ema           weight of a round's mean gradient in the running one
-    noise         standard deviation of the noise on every gradient
+    noise         standard deviation of the noise on gradients
+    noise_at      on every "gradient" before their mean (algorithm 1), or on the running mean at every "upload" (eq. 3)
     share         share of the gradient's entries that travel
     mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
-    gate          "scalar", one number per layer, or "input", by token
+    gate          "scalar", one number per layer; "input", by token; "noisy-input", disturbed in training (the code)
 
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`; `w_ij = softmax_j(cos(g_i, g_j) / tau)`, `g` the
-    gradient of the last projection of the smallest frozen backbone.
+    gradient of the last projection of the smallest frozen backbone, or of `common_model`.
     up = down = r(d_in + d_out) per module, and up the entries of the gradient. What the paper calls its homogeneous
     mode; clients with other backbones mix within their own. Source: specification fedmosaic.md, sections 2.5 and 4.
     """
     problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
-    asked = Relevance(temperature, similarity, include_self, every, ema, noise)
+    asked = Relevance(temperature, similarity, include_self, every, ema, noise, noise_at)
     if problems := problems or needless(mixing, asked, Sketch(share, mask)):
         raise ConfigError(problems, "rela")
     mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
     slots = tuple(Slot(name, rank, alpha) for name in BOTH)
     return Mosaic(
-        Layout(slots, BOTH, gate=ScalarGate() if gate == "scalar" else InputGate(), extras=(sketch,) if sketch else ()),
+        Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()),
         mixed,
         sketch,
     )

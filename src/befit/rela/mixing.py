@@ -67,7 +67,8 @@ class Relevance:
     include_self  whether a client's own adapter is part of its mixture
     every         gradients are taken at every so many steps
     ema           weight of the new round's mean gradient in the running one
-    noise         standard deviation of what is added to each gradient
+    noise         standard deviation of what is added to gradients
+    noise_at      to each "gradient" (algorithm 1), or to the running mean at each "upload" (eq. 3)
     """
 
     temperature: float = 0.5
@@ -76,7 +77,12 @@ class Relevance:
     every: int = 10
     ema: float = 0.5
     noise: float = 1e-4
+    noise_at: Literal["gradient", "upload"] = "gradient"
     compares: ClassVar[bool] = False
+
+    def noise_on(self, place: Literal["gradient", "upload"]) -> float:
+        """The standard deviation there: `noise`, or 0 where it is added at the other place."""
+        return self.noise if self.noise_at == place else 0.0
 
     def __call__(self, held: Held) -> dict[str, Tensor]:
         cosines = similarities(held.stacks[SKETCH], self.similarity)

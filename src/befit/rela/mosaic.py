@@ -30,7 +30,7 @@ from befit.rela.bank import (
 )
 from befit.rela.mixing import Mixing, Relevance
 from befit.rela.newcomer import Arrival, arrived
-from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, mean_sketch
+from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, mean_sketch
 from befit.site import ServerSite, Site
 from befit.train.loop import Pass, train
 from befit.train.work import Work
@@ -109,10 +109,9 @@ class Mosaic(Method):
 
     def _smallest(self, site: ServerSite) -> dict[str, Scalar]:
         """Whose gradients are compared, where there are any."""
-        if self.sketch is None or not site.backbones:
+        if self.sketch is None or site.smallest is None:
             return {}
-        small = min(site.backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
-        return {"smallest": small.fingerprint, "last": list(small.model.shapes.last)}
+        return {"smallest": site.smallest.fingerprint, "last": list(site.smallest.model.shapes.last)}
 
     def client_init(self, site: Site) -> Payload:
         return Payload()
@@ -140,21 +139,22 @@ class Mosaic(Method):
         _restore(client, received, site)
         report = train(site, self.passes, at, moments=client.arrays)
         site.report.update(report.numbers())
-        running = self._gradients(client, site, at)
+        running, sent = self._gradients(client, site, at)
         kept = {
             **client.arrays, **select(received.arrays, slot(BASIS)), **site.model.dump(self.trainable()),
             **report.moments, **running,
         }  # fmt: skip
-        return Payload(kept), Payload({**site.model.dump(slot("personal")), **running})
+        return Payload(kept), Payload({**site.model.dump(slot("personal")), **sent})
 
-    def _gradients(self, client: Payload, site: Site, at: Tick) -> State:
-        """The running mean of what the client's data ask of the frozen model, where anybody wants it."""
-        if self.sketch is None or not isinstance(self.mixing, Relevance):
-            return {}
-        fresh = mean_sketch(site, at, self.sketch, self.mixing.every, self.mixing.noise)
+    def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
+        """The running mean of what the client's data ask of the frozen model, where anybody wants it; kept and sent."""
+        mixing = self.mixing
+        if self.sketch is None or not isinstance(mixing, Relevance):
+            return {}, {}
+        running = mean_sketch(site, at, self.sketch, mixing.every, mixing.noise_on("gradient"))
         if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
-            fresh = client.arrays[SKETCH].lerp(fresh, self.mixing.ema)
-        return {SKETCH: fresh}
+            running = client.arrays[SKETCH].lerp(running, mixing.ema)
+        return {SKETCH: running}, {SKETCH: disturbed(running, site, at, mixing.noise_on("upload"))}
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         before = received_before(server, site.starts) if self.mixing.compares else {}

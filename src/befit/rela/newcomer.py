@@ -18,7 +18,7 @@ from befit.errors import NotTrained
 from befit.method import Exchange
 from befit.rela.bank import EVERYBODY, members, mixed, weights_key
 from befit.rela.mixing import Mixing, Relevance
-from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, newcomer_sketch
+from befit.rela.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, newcomer_sketch
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Arrival(Exchange):
         if self.sketch is None or not isinstance(self.mixing, Relevance):
             return client, Payload()
         check_agreed(received, site, self.sketch, at.seed)
-        return client, Payload({SKETCH: newcomer_sketch(site, at, self.sketch, self.mixing.noise)})
+        own = newcomer_sketch(site, at, self.sketch, self.mixing.noise_on("gradient"))
+        return client, Payload({SKETCH: disturbed(own, site, at, self.mixing.noise_on("upload"))})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's memory with a mixture for each of them beside it."""

@@ -23,7 +23,9 @@ from befit.seeds import derive_seed
 from befit.site import Backbone, Site, shuffled_batches
 from befit.types import Payload, Scalar, TensorSpec, Tick
 
-__all__ = ["SKETCH", "Sketch", "agreement", "check_agreed", "last_gradient", "mean_sketch", "newcomer_sketch"]
+__all__ = [
+    "SKETCH", "Sketch", "agreement", "check_agreed", "disturbed", "last_gradient", "mean_sketch", "newcomer_sketch",
+]  # fmt: skip
 
 SKETCH = "sketch/last/gradient"
 ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
@@ -155,6 +157,14 @@ def mean_sketch(site: Site, at: Tick, sketch: Sketch, every: int, noise: float) 
     """
     steps = enumerate(site.indices("train", site.budget.max_steps, at))
     return _mean(site, at, sketch, noise, (indices for step, indices in steps if step % every == 0))
+
+
+def disturbed(gradient: Tensor, site: Site, at: Tick, noise: float) -> Tensor:
+    """`gradient + noise * eps`, eps standard normal, fresh for every client and round."""
+    if not noise:
+        return gradient
+    generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on uploads"))
+    return gradient + noise * torch.randn(gradient.shape, generator=generator)
 
 
 def newcomer_sketch(site: Site, at: Tick, sketch: Sketch, noise: float) -> Tensor:

@@ -3,6 +3,7 @@ properties 11 and 12; traps of section 9.2)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from tests.conftest import assert_same, tiny_examples, tiny_task
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from befit.adapters.gates import InputGate, ScalarGate
 from befit.adapters.keys import EVERYTHING, select, slot, slot_of, split
 from befit.adapters.layout import GATE
 from befit.adapters.model import AdaptedModel
@@ -91,7 +93,7 @@ def start(name: str = "fedmosaic", **settings: object) -> Federation:
         starts[key] = one.model.dump(EVERYTHING)
     infos = tuple(ClientInfo(client, family, 12) for client, family in FAMILIES.items())
     public = {key: tiny_examples("llama", 40, 99) for key in starts}
-    site = ServerSite(starts, infos, backbones, public.__getitem__)
+    site = ServerSite(starts, infos, backbones, public.__getitem__, smallest=backbones[SMALL])
     return Federation(method, backbones, site, {}, method.server_init(site))
 
 
@@ -350,3 +352,30 @@ def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stay
     grown = federation.server.arrays[SKETCH]
     assert len(grown) == 5 and torch.equal(grown[[0, 1, 3, 4]], sketches)
     assert torch.equal(grown[2], third["c"].payload.arrays[SKETCH])
+
+
+def test_noise_at_the_upload_disturbs_what_is_sent_and_not_what_is_remembered() -> None:
+    """Equation 3: `g~ = ghat + mu eps` once after the running mean, which goes on without it; eps fresh every round."""
+    calm, loud = (start(noise=noise, noise_at="upload") for noise in (0.0, 0.5))
+    sent: list[torch.Tensor] = []
+    for number in (1, 2):
+        plain, noisy = calm.round(number)["a"], loud.round(number)["a"]
+        torch.testing.assert_close(loud.memories["a"].arrays[SKETCH], calm.memories["a"].arrays[SKETCH])
+        torch.testing.assert_close(plain.payload.arrays[SKETCH], calm.memories["a"].arrays[SKETCH])
+        sent.append(noisy.payload.arrays[SKETCH] - loud.memories["a"].arrays[SKETCH])
+        assert 0.3 < float(sent[-1].std()) < 0.7
+        if number == 1:  # mixtures differ from then on, and with them what the second round trains
+            for federation in (calm, loud):
+                federation.server = calm.server
+    assert not torch.allclose(*sent), "fresh in every round"
+    usual = start(noise=0.5)
+    usual.round(1)
+    assert not torch.allclose(usual.memories["a"].arrays[SKETCH], calm.memories["a"].arrays[SKETCH]), "at gradients"
+
+
+@pytest.mark.parametrize("name", ["rela", "fedmosaic"])
+def test_the_gate_is_the_one_that_was_asked_for(name: str) -> None:
+    gates = {
+        gate: build_method({"name": name, "gate": gate}).layout.gate for gate in ("scalar", "input", "noisy-input")
+    }
+    assert gates == {"scalar": ScalarGate(), "input": InputGate(), "noisy-input": InputGate(math.log(2))}
