@@ -172,7 +172,9 @@ def with_models(plan: Plan, large: str, small: str) -> Plan:
         one = cell.experiment
         families = {name: replace(family, model=replace(family.model, id=small if name == "small" else large))
                     for name, family in one.families.items()}  # fmt: skip
-        return replace(cell, experiment=replace(one, model=replace(one.model, id=large), families=families))
+        common = one.common_model and replace(one.common_model, id=small, quantise="none")  # fewer bits want a GPU
+        return replace(cell, experiment=replace(one, model=replace(one.model, id=large), families=families,
+                                                common_model=common))  # fmt: skip
 
     runs = tuple(replace(run, cells=tuple(map(changed, run.cells))) for run in plan.runs)
     return replace(plan, runs=runs)
