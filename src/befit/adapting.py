@@ -76,7 +76,7 @@ def adapt(
         raise ConfigError([f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
                           "fast adaptation")  # fmt: skip
     if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a multiple of every, got {steps} and {every}"], "fast adaptation")
+        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
     found: list[Adapted] = []
     for path in map(Path, runs):
         host = _host(path, overrides)

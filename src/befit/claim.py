@@ -18,7 +18,7 @@ import torch
 from befit.config import Experiment, load_experiment, to_dict, to_yaml
 from befit.errors import RunError
 from befit.host import Host
-from befit.storage import atomic_write, read_json, write_json
+from befit.storage import atomic_write, check_folder, read_json, write_json
 
 __all__ = [
     "check_directory",
@@ -46,6 +46,7 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
     config = path / "config.yaml"
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file; name a directory for the run")
+    check_folder(path)
     if not config.exists():
         # Hidden files are a lock, or what a crash left of a first write: no run has begun here.
         if path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
@@ -76,6 +77,7 @@ def settings_hash(experiment: Experiment) -> str:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the directory for this process; raises RunError while another one has it. A crash lets go of it."""
+    check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("w") as file:
         try:

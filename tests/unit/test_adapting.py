@@ -92,7 +92,7 @@ def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Pat
         ({"starts": ["meen"]}, r"starts: meen is none of.*Did you mean: mean"),
         ({"starts": []}, "starts: must name at least one"),
         ({"methods": []}, "methods: must name at least one"),
-        ({"steps": 5, "every": 2}, "steps: must be a multiple of every, got 5 and 2"),
+        ({"steps": 5, "every": 2}, "steps: must be a positive multiple of every, got 5 and 2"),
         ({"methods": ["fedit"]}, "methods: .* has no fedit; it has rela, ditto"),
         ({"newcomers": ["count"]}, "newcomers: count is none of double.drop-first, count.upper"),
     ):  # fmt: skip

@@ -154,3 +154,13 @@ def test_a_trial_of_a_recipe_is_sent_to_the_command_with_its_option():
     recipe = Path(__file__).parents[2] / "recipes" / "offline" / "digits.yaml"
     done = call("run", recipe, "--trial")
     assert done.exit_code != 0 and f"befit compare {recipe} --trial" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("run", "method=local"), ("compare", "--methods", "local,fedit", "--seeds", "0")])
+def test_a_directory_below_a_file_is_refused_by_name(words, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    name, *more = words
+    done = call(name, CONFIGS / "digits-potara.yaml", *more, "--out", tmp_path / "notes" / "run")
+    assert done.exit_code == 2, done.output
+    assert "notes exists already and is not a folder" in done.stderr.replace("\n", " ")
+    assert (tmp_path / "notes").read_text() == "mine"

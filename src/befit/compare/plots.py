@@ -69,7 +69,7 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        inks = {run["label"]: run_ink(index) for index, run in enumerate(runs)}
+        inks = {run["label"]: run_ink(index) for index, run in enumerate(_reference_second(results, runs))}
         points = []
         for run in runs:
             ink, label = inks[run["label"]], run["label"]
@@ -105,6 +105,12 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
     if any(len(run["curve"]) > 1 for run in runs):
         note += " Thin: the course of training."
     return Plot(title, draw("communication", title, 12.0, height, paint), note, wide=True)
+
+
+def _reference_second(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs with the reference in second place, whose colour it has in the other plots."""
+    others = [run for run in runs if run["label"] != results["reference"]]
+    return [*others[:1], *(run for run in runs if run["label"] == results["reference"]), *others[1:]]
 
 
 def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]], inks: Mapping[str, str]) -> None:

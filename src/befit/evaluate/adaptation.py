@@ -43,7 +43,7 @@ def fast_adaptation(
     steps that are no multiple of `every`.
     """
     if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a multiple of every, got {steps} and {every}"], "fast adaptation")
+        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
     model = site.model
     model.reset()
     model.load(start)

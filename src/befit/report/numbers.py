@@ -53,7 +53,8 @@ def score_text(value: float | None, metric: str) -> str:
     """
     if value is None:
         return NOTHING
-    return f"{100 * value:.1f}%" if is_share(metric) else decimal_text(value)
+    # 31 of 80 may come as 0.3875 or 0.38749999999999996, by how it was added up, and is 38.8 % in both cases.
+    return f"{round(100 * value, 9):.1f}%" if is_share(metric) else decimal_text(value)
 
 
 def gain_text(value: float | None, metric: str, signed: bool = True) -> str:
