@@ -83,7 +83,8 @@ class RunJournal:
 
     def event(self, event: dict[str, Any]) -> None:
         if self._observer is not None:
-            sums = {"bytes_up": self._bytes_up, "bytes_down": self._bytes_down} if event["kind"] == "round" else {}
+            counted = event["kind"] in ("run_started", "round")  # a run that goes on does not start from nothing
+            sums = {"bytes_up": self._bytes_up, "bytes_down": self._bytes_down} if counted else {}
             self._observer({**event, "run": self._name, **sums})
 
     def completed(self, point: Checkpoint, force: bool) -> None:

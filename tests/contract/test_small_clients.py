@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,25 @@ def test_resuming_on_another_backbone_of_one_client_is_refused(source: Federatio
     (done.path / "run.json").write_text(json.dumps(basis))
     with pytest.raises(RunError, match="something else: backbones changed"):
         run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
+
+
+def test_a_resumed_run_counts_on_from_what_was_sent_before(source: Federation, tmp_path: Path) -> None:
+    settings = replace(experiment("fedit"), checkpoint=replace(experiment("fedit").checkpoint, every_s=0))
+    sent: list[tuple[str, int]] = []
+
+    def watch(event: dict[str, Any]) -> None:
+        if "bytes_up" in event:
+            sent.append((event["kind"], event["bytes_up"]))
+        if event["kind"] == "client" and event["round"] == 2 and ("round", 0) not in sent:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, out=tmp_path / "run", host=Host(settings, source), observer=watch)
+    (_, nothing), (_, first) = sent
+    assert nothing == 0 < first
+    sent.append(("round", 0))  # from here on it is not interrupted
+    run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source), observer=watch)
+    assert sent[3] == ("run_started", first) and sent[4][1] == 2 * first
 
 
 def test_resuming_with_another_configuration_names_what_differs(source: Federation, tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_stages_before_the_present_one_count_in_full(clock):
     assert run.share_done == 0.80
 
 
+def test_a_run_that_goes_on_shows_what_was_sent_before(clock):
+    progress = watch(clock)
+    progress({**started(), "bytes_up": 3_400_000, "bytes_down": 2_200_000})
+    progress(client(31, 1))
+    assert "up 3.4 MB, down 2.2 MB" in progress.line(progress.runs["potara"])
+
+
 def test_clients_within_a_round_count_as_parts_of_it():
     run = RunProgress("potara", STAGES, 10, 0.0)
     run.update(round_over(30))

@@ -139,7 +139,9 @@ class Progress:
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind, now = event["kind"], self.clock()
         if kind == "run_started":
-            self.runs[event["run"]] = RunProgress(event["run"], event["stages"], event["clients"], now)
+            sums = event.get("bytes_up", 0), event.get("bytes_down", 0)
+            self.runs[event["run"]] = RunProgress(event["run"], event["stages"], event["clients"], now,
+                                                  bytes_up=sums[0], bytes_down=sums[1])  # fmt: skip
             return
         run = self.runs[event["run"]]
         run.update(event)
