@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import assert_same, tiny_examples
-from tests.unit.rela.test_mosaic import LARGE, SMALL, Federation, start
+from tests.unit.rela.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
 from befit.adapters.keys import EVERYTHING, slot, split
 from befit.adapters.pq import BASIS
@@ -144,6 +144,23 @@ def test_a_badly_conditioned_b_is_logged(federation: Federation, caplog: pytest.
 def test_only_backbones_other_than_the_smallest_get_a_basis_from_the_server(federation: Federation) -> None:
     found = aligned_bases(federation.server_site, 2, Alignment())
     assert {key.partition("/")[0] for key in found} == {f"basis:{LARGE}"} and len(found) == 28
+
+
+def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_another() -> None:
+    """A star around the pivot: each as it would be with the pivot alone, whichever comes first; a chain would give the
+    last one other factors."""
+    federation = start(families=THREE)
+    server = federation.server_site
+    assert server.public is not None
+    assert {key.partition("/")[0] for key in federation.server.arrays} == {f"basis:{MIDDLE}", f"basis:{LARGE}"}
+    for family in (MIDDLE, LARGE):
+        pair = Paired.of(federation.backbones[SMALL], federation.backbones[family], server.public, 2)
+        ends = [{key: value for key, value in server.starts[one].items() if split(key)[0] == BASIS}
+                for one in (SMALL, family)]  # fmt: skip
+        expected = align(pair, *ends, Alignment(), 0).arrays
+        found = {key.replace(f":{family}", ""): value for key, value in federation.server.arrays.items()
+                 if key.startswith(f"basis:{family}")}  # fmt: skip
+        assert_same(found, expected)
 
 
 def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
