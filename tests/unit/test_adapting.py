@@ -182,7 +182,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_with_two_backbones_the_mean_is_of_those_with_the_newcomers_and_the_basis_the_federations(
     mixed: tuple[Path, dict[str, Any]],
 ) -> None:
-    """Cores of the other backbone would fit too, and a fresh basis would, and either gives another curve."""
+    """The mean of one client alone, or a fresh basis beside that of both, would have another curve."""
     path, config = mixed
     host = Host(load_experiment({**config, "evaluate": {"metrics": ["token_accuracy"]}}))
     method = host.build(config["method"])

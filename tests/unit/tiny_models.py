@@ -107,8 +107,8 @@ def save_speller(path: Path, merges: int, **changes: int) -> Path:
         "vocab_size": len(made), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 24, "max_position_embeddings": 96, "eos_token_id": 1, "pad_token_id": 0,
     }  # fmt: skip
-    made_config = LlamaConfig(**{**config, **changes}, bos_token_id=None, initializer_range=0.3)
-    LlamaForCausalLM(made_config).save_pretrained(path)
+    wide = {**config, **changes}
+    LlamaForCausalLM(LlamaConfig(**wide, bos_token_id=None, initializer_range=0.3)).save_pretrained(path)
     made.save_pretrained(path)
     return path
 

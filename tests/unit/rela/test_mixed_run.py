@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.contract.conftest import Memo
 from tests.unit.tiny_models import save_speller
 
 from befit.adapters.keys import split
+from befit.align.features import Paired
 from befit.config import load_experiment
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
@@ -22,7 +24,7 @@ from befit.ledger import Outbound
 from befit.method import Method
 from befit.rela.relevance import relevance, similarities
 from befit.rela.sketch import SKETCH, last_gradient
-from befit.site import ServerSite
+from befit.site import Backbone, ServerSite
 from befit.types import Payload
 
 METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "every": 1, "align": {"samples": 40}}
@@ -138,6 +140,28 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
 
 def _depth(host: Host, client: str) -> int:
     return int(host.backbone_of(client).model.backbone.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+
+
+def test_backbones_with_other_tokenizers_are_aligned_where_both_cut_an_answer(spellers: Host) -> None:
+    """As many pairs of rows as there are common ends of tokens in the answers of the public records: at fewer places
+    than the letters of the small model, and at more than the answers."""
+
+    def ends(one: Backbone) -> list[set[int]]:
+        tokenizer, examples = one.task.tokenizer, spellers.public(one.key)  # type: ignore[attr-defined]
+        found = []
+        for record in range(len(examples)):
+            learnt = [int(token) for token in examples.batch([record])["labels"][0] if token >= 0]
+            pieces = tokenizer.convert_ids_to_tokens(learnt, skip_special_tokens=True)
+            found.append(set(accumulate(len(piece) for piece in pieces)))
+        return found
+
+    letters = ends(spellers.smallest)
+    for one in spellers.backbones.values():
+        if one is not spellers.smallest:
+            common = sum(len(few & all_) for few, all_ in zip(ends(one), letters, strict=True))
+            assert len(letters) < common < sum(map(len, letters))
+            pairs = Paired.of(spellers.smallest, one, spellers.public, 2).batches(60, 16, 0)
+            assert sum(len(batch["1.down_proj"][1]) for batch in pairs) == common
 
 
 def test_takfl_teaches_across_tokenizers_what_the_others_clients_say(spellers: Host) -> None:
