@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from befit.registry import build_method
 from befit.runner import check
 from befit.types import Payload
 
-from .conftest import Memo
+from .conftest import Memo, Stop
 
 SMALL = {"id": "skills-llama-s"}
 
@@ -167,19 +168,26 @@ def test_a_pattern_may_be_what_is_known_of_a_client() -> None:
     assert found == {"a": "small", "b": "model", "small": "model"}
 
 
-def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_examples(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("when", "stop"), [("end", None), ("always", 1)])
+def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_examples(
+    when: str, stop: int | None
+) -> None:
+    """Of the model that it has at that round: at the end of two, or after the first, where the run is stopped."""
     host = Host(load_experiment({
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "local", "baselines": [],
-        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 2}, "evaluate": {"others": "end", "every": 1},
+        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 2}, "evaluate": {"others": when, "every": 1},
     }))  # fmt: skip
     method = host.build("local")
-    memo, store = Memo(), ClientStore(None, resident=True)
+    memo, store = Memo(stop_after=stop), ClientStore(None, resident=True)
     site = host.install(method)
     engine = LocalEngine.of(host, method, store, Outbound())
-    federate(method, engine, site, Schedule(2, 0, evaluate_every=1), memo)
+    with nullcontext() if stop is None else pytest.raises(Stop):
+        federate(method, engine, site, Schedule(2, 0, evaluate_every=1), memo)
+    last = stop or 2
+    assert {at.round for at, _ in memo.scores} == set(range(1, last + 1))
     for at, score in memo.scores:
-        assert ("others" in score.metrics) == (at.round == 2)
-    final = {score.client: score.metrics for at, score in memo.scores if at.round == 2}
+        assert ("others" in score.metrics) == (at.round == 2 or when == "always")
+    final = {score.client: score.metrics for at, score in memo.scores if at.round == last}
     for info in host.infos:
         deployed = engine.deployment(info.id, Payload(), memo.scores[-1][0])
         expected = []

@@ -13,6 +13,7 @@ import befit
 from befit.config import load_experiment
 from befit.errors import DataError
 from befit.host import Host
+from befit.rundir import read_lines
 from befit.stream import Stream
 from befit.types import Tick
 
@@ -116,3 +117,24 @@ def test_own_and_other_clients_examples_at_the_end_and_over_time_are_in_results_
     assert found["others_auc"] != found["others_last"]
     for name in ("report.md", "report.html"):
         assert f"{100 * found['others_auc']:.1f}" in (run.path / name).read_text()
+
+
+def test_scores_are_due_every_so_many_rounds_and_after_the_last_and_their_means_are_the_area(tmp_path: Path) -> None:
+    """Every second of five rounds: 2, 4 and 5. A_AUC by hand from the scores of each client at each of them."""
+    more = {"evaluate": {"every": 2, "others": "always"}, "federation": {"rounds": 5}, "method": "local"}
+    run = befit.run(settings(**more), out=tmp_path / "run")
+    scored: dict[tuple[str, int], dict[str, float]] = {}
+    for line in read_lines(run.path / "metrics.jsonl"):
+        if line["kind"] == "score":
+            scored.setdefault((line["metric"], line["round"]), {})[line["client"]] = line["value"]
+    for metric in ("accuracy", "others"):
+        assert [round_ for name, round_ in sorted(scored) if name == metric] == [2, 4, 5]
+        assert all(len(values) == 3 for (name, _), values in scored.items() if name == metric)
+    (curve,) = run.results["curves"].values()
+    assert [point["round"] for point in curve] == [2, 4, 5]
+    over_time = run.results["summary"]["over_time"]
+    for name, metric in (("self", "accuracy"), ("others", "others")):
+        means = [sum(scored[metric, round_].values()) / 3 for round_ in (2, 4, 5)]
+        assert len(set(means)) == 3
+        assert over_time[f"{name}_last"] == pytest.approx(means[-1])
+        assert over_time[f"{name}_auc"] == pytest.approx(sum(means) / 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_models import save_vit
+from tests.unit.tiny_models import save_speller, save_vit
 from typer.testing import CliRunner
 
 from befit.adapters.keys import select, slot
@@ -20,7 +20,7 @@ from befit.deployed import read_deployment
 from befit.errors import ConfigError, DataError, RunError
 from befit.evaluate.adaptation import fast_adaptation, mean_start
 from befit.federate import final_download
-from befit.host import Host
+from befit.host import Host, load_federation
 from befit.newcomers import arrive, newcomer_engine
 from befit.rundir import last_checkpoint
 from befit.runner import run
@@ -157,3 +157,53 @@ def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
         from befit.choosing import choose_models
 
         choose_models(replace(load_experiment(file), families={}), out=tmp_path / "none")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """FedMosaic with two clients of either of two backbones, whose larger one also the newcomer has."""
+    folder = tmp_path_factory.mktemp("mixed")
+    small = save_speller(folder / "small", 0)
+    large = save_speller(folder / "large", 12, hidden_size=24, num_hidden_layers=4)
+    config = {
+        **TEXT, "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 4}, "baselines": [],
+        "model": {"id": str(large), "max_length": 96},
+        "families": {"few": {"clients": ["reverse.upper", "star-vowels.reverse"],
+                             "model": {"id": str(small), "max_length": 96}}},
+        "method": {"name": "fedmosaic", "rank": 2, "blocks": 2, "every": 1, "align": {"samples": 8}},
+        "train": {"max_steps": 3, "batch_size": 2, "lr": 0.3}, "report": {"plots": False},
+    }  # fmt: skip
+    experiment = load_experiment(config)
+    whole = load_federation(experiment)
+    host = Host(experiment, replace(whole, public=whole.public[:60]))  # aligning needs no more of them
+    return run(experiment, out=folder / "run", host=host).path, config
+
+
+def test_with_two_backbones_the_mean_is_of_those_with_the_newcomers_and_the_basis_the_federations(
+    mixed: tuple[Path, dict[str, Any]],
+) -> None:
+    """The mean of one client alone, or a fresh basis beside that of both, would have another curve."""
+    path, config = mixed
+    host = Host(load_experiment({**config, "evaluate": {"metrics": ["token_accuracy"]}}))
+    method = host.build(config["method"])
+    host.install(method)
+    info = next(one for one in host.newcomers if one.id == WHO)
+    peers = [one.id for one in host.infos if one.backbone == info.backbone]
+    assert peers == ["drop-first.reverse", "upper.swap-ends"]
+    means = {}
+    for name, clients in (("peers", peers), ("one", peers[:1])):
+        own = [select(read_deployment(path / "clients" / client).arrays, slot("personal")) for client in clients]
+        means[name] = {key: sum(state[key] for state in own) / len(own) for key in own[0]}
+    server = last_checkpoint(path).server
+    basis = {key.replace(f"basis:{info.backbone}", "basis"): value for key, value in server.arrays.items()
+             if key.startswith(f"basis:{info.backbone}")}  # fmt: skip
+    assert len(basis) == 4
+    chosen = method.trainable() & slot("personal")
+    curves = {}
+    for name, begin in (("mean", {**basis, **means["peers"]}), ("random", basis), ("one", {**basis, **means["one"]}),
+                        ("fresh basis", means["peers"])):  # fmt: skip
+        curves[name] = fast_adaptation(host.site(info), begin, steps=1, every=1, trainable=chosen).metrics
+    assert len({json.dumps(curve) for curve in curves.values()}) == 4
+    found = adapt([path], steps=1, every=1, newcomers=[WHO], starts=["mean", "random"])
+    for one in found:
+        assert one.curve is not None and one.curve.metrics == curves[one.start], one.start

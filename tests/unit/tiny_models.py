@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -88,6 +88,28 @@ def save_llama(path: Path, chat_template: str | None = None, **changes: int) -> 
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(path)
+    return path
+
+
+def save_speller(path: Path, merges: int, **changes: int) -> Path:
+    """A language model that reads any text in pieces, of which `merges` are of several letters: a tokenizer of its own
+    for every number. Logits are far from uniform."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    alphabet, specials = pre_tokenizers.ByteLevel.alphabet(), ["<pad>", "<eos>"]
+    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + len(specials) + merges, initial_alphabet=alphabet,
+                                  special_tokens=specials, show_progress=False)  # fmt: skip
+    tokenizer.train_from_iterator(["reverse upper swap ends drop first star vowels in an on er le st ar"] * 3, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(merges)
+    config = {
+        "vocab_size": len(made), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 24, "max_position_embeddings": 96, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    wide = {**config, **changes}
+    LlamaForCausalLM(LlamaConfig(**wide, bos_token_id=None, initializer_range=0.3)).save_pretrained(path)
+    made.save_pretrained(path)
     return path
 
 

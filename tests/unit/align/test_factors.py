@@ -3,6 +3,9 @@ properties 4 to 6)."""
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -167,3 +170,44 @@ def test_the_closed_form_is_the_least_squares_solution_and_no_training_is_better
     for _ in range(20):
         other = A.float() + 0.05 * torch.randn(R, D_J, generator=generator)
         assert float(site_losses({"s": (X_i, X_j)}, pivot, {"s": other})["s"]) > best
+
+
+def two_sites() -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs of two sites of other widths, the pivot's A, and a start that is far from orthonormal."""
+    X_i, X_j = inputs()
+    pairs = {"s": (X_i[:30], X_j[:30]), "t": (X_j[30:60], 2 * X_i[30:60])}
+    pivot = {"s": orthonormal((R, D_I), draw(1)), "t": orthonormal((R, D_J), draw(2))}
+    start = {"s": torch.randn(R, D_J, generator=draw(3)), "t": torch.randn(R, D_I, generator=draw(4))}
+    return pairs, pivot, start
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 20.0])
+def test_training_descends_the_sum_of_the_sites_and_the_mean_of_their_regularisers(weight: float) -> None:
+    """Against Adam on the loss of section 3.2, written out entry by entry; the rate of each step is another test's."""
+    pairs, pivot, start = two_sites()
+    trained = train_down([pairs] * 4, 40, pivot, start, lr=0.05, weight=weight)
+    A = {site: value.clone().requires_grad_() for site, value in start.items()}
+    optimiser = torch.optim.Adam(A.values(), lr=0.05)
+    for step in range(4):
+        distance, penalty = torch.zeros(()), torch.zeros(())
+        for site, (X_i, X_j) in pairs.items():
+            distance = distance + ((X_i @ pivot[site].T - X_j @ A[site].T) ** 2).sum() / (len(X_i) * R)
+            for k in range(R):
+                for m in range(R):
+                    penalty = penalty + (A[site][k] @ A[site][m] - float(k == m)) ** 2 / (R * (R - 1))
+        optimiser.zero_grad()
+        (distance + weight * penalty / len(pairs)).backward()
+        optimiser.param_groups[0]["lr"] = 0.05 * (step + 1) / 4
+        optimiser.step()
+    for site, value in A.items():
+        torch.testing.assert_close(trained[site], value.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_rate_of_training_rises_over_a_tenth_of_the_steps_and_falls_by_a_cosine() -> None:
+    """Towards a target out of reach the gradient is constant, and every step of Adam is as long as its rate."""
+    pairs, pivot, start = two_sites()
+    far = {site: 1e7 * value for site, value in pivot.items()}
+    places = [train_down([pairs] * n, 20, far, start, lr=0.1, weight=0.0)["s"] for n in range(21)]
+    moved = [float((after - before).abs().mean()) for before, after in pairwise(places)]
+    falling = [0.05 * (1 + math.cos(math.pi * n / 18)) for n in range(18)]
+    assert moved == pytest.approx([0.05, 0.1, *falling], rel=2e-3)

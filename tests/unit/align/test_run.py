@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import assert_same, tiny_examples
-from tests.unit.rela.test_mosaic import LARGE, SMALL, Federation, start
+from tests.unit.rela.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
-from befit.adapters.keys import EVERYTHING, split
+from befit.adapters.keys import EVERYTHING, slot, split
+from befit.adapters.pq import BASIS
 from befit.align import run
 from befit.align.features import Paired
 from befit.align.run import Aligned, align, align_or_load, aligned_bases
@@ -81,7 +82,7 @@ def test_aligned_models_see_public_tokens_more_alike(federation: Federation, set
 
 
 def test_aligned_factors_have_the_shapes_of_their_backbone_and_orthonormal_rows(federation: Federation) -> None:
-    pivot, initial = bases(federation)
+    pivot, initial = ({key: value.clone() for key, value in basis.items()} for basis in bases(federation))
     made = aligned(federation)
     assert {key: value.shape for key, value in made.arrays.items()} == {
         key: value.shape for key, value in initial.items()
@@ -89,8 +90,12 @@ def test_aligned_factors_have_the_shapes_of_their_backbone_and_orthonormal_rows(
     for key, value in made.arrays.items():
         if split(key)[2] == "A":
             torch.testing.assert_close(value @ value.T, torch.eye(4), rtol=0, atol=1e-5)
-    again = bases(federation)
-    assert_same(pivot, again[0])
+    for held, after in zip((pivot, initial), bases(federation), strict=True):
+        assert_same(held, after)
+    for one in (SMALL, LARGE):
+        model = federation.backbones[one].model
+        model.reset()
+        assert_same(model.dump(slot(BASIS)), pivot if one == SMALL else initial)
 
 
 def test_a_finish_by_the_polar_factor_is_orthonormal_and_none_need_not_be(federation: Federation) -> None:
@@ -139,6 +144,23 @@ def test_a_badly_conditioned_b_is_logged(federation: Federation, caplog: pytest.
 def test_only_backbones_other_than_the_smallest_get_a_basis_from_the_server(federation: Federation) -> None:
     found = aligned_bases(federation.server_site, 2, Alignment())
     assert {key.partition("/")[0] for key in found} == {f"basis:{LARGE}"} and len(found) == 28
+
+
+def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_another() -> None:
+    """A star around the pivot: each as it would be with the pivot alone, whichever comes first; a chain would give the
+    last one other factors."""
+    federation = start(families=THREE)
+    server = federation.server_site
+    assert server.public is not None
+    assert {key.partition("/")[0] for key in federation.server.arrays} == {f"basis:{MIDDLE}", f"basis:{LARGE}"}
+    for family in (MIDDLE, LARGE):
+        pair = Paired.of(federation.backbones[SMALL], federation.backbones[family], server.public, 2)
+        ends = [{key: value for key, value in server.starts[one].items() if split(key)[0] == BASIS}
+                for one in (SMALL, family)]  # fmt: skip
+        expected = align(pair, *ends, Alignment(), 0).arrays
+        found = {key.replace(f":{family}", ""): value for key, value in federation.server.arrays.items()
+                 if key.startswith(f"basis:{family}")}  # fmt: skip
+        assert_same(found, expected)
 
 
 def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
@@ -202,3 +224,13 @@ def test_what_cannot_be_aligned_is_refused_with_the_reason(federation: Federatio
     with pytest.raises(ConfigError) as caught:
         Alignment(samples=0, lr=0.0, tie=-1.0, batch_size=0)
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["samples", "batch_size", "lr", "tie"]
+
+
+def test_training_minds_the_weight_of_orthonormal_rows_that_it_is_given(federation: Federation) -> None:
+    """Rows that have to stay orthonormal fit less well; the fewer steps, the less the projection has to mend."""
+    settings = {"method": "train", "lr": 0.05, "epochs": 3, "batch_size": 10}
+    free, held = (aligned(federation, **settings, weight=weight).report for weight in (0.0, 1000.0))
+    for site in free:
+        assert free[site]["trained"] < held[site]["trained"]
+    mended = [sum(abs(row["projected"] - row["trained"]) for row in report.values()) for report in (free, held)]
+    assert mended[1] < 0.2 * mended[0]

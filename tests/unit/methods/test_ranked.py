@@ -98,6 +98,15 @@ def test_flexlora_gives_every_rank_the_best_approximation_of_the_averaged_update
         torch.testing.assert_close(A @ A.T, torch.eye(4), rtol=0, atol=1e-5)  # B holds the singular values
 
 
+def test_flexlora_with_uniform_weights_counts_everybody_alike_whatever_they_hold() -> None:
+    """Three examples against one change nothing; by examples it would be 3/4 and 1/4."""
+    updates = uploads({"a": 2, "b": 2}, {"a": 3, "b": 1})  # of rank 4 together: nothing is cut off
+    found = products(aggregated(ranked("flexlora", weights="uniform"), updates))
+    first, second = (products(update.payload.arrays) for update in updates)
+    for name, product in found.items():
+        torch.testing.assert_close(product, (first[name] + second[name]) / 2, rtol=0, atol=1e-5)
+
+
 def test_hetlora_weighs_padded_factors_by_the_norm_of_the_whole_update() -> None:
     updates = uploads({"a": 4, "b": 2})
     norms = [

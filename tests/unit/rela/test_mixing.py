@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from befit.errors import ConfigError
 from befit.merge.nash import nash_weights
 from befit.registry import build_method
 from befit.rela.mixing import Equal, Held, Nash
+from befit.rela.mosaic import Mosaic
+from befit.rela.sketch import SKETCH
 from befit.types import State, Tick, Update
 
 
@@ -119,3 +122,42 @@ def test_options_that_a_mixing_has_no_use_for_are_refused(settings: dict[str, An
     with pytest.raises(ConfigError) as caught:
         build_method({"name": "rela", **settings})
     assert {one.split(":")[0].rpartition(".")[2] for one in caught.value.problems} == problems
+
+
+def cosine(first: torch.Tensor, second: torch.Tensor, similarity: str) -> float:
+    """Of whole gradients, or the mean of that of every column."""
+    pairs = [(first, second)] if similarity == "flat" else list(zip(first.T, second.T, strict=True))
+    found = [float((a * b).sum() / (a.norm() * b.norm())) for a, b in pairs]
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("name", ["rela", "fedmosaic"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"include_self": True}, {"temperature": 0.1}, {"mask": "rows"}, {"mask": "rows", "similarity": "colmean"}],
+    ids=lambda settings: " ".join(settings) or "defaults",
+)
+def test_weights_are_those_that_the_methods_options_ask_for(name: str, settings: dict[str, Any]) -> None:
+    """Equation 4 over what the clients sent, number by number, in every group and for a newcomer."""
+    federation = start(name, every=1, **settings)
+    updates = federation.round(1)
+    sketches = {client: updates[client].payload.arrays[SKETCH].double() for client in "abcde"}
+    assert sketches["a"].shape == ((6, 24) if "mask" in settings else (153,))
+
+    def share(one: str, other: str) -> float:
+        likeness = cosine(sketches[one], sketches[other], settings.get("similarity", "flat"))
+        return math.exp(likeness / settings.get("temperature", 0.5))
+
+    for group, clients in (("", "abcde"), (f":{SMALL}", "ace"), (f":{LARGE}", "bd")):
+        expected = [
+            [share(one, other) if one != other or "include_self" in settings else 0.0 for other in clients]
+            for one in clients
+        ]
+        rows = torch.tensor(expected)
+        found = federation.server.arrays[f"relevance{group}/clients/weights"]
+        torch.testing.assert_close(found, rows / rows.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+    method = federation.method
+    assert isinstance(method, Mosaic)
+    arriving = method.mixing.newcomer(torch.stack(list(sketches.values())), sketches["b"], torch.eye(5))
+    everybody = torch.tensor([share("b", other) for other in "abcde"])
+    torch.testing.assert_close(arriving, everybody / everybody.sum(), rtol=1e-4, atol=1e-6)

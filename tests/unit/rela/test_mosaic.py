@@ -4,7 +4,7 @@ properties 11 and 12; traps of section 9.2)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,14 +31,15 @@ from befit.seeds import derive_seed
 from befit.site import Backbone, ServerSite, Site
 from befit.types import ClientInfo, Payload, State, Tick, Update
 
-SMALL, LARGE = "5" * 16, "1" * 16
+SMALL, MIDDLE, LARGE = "5" * 16, "3" * 16, "1" * 16
 FAMILIES = {"a": SMALL, "b": LARGE, "c": SMALL, "d": LARGE, "e": SMALL}
+THREE = {**FAMILIES, "f": MIDDLE, "g": MIDDLE}
 SETTINGS = {"rank": 4, "blocks": 2}
 
 
 def llama(name: str) -> LlamaForCausalLM:
     torch.manual_seed(derive_seed("llama", name))
-    width, depth = {SMALL: (16, 2), LARGE: (24, 5)}[name]
+    width, depth = {SMALL: (16, 2), MIDDLE: (20, 4), LARGE: (24, 5)}[name]
     config = LlamaConfig(hidden_size=width, intermediate_size=width + 8, num_hidden_layers=depth, vocab_size=32,
                          num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3)  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -53,10 +54,10 @@ class Federation:
     server: Payload
 
     def info(self, client: str) -> ClientInfo:
-        return ClientInfo(client, FAMILIES[client], 12)
+        return next(one for one in self.server_site.clients if one.id == client)
 
     def site(self, client: str) -> Site:
-        one, small = self.backbones[FAMILIES[client]], self.backbones[SMALL]
+        one, small = self.backbones[self.info(client).backbone], self.backbones[SMALL]
         one.model.reset()
         examples = {split: tiny_examples("llama", 12, derive_seed(client, split)) for split in ("train", "test")}
         budget = TrainSettings(max_steps=2, batch_size=4, lr=1e-2)
@@ -79,11 +80,11 @@ class Federation:
         return updates
 
 
-def start(name: str = "fedmosaic", **settings: object) -> Federation:
+def start(name: str = "fedmosaic", families: Mapping[str, str] = FAMILIES, **settings: object) -> Federation:
     method = build_method({"name": name, **(SETTINGS if name == "fedmosaic" else {"rank": 4}), **settings})
     backbones = {
         key: Backbone(key, key.ljust(64, "0"), AdaptedModel(llama(key), "all"), tiny_task("llama"))
-        for key in (SMALL, LARGE)
+        for key in dict.fromkeys(families.values())
     }
     last = backbones[SMALL].model.shapes.last
     starts: dict[str, State] = {}
@@ -91,7 +92,7 @@ def start(name: str = "fedmosaic", **settings: object) -> Federation:
         one.model.shapes = replace(one.model.shapes, last=last)
         one.model.install(method.layout, 0)
         starts[key] = one.model.dump(EVERYTHING)
-    infos = tuple(ClientInfo(client, family, 12) for client, family in FAMILIES.items())
+    infos = tuple(ClientInfo(client, family, 12) for client, family in families.items())
     public = {key: tiny_examples("llama", 40, 99) for key in starts}
     site = ServerSite(starts, infos, backbones, public.__getitem__, smallest=backbones[SMALL])
     return Federation(method, backbones, site, {}, method.server_init(site))
@@ -304,6 +305,24 @@ def test_cores_learn_at_a_multiple_of_the_rate_and_the_rest_at_the_rate_itself()
     assert float((after[plain] - before[plain]).abs().median()) == pytest.approx(1e-3, rel=1e-2)
 
 
+@pytest.mark.parametrize(("gate", "array"), [("scalar", "beta"), ("input", "w")])
+def test_gates_learn_at_the_rate_itself_where_cores_have_a_multiple(gate: str, array: str) -> None:
+    """Both in PQ blocks and outside; a gate has a gradient once there is a mixture to choose."""
+    federation = start(pq_rate=2.5, gate=gate)
+    federation.round(1)
+    at = Tick("federate", 2, 3, 0)
+    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    site = federation.site("b")
+    site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
+    before = site.model.dump(slot("personal", GATE))
+    federation.method.client_update(Payload(), received, site, at)
+    after = site.model.dump(slot("personal", GATE))
+    moved = {key: float((after[key] - before[key]).abs().median()) for key in before}
+    for block in (0, 1):
+        assert moved[f"gate/block.{block:02d}.v_proj/{array}"] == pytest.approx(1e-3, rel=1e-2)
+    assert moved["personal/block.01.v_proj/P"] == pytest.approx(2.5e-3, rel=1e-2)
+
+
 def test_who_never_took_part_has_nothing_to_deploy() -> None:
     federation = start("rela")
     with pytest.raises(NotTrained, match="client a has no 'personal' adapter: it never completed"):
@@ -375,7 +394,30 @@ def test_noise_at_the_upload_disturbs_what_is_sent_and_not_what_is_remembered() 
 
 @pytest.mark.parametrize("name", ["rela", "fedmosaic"])
 def test_the_gate_is_the_one_that_was_asked_for(name: str) -> None:
-    gates = {
-        gate: build_method({"name": name, "gate": gate}).layout.gate for gate in ("scalar", "input", "noisy-input")
-    }
-    assert gates == {"scalar": ScalarGate(), "input": InputGate(), "noisy-input": InputGate(math.log(2))}
+    gates = {"scalar": ScalarGate(), "input": InputGate(), "noisy-input": InputGate(math.log(2))}
+    assert {gate: build_method({"name": name, "gate": gate}).layout.gate for gate in gates} == gates
+
+
+def test_of_three_backbones_cores_mix_over_all_and_plain_factors_within_each() -> None:
+    """Blocks 0 and 1 of two, 1 and 3 of four, 1 and 4 of five carry the cores; who is in a pair gets the other's A."""
+    federation = start(families=THREE)
+    federation.round(1, "abcdefg")
+    updates = federation.round(2, "abcdefg")
+    sent = {client: update.payload.arrays for client, update in updates.items()}
+    W = relevance(similarities(torch.stack([sent[client][SKETCH] for client in "abcdefg"])), 0.5, range(7))
+    assert (W + torch.eye(7) > 0).all()
+    blocks = {SMALL: (0, 1), MIDDLE: (1, 3), LARGE: (1, 4)}
+    at = Tick("federate", 3, 3, 0)
+    for row, client in enumerate("abcdefg"):
+        mixture = federation.method.dispatch(federation.server, federation.info(client), at).arrays
+        for k in (0, 1):
+            for part in ("q_proj/P", "down_proj/Q"):
+                cores = [sent[one][f"personal/block.{blocks[THREE[one]][k]:02d}.{part}"] for one in "abcdefg"]
+                expected = torch.tensordot(W[row], torch.stack(cores), 1)
+                torch.testing.assert_close(mixture[f"shared/block.{blocks[THREE[client]][k]:02d}.{part}"], expected)
+    for client, other in ("bd", "db", "fg", "gf"):
+        mixture = federation.method.dispatch(federation.server, federation.info(client), at).arrays
+        plain = {key: value for key, value in mixture.items() if split(key)[2] in ("A", "B")}
+        assert plain
+        for key, value in plain.items():
+            torch.testing.assert_close(value, sent[other][key.replace("shared", "personal")])

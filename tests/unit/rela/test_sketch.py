@@ -13,15 +13,18 @@ from befit.adapters.layout import ModelShapes, lora
 from befit.adapters.model import last_projection
 from befit.config import TrainSettings
 from befit.errors import ConfigError, DataError, ModelError
-from befit.rela.sketch import SKETCH, Sketch, last_gradient, mean_sketch
+from befit.rela.sketch import SKETCH, Sketch, last_gradient, mean_sketch, newcomer_sketch
 from befit.site import Backbone, Site
 from befit.types import Tick
 
 AT = Tick("federate", 1, 4, 7)
 
 
-def seen_by_small(kind: str = "llama", *, client: str = "client-01", steps: int = 3, data_seed: int = 0) -> Site:
-    site = make_site(kind, client=client, budget=TrainSettings(max_steps=steps, batch_size=4), data_seed=data_seed)
+def seen_by_small(
+    kind: str = "llama", *, client: str = "client-01", steps: int = 3, data_seed: int = 0, rows: int = 12
+) -> Site:
+    budget = TrainSettings(max_steps=steps, batch_size=4)
+    site = make_site(kind, client=client, budget=budget, data_seed=data_seed, rows=rows)
     small = Backbone("small", "f" * 64, site.model, tiny_task(kind))
     return replace(site, smallest=small, small_examples=site.examples)
 
@@ -133,6 +136,20 @@ def test_it_is_the_mean_over_every_so_many_of_the_batches_that_training_sees() -
     torch.testing.assert_close(mean_sketch(site, AT, sketch, 2, 0.0), expected, rtol=1e-5, atol=1e-8)
 
 
+def test_clients_and_rounds_send_the_same_random_entries_of_their_gradients() -> None:
+    """The entries that the run's seed draws, of each one's whole gradient: a cosine compares place with place."""
+    sketch, places = Sketch(0.3), set[tuple[int, ...]]()
+    for client, at in (("client-01", AT), ("client-02", AT), ("client-01", replace(AT, round=2))):
+        site = seen_by_small(client=client)
+        whole = mean_sketch(site, at, Sketch(1.0, "rows"), 1, 0.0).flatten()
+        sent = mean_sketch(site, at, sketch, 1, 0.0)
+        where = tuple(int((whole - value).abs().argmin()) for value in sent if value)
+        places.add(where)
+        assert 0.2 * len(whole) < len(set(where)) == len(where)
+    (only,) = places
+    assert list(only) == sorted(only)
+
+
 def test_noise_is_fresh_for_every_gradient_and_client_and_as_large_as_it_says() -> None:
     """Three gradients: the noise of their mean has the standard deviation 0.5 / sqrt(3)."""
     sketch = Sketch(1.0)
@@ -147,6 +164,16 @@ def test_noise_is_fresh_for_every_gradient_and_client_and_as_large_as_it_says() 
     assert clean.shape == values[0].shape and all(
         abs(float(torch.corrcoef(torch.stack([values[i], values[j]]))[0, 1])) < 0.2 for i, j in ((0, 1), (0, 2), (1, 2))
     )
+
+
+@pytest.mark.parametrize("rows", [12, 7])
+def test_a_newcomers_gradient_is_the_mean_over_twenty_batches(rows: int) -> None:
+    """80 records of batches of 4 (section 6), however few steps a round has, and all of its data is in them."""
+    site = seen_by_small(steps=1, rows=rows)
+    batches = [site.examples("train").batch(indices) for indices in site.indices("train", 20, AT)]
+    expected = torch.stack([last_gradient(small_of(site), batch) for batch in batches]).mean(0)
+    found = newcomer_sketch(site, AT, Sketch(1.0, "rows"), 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
 
 
 def test_training_flags_are_as_before(site: MakeSite) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from tests.conftest import assert_near, assert_same, make_site, tiny_model
+from tests.contract.conftest import Memo
 from tests.unit.rela.test_mosaic import SMALL, start
 
 from befit.adapters.keys import EVERYTHING, select, slot, slot_of
 from befit.adapters.model import AdaptedModel
 from befit.adapters.pq import BASIS
+from befit.config import load_experiment
+from befit.engine.local import LocalEngine
+from befit.engine.store import ClientStore
+from befit.federate import Schedule, federate
+from befit.host import Host, load_federation
+from befit.ledger import Outbound
 from befit.registry import build_method
 from befit.rela.bank import absorb
 from befit.rela.sketch import SKETCH
 from befit.seeds import derive_seed
 from befit.site import ServerSite
+from befit.tasks.base import Examples
 from befit.types import Payload, State, Tick
 
 AT = Tick("federate", 1, 1, 0)
@@ -108,3 +116,80 @@ def test_the_order_of_tasks_shows_in_the_running_gradient_and_not_in_the_plain_m
     (first, ab), (second, ba) = found
     assert (ab - ba).norm() > 0.1 * (first - second).norm() > 0
     torch.testing.assert_close(ab + ba, first + second)
+
+
+@dataclass(frozen=True)
+class Wider:
+    """The same texts with more padding than the longest of a batch needs."""
+
+    inner: Examples
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def batch(self, indices: Any) -> dict[str, torch.Tensor]:
+        more = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+        return {
+            name: torch.nn.functional.pad(value, (0, 3), value=more[name])
+            for name, value in self.inner.batch(indices).items()
+        }
+
+
+@pytest.mark.parametrize("name", ["rela", "fedmosaic"])
+def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_and_padding_nowhere(name: str) -> None:
+    """A round with more padding leaves the same adapters, gates and gradient; what is deployed computes
+    `W x + (1 - b_t) h_own + b_t h_mixture`, `b_t = sigmoid(<w, x_t>)`."""
+    federation = start(name, gate="input", every=1)
+    federation.round(1)
+    at = Tick("federate", 2, 3, 0)
+    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    found = []
+    for padded in (False, True):
+        site = federation.site("b")
+        site.budget = replace(site.budget, optimiser="sgd", momentum=0.0, lr=0.5)
+        if padded:
+            inner = site.examples
+            site.examples = site.small_examples = lambda split, inner=inner: Wider(inner(split))
+        memory, reply = federation.method.client_update(Payload(), received, site, at)
+        found.append({**memory.arrays, **reply.arrays})
+    assert_near(found[1], found[0], rtol=1e-4, atol=1e-6)
+    deployed = federation.method.deploy(memory, received, site)
+    model, module = site.model, "block.00.up_proj"
+    model.load(deployed.arrays)
+    x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
+    w = deployed.arrays[f"gate/{module}/w"]
+    b = (x @ w).sigmoid().unsqueeze(-1)
+    assert float((b - 0.5).abs().max()) > 1e-3
+    layer: Any = model.layers[module]
+    expected = x @ layer.base.weight.T
+    for weight, own in ((1 - b, "personal"), (b, "shared")):
+        A, B = (deployed.arrays[f"{own}/{module}/{part}"] for part in "AB")
+        expected = expected + weight * (16.0 / 4) * (x @ A.T @ B.T)
+    with torch.no_grad(), model.active(*deployed.slots, mixer=deployed.mixer):
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_another() -> None:
+    """Two clients each of two operations on words, no word of a task with both: the shipped model's own gradients."""
+    experiment = load_experiment({
+        "benchmark": {"name": "skills", "clients": 2, "train": 24, "val": 1, "test": 1}, "baselines": [],
+        "model": {"id": "skills-llama-s", "max_length": 64}, "adapter": {"targets": ["q_proj"]},
+        "method": {"name": "rela", "rank": 2, "every": 1}, "train": {"max_steps": 3, "batch_size": 4},
+    })  # fmt: skip
+    whole = load_federation(experiment)
+    halves = tuple(
+        replace(one, id=f"{one.id}-{part}", train=one.train[part::2]) for one in whole.clients for part in (0, 1)
+    )
+    host = Host(experiment, replace(whole, clients=halves, newcomers=()))
+    method = host.build(experiment.method)
+    site = host.install(method)
+    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True), Outbound())
+    server = federate(method, engine, site, Schedule(1, 0), Memo())
+    weights = server.arrays["relevance/clients/weights"]
+    ids = sorted(info.id for info in host.infos)
+    tasks = [one.rpartition("-")[0] for one in ids]
+    assert len(set(tasks)) == 2
+    for row, task in zip(weights, tasks, strict=True):
+        (alike,) = (float(value) for value, other in zip(row, tasks, strict=True) if other == task and value)
+        others = [float(value) for value, other in zip(row, tasks, strict=True) if other != task]
+        assert alike > 1.2 * max(others)
