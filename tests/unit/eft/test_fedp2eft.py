@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import tiny_model
+from tests.conftest import assert_same, tiny_model
 from tests.unit.methods.federation import Clients
 
 from befit.adapters.bayestune import BUDGETED, LOW, SCALES
-from befit.adapters.keys import select, slot
+from befit.adapters.keys import select, slot, to_slot
 from befit.adapters.peft_io import write_adapter
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
@@ -24,7 +24,7 @@ from befit.methods.lora import Lora
 from befit.registry import build_method
 from befit.serve import deployment, score
 from befit.storage import read_json
-from befit.types import Tick
+from befit.types import Payload, Tick
 
 # PEFT asks transformers for it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -80,6 +80,49 @@ def test_all_budgets_come_from_one_set_of_scales_and_nest(method: Any) -> None:
     found = score(method, clients.fresh("a"), clients.store, received, at, 2, "test", 8).metrics
     assert {"accuracy", "accuracy r1", "accuracy r2", "accuracy r4"} <= found.keys()
     assert all(found[metric] == found[f"{metric} r2"] for metric in found if " " not in metric)
+
+
+def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_ranks() -> None:
+    """Property 13: what it sends in round 2 is what it would send had it never been there before."""
+    method = FedP2EFT(**SMALL)
+    clients = Clients(method)
+    server = clients.run()
+    assert not any(clients.initial[key].any() for key in clients.initial if key.endswith("/B"))
+    updates = {(at.round, u.client.id): u for at, u in clients.notes.updates if at.stage == "generate"}
+    start = method.server_init(clients.server_site)
+    first = method.aggregate(
+        start, [updates[1, client] for client in "abc"], clients.server_site, Tick("generate", 1, 2, 0)
+    )
+    for client in "abc":
+        memory, sent = method.client_update(
+            Payload(), method.dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
+            clients.fresh(client), Tick("generate", 2, 2, 0),
+        )  # fmt: skip
+        assert [*memory.arrays] == ["features/all/f"] and not memory.scalars
+        assert_same(sent.arrays, updates[2, client].payload.arrays)
+        held = {key.partition("/")[0] for key in clients.memory(client).arrays}
+        assert held == {"features", "scales", BUDGETED}, held  # of the stages after it: scales and the adapter
+    assert server.arrays.keys() == first.arrays.keys()
+
+
+@pytest.mark.parametrize("make", [FedP2EFT, BayesTune])
+def test_every_budget_is_trained_from_fresh_ranks_as_if_it_were_the_only_one(make: Any) -> None:
+    """Neither the search nor the budget before it leaves anything in A and B."""
+    several, alone = Clients(make(rank=1, rank_max=4, budgets=(4, 2))), Clients(make(rank=2, rank_max=4))
+    several.run()
+    alone.run()
+    for client in "abc":
+        expected = select(dict(alone.memory(client).arrays), slot(BUDGETED))
+        found = select(dict(several.memory(client).arrays), slot(f"{BUDGETED}-2"))
+        assert_same({to_slot(key, BUDGETED): value for key, value in found.items()}, expected)
+        # The same from nothing but the scales: the stage before it kept no A and B.
+        scales = Payload(
+            {key: value for key, value in alone.memory(client).arrays.items() if key.startswith("scales/")}
+        )
+        for round_ in (1, 2):
+            at = Tick("budget", round_, 2, 0)
+            scales, _ = alone.method.plan()[-1].exchange.client_update(scales, Payload(), alone.fresh(client), at)
+        assert_same(select(dict(scales.arrays), slot(BUDGETED)), expected)
 
 
 def test_training_a_budget_leaves_its_scales_as_they_were() -> None:
