@@ -8,20 +8,28 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import assert_same, tiny_model
+from tests.contract.test_newcomers import arrivals
 from tests.unit.methods.federation import Clients
+from typer.testing import CliRunner
 
+from befit import Run
 from befit.adapters.bayestune import BUDGETED, LOW, SCALES
 from befit.adapters.keys import select, slot, to_slot
 from befit.adapters.peft_io import write_adapter
+from befit.cli.main import app
+from befit.config import load_experiment
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError
 from befit.families import part
 from befit.federate import final_download
+from befit.host import Host
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
+from befit.models.source import find_model
 from befit.registry import build_method
+from befit.runner import run
 from befit.serve import deployment, score
 from befit.storage import read_json
 from befit.types import Payload, Tick
@@ -257,6 +265,49 @@ def test_the_checkpoint_gives_the_same_logits_in_PEFT_with_ranks_by_module(kind:
         loaded = peft.PeftModel.from_pretrained(tiny_model(kind), str(tmp_path / "adapter")).eval()
         theirs = site.task.logits(loaded, batch)
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def three_budgets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Run]:
+    """Digits of two clients and a newcomer, with one budget deployed and two measured beside it."""
+    settings = {
+        "name": "budgets", "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
+        "adapter": {"targets": ["all"]},
+        "method": {"name": "fedp2eft", "rank": 2, "rank_max": 4, "budgets": [1, 4]},
+        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 1}, "report": {"plots": False},
+    }  # fmt: skip
+    host = arrivals(load_experiment(settings))
+    return host, run(host.experiment, out=tmp_path_factory.mktemp("budgets") / "run", host=host)
+
+
+@pytest.mark.parametrize("budget", [None, 1, 2, 4])
+def test_every_budget_of_clients_and_newcomers_is_an_adapter_that_PEFT_scores_alike(
+    budget: int | None, three_budgets: tuple[Host, Run], tmp_path: Path
+) -> None:
+    """r L ranks in plain PEFT, exported on the command line; without a budget what is deployed, of rank 2."""
+    import peft
+    from transformers import AutoModelForImageClassification
+
+    host, done = three_budgets
+    modules = len(host.backbone_of(host.infos[0].id).model.shapes.targets)
+    rows = {**done.results["clients"], **done.results["newcomers"]["clients"]}
+    assert len(rows) == 3 and len(done.results["newcomers"]["clients"]) == 1
+    for client, row in rows.items():
+        out = tmp_path / client
+        asked = () if budget is None else ("--budget", str(budget))
+        called = CliRunner().invoke(app, ["export", str(done.path), "--client", client, "--out", str(out), *asked])
+        assert called.exit_code == 0, called.stderr
+        plain = AutoModelForImageClassification.from_pretrained(find_model("digits-vit", None)[0])
+        loaded = peft.PeftModel.from_pretrained(plain, str(out)).eval()
+        ranks = [value.shape[0] for key, value in loaded.named_parameters() if "lora_A" in key]
+        assert sum(ranks) == (budget or 2) * modules
+        site = host.site(next(info for info in (*host.infos, *host.newcomers) if info.id == client))
+        found = site.task.evaluate(loaded, site.examples("test"), 64, torch.device("cpu"))
+        assert found["loss"] == pytest.approx(row["loss" if budget is None else f"loss r{budget}"], rel=1e-4)
+    refused = CliRunner().invoke(
+        app, ["export", str(done.path), "--client", client, "--out", str(tmp_path / "x"), "--budget", "3"]
+    )
+    assert refused.exit_code == 2 and "no adapter of the budget 3; it has 1, 2, 4" in refused.stderr.replace("\n", " ")
 
 
 def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone() -> None:
