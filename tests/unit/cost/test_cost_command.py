@@ -43,7 +43,9 @@ def test_the_generator_of_FedP2EFT_has_the_size_of_the_specification():
     assert found["slots"]["generator"]["total"] == 5_259_869
     assert found["adapted_modules"] == 196 and found["slots"]["budgeted"]["lambda"] == 196 * 32
     assert found["upload_bytes_per_round"] == found["download_bytes_per_round"] == 4 * 5_259_869
-    assert "generator 5,259,869" in call(*words).stdout
+    assert "beside it: search 6,272, generator 5,259,869" in call(*words).stdout
+    # What an adapter is itself stands beside nothing.
+    assert "beside it" not in call("--model", "digits-vit", "--method", "fedavg").stdout
 
 
 def test_several_methods_are_a_list_in_the_order_given():
