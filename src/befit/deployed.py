@@ -68,14 +68,20 @@ def taken_away(folder: Path) -> str:
     return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
-def export(run_dir: Path | str, client: str, out: Path | str) -> Path:
+def export(run_dir: Path | str, client: str, out: Path | str, budget: int | None = None) -> Path:
     """Copy one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
     anything else. Returns `out`.
 
-    Raises RunError for a directory without a finished run, an unknown client, or a folder in use.
+    budget  r of one of several budgets that the run measured; None for the one that is deployed
+
+    Raises RunError for a directory without a finished run, an unknown client or budget, or a folder in use.
     """
     held = _client_folder(Path(run_dir), client)
-    source = held / taken_away(held)
+    source = held / (taken_away(held) if budget is None else f"{taken_away(held)}-r{budget}")
+    if budget is not None and not source.is_dir():
+        there = sorted(int(one.name.rpartition("-r")[2]) for one in held.glob(f"{taken_away(held)}-r*"))
+        known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
+        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target} exists already and is not an empty folder; name another")

@@ -21,13 +21,16 @@ def export(
     run: RunDir,
     client: Client,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
+    budget: Annotated[
+        int | None, typer.Option("--budget", metavar="R", help="One of several budgets; default: what is deployed.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one client's adapter as a standard PEFT checkpoint."""
     with only_json(as_json):
         from befit.runner import export as export_adapter
 
-        path = export_adapter(run, client, out)
+        path = export_adapter(run, client, out, budget)
     if as_json:
         print_json({"run": str(run), "client": client, "path": str(path)})
     else:

@@ -142,6 +142,10 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
     if same:
         text = ", ".join(f"{part} {sizes[0][part]:,}" for part in parts)
         console.print(f"one adapter: {text}", markup=False, soft_wrap=True)
+    beside = {name: one["total"] for name, one in [*first["slots"].items()][1:] if one["total"] and not one["A"]}
+    if len(rows) == 1 and beside:
+        text = ", ".join(f"{name} {total:,}" for name, total in beside.items())
+        console.print(f"beside it: {text}", markup=False, soft_wrap=True)
     console.print()
     _print_columns(_columns(rows))
     if not same:

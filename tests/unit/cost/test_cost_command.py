@@ -36,6 +36,18 @@ def test_one_method_is_one_object():
     assert found["arguments"]["rounds_fedit"] == 50
 
 
+def test_the_generator_of_FedP2EFT_has_the_size_of_the_specification():
+    """fedp2eft.md, section 8: all linear modules of Llama-3.2-3B, 32 ranks each; 4 bytes a number, once either way."""
+    words = ("--model", "llama-3.2-3b", "--targets", "all", "--method", "fedp2eft", "--rounds", "150")
+    found = read(*words)
+    assert found["slots"]["generator"]["total"] == 5_259_869
+    assert found["adapted_modules"] == 196 and found["slots"]["budgeted"]["lambda"] == 196 * 32
+    assert found["upload_bytes_per_round"] == found["download_bytes_per_round"] == 4 * 5_259_869
+    assert "beside it: search 6,272, generator 5,259,869" in call(*words).stdout
+    # What an adapter is itself stands beside nothing.
+    assert "beside it" not in call("--model", "digits-vit", "--method", "fedavg").stdout
+
+
 def test_several_methods_are_a_list_in_the_order_given():
     found = read(*LLAMA, "--method", "potara", "--method", "fedsa", "--set", "potara.rounds_fedit=50")
     assert [row["method"] for row in found] == ["potara", "fedsa"]

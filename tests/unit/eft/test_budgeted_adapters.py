@@ -157,17 +157,20 @@ def test_a_trimmed_adapter_gives_the_outputs_and_gradients_of_a_masked_one() -> 
     site.model.load(state)
     weights = slot(BUDGETED) & factor("A", "B")
 
-    def gradients() -> dict[str, torch.Tensor]:
+    def computed() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         with site.model.active(BUDGETED), site.model.trainable(weights):
             site.model.zero_gradients()
             site.loss(site.examples("train").batch(torch.arange(4))).backward()
-            return {key: leaf.grad.clone() for key, leaf in site.model.leaves(weights).items() if leaf.grad is not None}
+            found = site.model.leaves(weights).items()
+            return logits(site, BUDGETED).detach(), {k: leaf.grad.clone() for k, leaf in found if leaf.grad is not None}
 
-    trimmed = gradients()
+    outputs, trimmed = computed()
     for name in site.model.shapes.targets:
         branch = site.model.layers[name].branches[BUDGETED]
         branch._kept, branch._version = torch.arange(RANKS), branch.scales._version  # type: ignore[attr-defined]
-    masked = gradients()
+    all_outputs, masked = computed()
+    assert torch.allclose(outputs, all_outputs, atol=1e-5)
+    assert not torch.allclose(outputs, logits(site), atol=1e-2)
     for row, name in zip(kept, site.model.shapes.targets, strict=True):
         for part, axis in (("A", 0), ("B", 1)):
             key = join(BUDGETED, name, part)

@@ -7,24 +7,32 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import tiny_model
+from tests.conftest import assert_same, tiny_model
+from tests.contract.test_newcomers import arrivals
 from tests.unit.methods.federation import Clients
+from typer.testing import CliRunner
 
+from befit import Run
 from befit.adapters.bayestune import BUDGETED, LOW, SCALES
-from befit.adapters.keys import select, slot
+from befit.adapters.keys import select, slot, to_slot
 from befit.adapters.peft_io import write_adapter
+from befit.cli.main import app
+from befit.config import load_experiment
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
 from befit.errors import ConfigError
 from befit.families import part
 from befit.federate import final_download
+from befit.host import Host
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
+from befit.models.source import find_model
 from befit.registry import build_method
+from befit.runner import run
 from befit.serve import deployment, score
 from befit.storage import read_json
-from befit.types import Tick
+from befit.types import Payload, Tick
 
 # PEFT asks transformers for it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -80,6 +88,49 @@ def test_all_budgets_come_from_one_set_of_scales_and_nest(method: Any) -> None:
     found = score(method, clients.fresh("a"), clients.store, received, at, 2, "test", 8).metrics
     assert {"accuracy", "accuracy r1", "accuracy r2", "accuracy r4"} <= found.keys()
     assert all(found[metric] == found[f"{metric} r2"] for metric in found if " " not in metric)
+
+
+def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_ranks() -> None:
+    """Property 13: what it sends in round 2 is what it would send had it never been there before."""
+    method = FedP2EFT(**SMALL)
+    clients = Clients(method)
+    server = clients.run()
+    assert not any(clients.initial[key].any() for key in clients.initial if key.endswith("/B"))
+    updates = {(at.round, u.client.id): u for at, u in clients.notes.updates if at.stage == "generate"}
+    start = method.server_init(clients.server_site)
+    first = method.aggregate(
+        start, [updates[1, client] for client in "abc"], clients.server_site, Tick("generate", 1, 2, 0)
+    )
+    for client in "abc":
+        memory, sent = method.client_update(
+            Payload(), method.dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
+            clients.fresh(client), Tick("generate", 2, 2, 0),
+        )  # fmt: skip
+        assert [*memory.arrays] == ["features/all/f"] and not memory.scalars
+        assert_same(sent.arrays, updates[2, client].payload.arrays)
+        held = {key.partition("/")[0] for key in clients.memory(client).arrays}
+        assert held == {"features", "scales", BUDGETED}, held  # of the stages after it: scales and the adapter
+    assert server.arrays.keys() == first.arrays.keys()
+
+
+@pytest.mark.parametrize("make", [FedP2EFT, BayesTune])
+def test_every_budget_is_trained_from_fresh_ranks_as_if_it_were_the_only_one(make: Any) -> None:
+    """Neither the search nor the budget before it leaves anything in A and B."""
+    several, alone = Clients(make(rank=1, rank_max=4, budgets=(4, 2))), Clients(make(rank=2, rank_max=4))
+    several.run()
+    alone.run()
+    for client in "abc":
+        expected = select(dict(alone.memory(client).arrays), slot(BUDGETED))
+        found = select(dict(several.memory(client).arrays), slot(f"{BUDGETED}-2"))
+        assert_same({to_slot(key, BUDGETED): value for key, value in found.items()}, expected)
+        # The same from nothing but the scales: the stage before it kept no A and B.
+        scales = Payload(
+            {key: value for key, value in alone.memory(client).arrays.items() if key.startswith("scales/")}
+        )
+        for round_ in (1, 2):
+            at = Tick("budget", round_, 2, 0)
+            scales, _ = alone.method.plan()[-1].exchange.client_update(scales, Payload(), alone.fresh(client), at)
+        assert_same(select(dict(scales.arrays), slot(BUDGETED)), expected)
 
 
 def test_training_a_budget_leaves_its_scales_as_they_were() -> None:
@@ -214,6 +265,49 @@ def test_the_checkpoint_gives_the_same_logits_in_PEFT_with_ranks_by_module(kind:
         loaded = peft.PeftModel.from_pretrained(tiny_model(kind), str(tmp_path / "adapter")).eval()
         theirs = site.task.logits(loaded, batch)
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def three_budgets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Run]:
+    """Digits of two clients and a newcomer, with one budget deployed and two measured beside it."""
+    settings = {
+        "name": "budgets", "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
+        "adapter": {"targets": ["all"]},
+        "method": {"name": "fedp2eft", "rank": 2, "rank_max": 4, "budgets": [1, 4]},
+        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 1}, "report": {"plots": False},
+    }  # fmt: skip
+    host = arrivals(load_experiment(settings))
+    return host, run(host.experiment, out=tmp_path_factory.mktemp("budgets") / "run", host=host)
+
+
+@pytest.mark.parametrize("budget", [None, 1, 2, 4])
+def test_every_budget_of_clients_and_newcomers_is_an_adapter_that_PEFT_scores_alike(
+    budget: int | None, three_budgets: tuple[Host, Run], tmp_path: Path
+) -> None:
+    """r L ranks in plain PEFT, exported on the command line; without a budget what is deployed, of rank 2."""
+    import peft
+    from transformers import AutoModelForImageClassification
+
+    host, done = three_budgets
+    modules = len(host.backbone_of(host.infos[0].id).model.shapes.targets)
+    rows = {**done.results["clients"], **done.results["newcomers"]["clients"]}
+    assert len(rows) == 3 and len(done.results["newcomers"]["clients"]) == 1
+    for client, row in rows.items():
+        out = tmp_path / client
+        asked = () if budget is None else ("--budget", str(budget))
+        called = CliRunner().invoke(app, ["export", str(done.path), "--client", client, "--out", str(out), *asked])
+        assert called.exit_code == 0, called.stderr
+        plain = AutoModelForImageClassification.from_pretrained(find_model("digits-vit", None)[0])
+        loaded = peft.PeftModel.from_pretrained(plain, str(out)).eval()
+        ranks = [value.shape[0] for key, value in loaded.named_parameters() if "lora_A" in key]
+        assert sum(ranks) == (budget or 2) * modules
+        site = host.site(next(info for info in (*host.infos, *host.newcomers) if info.id == client))
+        found = site.task.evaluate(loaded, site.examples("test"), 64, torch.device("cpu"))
+        assert found["loss"] == pytest.approx(row["loss" if budget is None else f"loss r{budget}"], rel=1e-4)
+    refused = CliRunner().invoke(
+        app, ["export", str(done.path), "--client", client, "--out", str(tmp_path / "x"), "--budget", "3"]
+    )
+    assert refused.exit_code == 2 and "no adapter of the budget 3; it has 1, 2, 4" in refused.stderr.replace("\n", " ")
 
 
 def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -12,10 +12,14 @@ from torch import nn
 
 from befit.adapters.bayestune import LOW
 from befit.adapters.keys import select, slot
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, lora
 from befit.eft.features import Moments, features, linears
 from befit.eft.generator import GENERATOR, Generator, fit, generate, generator_parameters
 from befit.eft.personal import budgeted_layout
+from befit.eft.stages import features_of
+from befit.site import Site
+from befit.tasks.base import Batch
+from befit.types import Payload
 
 
 def test_pooled_moments_equal_those_of_everything_at_once() -> None:
@@ -27,27 +31,41 @@ def test_pooled_moments_equal_those_of_everything_at_once() -> None:
     assert float(moments.variance) == pytest.approx(float(values.var()), rel=1e-12)
 
 
-def test_features_are_mean_and_spread_of_every_linear_input() -> None:
-    """Against one pass over all images with the inputs kept: 2M numbers, interleaved, in the order of the modules."""
-    site = make_site("vit")
-    modules = linears(site.model.backbone)
-    inputs: dict[str, torch.Tensor] = {}
+def by_hand(site: Site, batches: Iterable[Batch]) -> torch.Tensor:
+    """Mean and spread of every linear input, with all inputs of all batches kept: 2M numbers, interleaved."""
+    inputs: dict[str, list[torch.Tensor]] = {path: [] for path in linears(site.model.backbone)}
 
     def watch(path: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def see(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-            inputs[path] = given[0].detach()
+        return lambda module, given: inputs[path].append(given[0].detach().flatten())
 
-        return see
-
-    handles = [module.register_forward_pre_hook(watch(path)) for path, module in modules.items()]
+    handles = [module.register_forward_pre_hook(watch(path)) for path, module in linears(site.model.backbone).items()]
     with torch.no_grad():
-        site.logits(site.examples("train").batch(torch.arange(12)))
+        for batch in batches:
+            site.logits(batch)
     for handle in handles:
         handle.remove()
+    together = [torch.cat(pieces) for pieces in inputs.values()]
+    return torch.stack([number for h in together for number in (h.mean(), (h.var() + 1e-5).sqrt())])
+
+
+def test_features_are_mean_and_spread_of_every_linear_input() -> None:
+    """Against one pass over all images: 2M numbers, interleaved, in the order of the modules."""
+    site = make_site("vit")
     found = features(site)
-    expected = [number for h in inputs.values() for number in (h.mean(), (h.var() + 1e-5).sqrt())]
-    assert found.shape == (2 * len(modules),) and len(modules) == site.model.shapes.linears
-    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+    assert found.shape == (2 * site.model.shapes.linears,)
+    assert torch.allclose(found, by_hand(site, [site.examples("train").batch(torch.arange(12))]), atol=1e-5)
+
+
+def test_features_of_padded_texts_count_padding_unless_it_is_masked() -> None:
+    """As they are by default, of batches of four with each padded to its longest; masked, of every text by itself."""
+    site = make_site("bert")
+    examples = site.examples("train")
+    batches = [examples.batch(torch.arange(start, start + 4)) for start in (0, 4, 8)]
+    assert sum(int((batch["attention_mask"] == 0).sum()) for batch in batches) > 10
+    padded, masked = features(site), features(site, mask_padding=True)
+    assert torch.allclose(padded, by_hand(site, batches), atol=1e-5)
+    assert torch.allclose(masked, by_hand(site, (examples.batch([place]) for place in range(12))), atol=1e-5)
+    assert float((padded - masked).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert", "llama"])
@@ -60,6 +78,22 @@ def test_features_do_not_depend_on_batches_or_on_what_adapters_hold(kind: str) -
     other = features(site, mask_padding=masked, batch_size=5)
     # The pooler and the classifier see one vector per text, and are the same either way.
     assert torch.allclose(other, found, atol=1e-5)
+
+
+def test_features_are_of_the_base_whatever_scales_and_budgets_hold() -> None:
+    """The base's slot takes part in the pass; A, B and both kinds of scales never do."""
+    ours = budgeted_layout(4, 2.0, True).slots
+    site = make_site("bert", Layout((*lora(2, 6.0).slots, *ours)))
+    client = Payload({}, {"fixed@slots": ["shared"]})
+    base = select(random_state(site.model, 0), slot("shared"))
+    site.model.load(base)
+    found, kept = features_of(client, site, False)
+    for seed in (1, 2):
+        site.model.load({**random_state(site.model, seed), **base})
+        assert torch.equal(features_of(client, site, False)[0], found)
+    assert [*kept] == ["features/all/f"]
+    site.model.load(select(random_state(site.model, 1), slot("shared")))
+    assert not torch.allclose(features_of(client, site, False)[0], found, atol=1e-3)
 
 
 def test_features_of_a_language_model_ignore_answers() -> None:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import copy
 import gc
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state, tiny_model
+from tests.conftest import assert_same, make_site, random_state, tiny_model
 from torch import Tensor, nn
 
-from befit.adapters.bayestune import BUDGETED, SCALES
+from befit.adapters.bayestune import BUDGETED, LOW, SCALES
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.adapters.model import AdaptedModel
 from befit.config import TrainSettings
 from befit.eft.features import features
-from befit.eft.generator import GENERATOR, Generator, generate
+from befit.eft.generator import GENERATOR, Generator, fit, generate
 from befit.eft.personal import budgeted_layout
 from befit.eft.search import Search, search
+from befit.eft.stages import load_scales
+from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.site import Site
 from befit.types import Payload, Tick
@@ -116,3 +118,48 @@ def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch)
     assert seen == [{1}] * BUDGET.max_steps
     twin = copy.deepcopy(site.model.backbone)
     assert copies(site.model.backbone) == {2} and isinstance(twin, nn.Module)
+
+
+def coarse(values: Tensor) -> Tensor:
+    return values.bfloat16().float()
+
+
+@pytest.mark.parametrize("preset", ["parity", "recommended"])
+def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
+    preset: Literal["parity", "recommended"],
+) -> None:
+    """Trap 9.1-5, bit for bit: the start of the search, the search, the generator's steps, what it says last."""
+    method, at = FedP2EFT(rank=2, rank_max=WIDE // 2, preset=preset), Tick("generate", 1, 1, 0)
+    held = torch.bfloat16 if preset == "parity" else torch.float32
+    site = make_site("bert", method.layout, budget=BUDGET)
+    state = select(random_state(site.model, size=0.1), slot(GENERATOR))
+    _, sent = method.client_update(Payload(), Payload(state), site, at)
+    report = dict(site.report)
+    exact = {key: torch.equal(value, coarse(value)) for key, value in sent.arrays.items()}
+    assert exact == dict.fromkeys(exact, preset == "parity")
+
+    site.model.reset()
+    seen, parity = features(site), preset == "parity"
+    start, other = (generate(state, seen, dtype) for dtype in (held, torch.float32 if parity else torch.bfloat16))
+    assert not torch.equal(start, other)
+    load_scales(site, start.view(-1, WIDE))
+    how = Search(accumulate=parity, return_raw=parity, held=held)
+    target = search(site, at, how, BUDGET.max_steps)
+    expected, gaps = fit(state, seen, target.flatten(), method.generator_steps, method.generator_lr, held)
+    assert_same(sent.arrays, expected)
+    # The steps follow the signs of the distances alone; sums tell what the distances are.
+    assert (report["gap_before"], report["gap_after"]) == (gaps[0], gaps[-1])
+    assert report["scale_mean"] == float(target.mean())
+
+    site.model.reset()
+    memory, _ = method.plan()[1].exchange.client_update(Payload(), Payload(state), site, Tick("scales", 1, 1, 0))
+    assert torch.equal(memory.arrays["scales/all/lambda"].flatten(), start)
+
+
+def test_scales_learnt_alone_have_eight_bits_in_the_parity_preset_alone() -> None:
+    for preset in ("parity", "recommended"):
+        method = BayesTune(rank=2, rank_max=WIDE // 2, preset=preset)
+        site = make_site("vit", method.layout, budget=BUDGET)
+        memory, _ = method.plan()[0].exchange.client_update(Payload(), Payload(), site, Tick("search", 1, 1, 0))
+        inside = memory.arrays["scales/all/lambda"][memory.arrays["scales/all/lambda"] > LOW]
+        assert len(inside) and torch.equal(inside, coarse(inside)) == (preset == "parity")

@@ -239,20 +239,28 @@ def test_a_round_gives_the_received_generator_no_gradient_and_leaves_it() -> Non
     assert reply.arrays.keys() == sent.keys() and not reply.scalars
 
 
-def test_modules_without_ranks_keep_their_weights_bit_for_bit_when_merged(tmp_path: Path) -> None:
-    """Property 7, in PEFT: only modules with ranks are targets of the checkpoint."""
+def test_an_adapter_merged_by_PEFT_says_the_same_and_leaves_modules_without_ranks_bit_for_bit(tmp_path: Path) -> None:
+    """Properties 1 and 7: lambda is folded in, and only modules with ranks are targets of the checkpoint."""
     import peft
 
     site = make_site("vit", budgeted_layout(4, 2.0, True))
     arrays, names = site.model.dump(slot(BUDGETED)), list(site.model.shapes.targets)
     ranks = dict(zip(names, (0, 1, 3, 0), strict=True))
     for name, rank in ranks.items():
-        arrays[join(BUDGETED, name, "B")] += 0.1
-        arrays[join(BUDGETED, name, "lambda")][:rank] = 0.5
+        arrays[join(BUDGETED, name, "B")] += torch.randn(16, 4)
+        arrays[join(BUDGETED, name, "lambda")][:rank] = torch.tensor([0.5, 0.2, 2.0])[:rank]
     deployed = Deployment(arrays, (BUDGETED,))
     write_adapter(tmp_path / "adapter", deployed, site.model, base="tiny", task="image-classification")
-    loaded = peft.PeftModel.from_pretrained(tiny_model("vit"), str(tmp_path / "adapter"))
-    merged, bare = (dict(model.named_parameters()) for model in (loaded.merge_and_unload(), tiny_model("vit")))
+    loaded = peft.PeftModel.from_pretrained(tiny_model("vit"), str(tmp_path / "adapter")).merge_and_unload()
+    merged, bare = (dict(model.named_parameters()) for model in (loaded, tiny_model("vit")))
     for name, rank in ranks.items():
         path = f"{site.model.paths[name]}.weight"
         assert torch.equal(merged[path], bare[path]) == (rank == 0), name
+    batch = site.examples("test").batch(torch.arange(4))
+    site.model.load(arrays)
+    with torch.no_grad():
+        without = site.logits(batch)
+        with site.model.active(BUDGETED):
+            ours = site.logits(batch)
+        theirs = site.task.logits(loaded.eval(), batch)
+    assert torch.allclose(ours, theirs, atol=1e-5) and not torch.allclose(ours, without, atol=1e-2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from befit.eft.structure import Structure, distances, structure_of
 from befit.evaluate.groups import by_budget, by_group
 from befit.method import Deployment
 from befit.report.headline import headline_sentences
+from befit.report.numbers import MINUS
 from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 
 
@@ -60,6 +63,67 @@ def test_maps_are_drawn_for_as_many_clients_as_have_room(clients: int) -> None:
     assert (by_client is not None) == (1 < clients <= 40)
     assert (scale_distances(found, infos) is not None) == (clients > 1)
     assert (scale_distances(found, {}) is not None) == (1 < clients <= 40)
+
+
+def read_map(svg: str) -> tuple[list[str], list[str], list[list[float | None]]]:
+    """Names of rows from top to bottom, of columns from left to right, and the numbers in the cells between them.
+
+    Columns have turned names, rows such as end at the map, and cells the small numbers that are centred.
+    """
+    rows: dict[float, str] = {}
+    columns: dict[float, str] = {}
+    cells: list[tuple[float, float, float]] = []
+    for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
+        text, style, turned = one.text or "", one.get("style", ""), one.get("transform", "")
+        x, y = float(one.get("x", "nan")), float(one.get("y", "nan"))
+        if found := re.match(r"translate\(([\d.]+) .* rotate\(-90\)", turned):
+            columns[float(found[1])] = text
+        elif "text-anchor: end" in style:
+            rows[y] = text
+        elif "font-size: 7px" in style:
+            cells.append((x, y, float(text.replace(MINUS, "-"))))
+    grid: list[list[float | None]] = [[None] * len(columns) for _ in rows]
+    for x, y, value in cells:
+        row, column = (
+            min(range(len(places)), key=lambda i: abs(sorted(places)[i] - at))
+            for places, at in ((rows, y), (columns, x))
+        )
+        assert grid[row][column] is None
+        grid[row][column] = value
+    return [rows[y] for y in sorted(rows)], [columns[x] for x in sorted(columns)], grid
+
+
+def test_the_map_of_ranks_has_the_mean_of_each_module_in_the_cell_of_its_block_and_kind() -> None:
+    """Three clients; blocks down and kinds across, each as they come; modules of one cell are together."""
+    modules = ("block.00.q_proj", "block.00.up_proj", "block.01.up_proj", "block.01.q_proj", "pooler.dense",
+               "head.dense", "block.02.q_proj")  # fmt: skip
+    ranks = ((1, 0, 9, 4, 1, 3, 0), (2, 0, 0, 5, 1, 0, 0), (3, 6, 0, 9, 1, 0, 0))
+    found = {f"c{i}": Structure(modules, {"": row}) for i, row in enumerate(ranks)}
+    mean, by_client = mean_ranks(found), client_ranks(found)
+    assert mean is not None and by_client is not None
+    expected = [[2, 2, None], [6, 3, None], [None, None, 2], [None, None, None]]
+    assert read_map(mean.svg) == (["0", "1", "other", "2"], ["q_proj", "up_proj", "dense"], expected)
+    names = [name.replace("block.", "") for name in modules]
+    assert read_map(by_client.svg) == ([*found], names, [[rank or None for rank in row] for row in ranks])
+
+
+def test_the_map_of_distances_draws_the_matrix_that_is_computed() -> None:
+    """Of languages in the order in which they come, and of single clients where nothing is known of them."""
+    torch.manual_seed(0)
+    sizes = {"fi": 1.0, "en": 0.5, "de": 2.0}
+    scales = {f"{language}-{i}": size * torch.rand(20) for language, size in sizes.items() for i in range(3)}
+    scales["sw-0"] = torch.rand(20)
+    found = {name: Structure(("m",), {"": (1,)}, tuple(values.tolist())) for name, values in scales.items()}
+    groups = {language: [name for name in found if name.startswith(language)] for language in (*sizes, "sw")}
+    plots = scale_distances(found, {name: {"language": name[:2]} for name in found}), scale_distances(found, {})
+    between = [[math.nan if a is b else float((a - b).norm()) for b in scales.values()] for a in scales.values()]
+    matrices = distances(scales, groups).tolist(), between
+    for plot, matrix, names, rounding in zip(plots, matrices, (groups, scales), (6e-3, 0.06), strict=True):
+        assert plot is not None
+        rows, columns, cells = read_map(plot.svg)
+        assert rows == columns == [*names]
+        for row, values in zip(cells, matrix, strict=True):
+            assert row == [None if math.isnan(value) else pytest.approx(value, abs=rounding) for value in values]
 
 
 def test_a_budget_is_compared_among_the_runs_that_have_it_and_ties_are_nobodys() -> None:
