@@ -309,6 +309,8 @@ def write_results(
         "partition": host.federation.manifest.get("partition", {}), "metric": metric,
         "split": host.experiment.evaluate.split, "higher_is_better": True,
     }  # fmt: skip
+    if "left_out" in host.federation.manifest:
+        head["left_out"] = host.federation.manifest["left_out"]
     limit = asdict(host.experiment.limit)
     if limit_sentence(limit) is not None:  # reports then say first that the numbers mean nothing
         head["limit"] = limit

@@ -53,6 +53,7 @@ AT_SERVER = _set("""
 """)
 # Not at sites yet, and why.
 NOWHERE = {
+    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",

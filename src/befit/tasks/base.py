@@ -48,6 +48,10 @@ class Task(ABC):
     def prepare(self, records: Sequence[Record]) -> Examples:
         """Read, tokenise or stack records once. Raises DataError that names the first record that cannot be used."""
 
+    def trains_on(self, record: Record, where: str) -> bool:
+        """Whether a record is learnt from; those that a setting leaves out are only measured on."""
+        return True
+
     @abstractmethod
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """One forward pass: (batch, classes), or (batch, tokens, vocabulary) for a language model."""
