@@ -211,6 +211,8 @@ class EvaluateSettings:
     metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
                     or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of a vqa
                     also vqa_score, its mean over tasks and the default, and token_f1_pooled
+    wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
+                    them; null: all
     """
 
     every: int = 0
@@ -221,6 +223,7 @@ class EvaluateSettings:
     newcomers: bool = True
     others: Literal["never", "end", "always"] = "never"
     metrics: list[str] | None = None
+    wins: list[str] | None = None
 
 
 @dataclass(frozen=True)
