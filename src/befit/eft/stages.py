@@ -52,7 +52,7 @@ def load_scales(site: Site, scales: Tensor) -> None:
     site.model.load({join(SCALES, name, "lambda"): row for name, row in zip(names, scales, strict=True)})
 
 
-def features_of(client: Payload, site: Site, mask_padding: bool, all_padding: bool) -> tuple[Tensor, State]:
+def features_of(client: Payload, site: Site, mask_padding: bool, all_padding: bool = False) -> tuple[Tensor, State]:
     """The client's features, and as arrays to keep: the model that they are of is frozen, so one pass is enough.
 
     Data that arrive over time are looked at anew. The model holds the base.
