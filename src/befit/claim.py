@@ -65,7 +65,17 @@ def deciding(values: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in values.items() if key not in ("checkpoint", "name", "report", "trackers")}
     if isinstance(limit := kept.get("limit"), dict) and limit.get("rounds") is None:  # as runs of before it had it
         kept["limit"] = {key: value for key, value in limit.items() if key != "rounds"}
+    if isinstance(evaluate := kept.get("evaluate"), dict) and evaluate.get("wins") is None:
+        kept["evaluate"] = {key: value for key, value in evaluate.items() if key != "wins"}
+    if isinstance(model := kept.get("model"), dict):
+        kept["model"] = _as_before(model)
+    if isinstance(families := kept.get("families"), dict):
+        kept["families"] = {name: {**one, "model": _as_before(one["model"])} for name, one in families.items()}
     return kept
+
+
+def _as_before(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in model.items() if (key, value) != ("long_prompts", "refuse")}
 
 
 def settings_hash(experiment: Experiment) -> str:

@@ -36,6 +36,9 @@ class ModelSettings:
     device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
     gradient_checkpointing  recompute activations in the backward pass: less memory, more time
     max_length              longest text, in tokens; the rest is cut off
+    long_prompts            what becomes of a causal-lm's record whose prompt leaves nothing of its answer within
+                            max_length: refuse is an error; drop leaves it out of training, and reads it whole, as far
+                            as the model has positions, where clients are measured
     prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), chat-bos
                             (the same after one more beginning-of-sequence token), plain, alpaca, auto (chat where there
                             is a template, else plain), or a text of your own with {instruction} and {input}
@@ -48,6 +51,7 @@ class ModelSettings:
     device: str = "cpu"
     gradient_checkpointing: bool = False
     max_length: int = 256
+    long_prompts: Literal["refuse", "drop"] = "refuse"
     prompt: str = "auto"
     quantise: Literal["none", "int8", "nf4"] = "none"
 
@@ -207,6 +211,8 @@ class EvaluateSettings:
     metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
                     or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of a vqa
                     also vqa_score, its mean over tasks and the default, and token_f1_pooled
+    wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
+                    them; null: all
     """
 
     every: int = 0
@@ -217,6 +223,7 @@ class EvaluateSettings:
     newcomers: bool = True
     others: Literal["never", "end", "always"] = "never"
     metrics: list[str] | None = None
+    wins: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ RULES: Mapping[str, Rule] = {
     "evaluate.batch_size": POSITIVE,
     "evaluate.max_new_tokens": POSITIVE,
     "evaluate.metrics": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
+    "evaluate.wins": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
     "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,
     "engine.spool_mib": _at_least(0),
@@ -254,10 +255,11 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     """What is measured of text, of which only language models have any."""
     if not evaluate:
         return []
-    metrics = evaluate.metrics or []
+    metrics, wins = evaluate.metrics or [], evaluate.wins or []
     if task not in GENERATIVE:
         return [f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
-                for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics))
+                for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics),
+                                       ("wins", "null", wins))
                 if used]  # fmt: skip
     known = (*METRICS, *VQA_METRICS) if task == "vqa" else METRICS
     problems = [
@@ -265,7 +267,10 @@ def _generation(evaluate: Any, task: str) -> list[str]:
         for name in metrics
         if name not in known
     ]
-    problems += [f"evaluate.metrics: {name} is there twice" for name in sorted(set(metrics)) if metrics.count(name) > 1]
+    problems += [f"evaluate.{key}: {name} is there twice" for key, names in (("metrics", metrics), ("wins", wins))
+                 for name in sorted(set(names)) if names.count(name) > 1]  # fmt: skip
+    problems += [f"evaluate.wins: {name!r} is none of evaluate.metrics, which measures {', '.join(metrics) or 'null'}."
+                 f"{did_you_mean(name, metrics)}" for name in dict.fromkeys(wins) if name not in metrics]  # fmt: skip
     if not problems and evaluate.generate and metrics and not set(metrics) & {*GENERATED, *VQA_METRICS}:
         problems.append("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
                         "false, or add exact_match")  # fmt: skip

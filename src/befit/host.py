@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from befit.benchmarks.base import ClientData, Federation
 from befit.config import AdapterSettings, Experiment, FamilySettings
 from befit.errors import ConfigError, DataError, did_you_mean
 from befit.families import each_family
+from befit.left_out import left_out_sentence, without_left_out
 from befit.limit import limited
 from befit.method import Method
 from befit.models import load_backbone, load_shapes
@@ -32,6 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 OWN_MODEL = "model"
+logger = logging.getLogger(__name__)
 
 
 class Host:
@@ -55,6 +58,9 @@ class Host:
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
         self.backbones = {one.key: one for one in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
+        if drops(self.experiment):
+            self.federation = without_left_out(self.federation, {key: one.task for key, one in self._family.items()})
+            logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
         self.smallest = self._load_common() or min(
             self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
         )
@@ -260,6 +266,7 @@ def load_model(
         label_names,
         max_length=settings.max_length,
         prompt=settings.prompt,
+        long_prompts=settings.long_prompts,
         generate=evaluate.generate,
         max_new_tokens=evaluate.max_new_tokens,
         metrics=evaluate.metrics or (),
@@ -271,6 +278,12 @@ def load_model(
         dropout=adapter.dropout,
     )
     return model, made, backbone.fingerprint
+
+
+def drops(experiment: Experiment) -> bool:
+    """Whether a model's settings leave records out of training."""
+    models = (experiment.model, *(family.model for family in experiment.families.values()))
+    return any(one.long_prompts == "drop" for one in models)
 
 
 def trains_head(experiment: Experiment, task: str) -> bool:

@@ -309,6 +309,8 @@ def write_results(
         "partition": host.federation.manifest.get("partition", {}), "metric": metric,
         "split": host.experiment.evaluate.split, "higher_is_better": True,
     }  # fmt: skip
+    if "left_out" in host.federation.manifest:
+        head["left_out"] = host.federation.manifest["left_out"]
     limit = asdict(host.experiment.limit)
     if limit_sentence(limit) is not None:  # reports then say first that the numbers mean nothing
         head["limit"] = limit
@@ -327,15 +329,15 @@ def add_groups(
         if info:
             results["clients"][client]["info"] = info
     runs = {**{label: other["clients"] for label, other in baselines.items()}, name: results["clients"]}
-    metrics = host.experiment.evaluate.metrics or [host.task.metric]
+    metrics, wins = host.experiment.evaluate.metrics or [host.task.metric], host.experiment.evaluate.wins
     if keys := group_keys(infos):
-        results["groups"] = {key: by_group(runs, infos, key, metrics) for key in keys}
+        results["groups"] = {key: by_group(runs, infos, key, metrics, wins) for key in keys}
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
         ranks = {label: one.get("rank") for label, one in settings}
         measured = budget_metrics([*runs.values()], metrics)
         for budget, there in by_budget(runs, ranks, measured).items():
             for key in keys:
-                found = by_group(there, infos, key, measured)
+                found = by_group(there, infos, key, measured, wins)
                 results["groups"][key].setdefault("budgets", {})[budget] = found
 
 

@@ -55,6 +55,19 @@ def test_a_win_of_generated_text_takes_two_of_three_metrics_strictly(
     assert winner(scores, metrics) == expected
 
 
+def test_metrics_that_count_in_no_win_are_scored_all_the_same() -> None:
+    """Two of three for the first; with rougeL_unicode as a fourth it would have two of four, and none for anybody."""
+    metrics = ["rougeL", "rouge1", "rougeL_unicode", "meteor_exact_stem"]
+    values = {"local": (0.3, 0.1, 0.1, 0.3), "fedit": (0.2, 0.2, 0.2, 0.2)}
+    runs = {label: {client: {**dict(zip(metrics, of, strict=True)), "examples": 5} for client in INFOS}
+            for label, of in values.items()}  # fmt: skip
+    assert by_group(runs, INFOS, "language", metrics)["wins"] == {"local": 0, "fedit": 0}
+    counted = ["meteor_exact_stem", "rouge1", "rougeL"]
+    found = by_group(runs, INFOS, "language", metrics, counted)
+    assert found["wins"] == {"local": len(found["groups"]), "fedit": 0} and found["metrics"] == counted
+    assert found["groups"]["en"]["scores"]["local"]["rougeL_unicode"] == pytest.approx(0.1)
+
+
 def test_a_run_wins_nothing_alone_or_against_runs_without_scores() -> None:
     assert winner({"a": {"m": 0.9}}, ["m"]) is None
     assert winner({"a": {"m": 0.9}, "b": {"m": None}}, ["m"]) is None

@@ -162,6 +162,21 @@ def test_metrics_and_prompts_that_mean_nothing_are_named_together():
     assert problem.startswith("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text")
 
 
+def test_metrics_that_wins_are_counted_by_have_to_be_measured():
+    base = {"method": "fedit", "benchmark": "skills"}
+    measured = ["evaluate.metrics=[rougeL, exact_match]"]
+    (problem,) = problems_of(base, [*measured, "evaluate.wins=[rougel, exact_match]"])
+    assert problem.startswith("evaluate.wins: 'rougel' is none of evaluate.metrics, which measures rougeL, exact_match")
+    assert problem.endswith("Did you mean: rougeL?")
+    (problem,) = problems_of(base, [*measured, "evaluate.wins=[rougeL, rougeL]"])
+    assert problem == "evaluate.wins: rougeL is there twice"
+    assert problems_of(base, [*measured, "evaluate.wins=[]"]) == (
+        "evaluate.wins: must name at least one metric, or be null, got []",
+    )
+    (problem,) = problems_of({**base, "benchmark": "digits"}, ["evaluate.wins=[accuracy]"])
+    assert problem == "evaluate.wins: is for causal-lm and vqa, and the task is image-classification; set it to null"
+
+
 def test_whole_numbers_and_shares_of_replies_stay_apart():
     """One reply is not the whole cohort."""
     counted = load_experiment(minimal(), ["federation.min_replies=1"]).federation.min_replies

@@ -12,7 +12,7 @@ import pytest
 from befit.benchmarks.base import ClientData, Federation
 from befit.claim import deciding
 from befit.compare.comparison import compare, make_plan
-from befit.config import LimitSettings, load_experiment
+from befit.config import LimitSettings, load_experiment, to_dict
 from befit.errors import ConfigError, RunError
 from befit.federate import resolved_stages
 from befit.host import family_settings, load_federation
@@ -108,6 +108,17 @@ def test_a_limit_of_rounds_that_is_not_set_is_no_other_run() -> None:
     without = {"limit": {"clients": None, "records": 2}}
     assert deciding({"limit": {**without["limit"], "rounds": None}}) == without
     assert deciding({"limit": {**without["limit"], "rounds": 1}}) != without
+
+
+def test_settings_that_runs_before_them_did_not_have_make_no_other_run_unless_they_are_set() -> None:
+    old = load_experiment(
+        {"method": "fedit", "benchmark": "skills", "evaluate": {"metrics": ["rougeL"]},
+         "families": {"few": {"clients": ["*"], "model": {"id": "x"}}}})  # fmt: skip
+    values = deciding(to_dict(old))
+    models = [values["model"], values["families"]["few"]["model"]]
+    assert not any("long_prompts" in model for model in models) and "wins" not in values["evaluate"]
+    changed = ("model.long_prompts=drop", "families.few.model.long_prompts=drop", "evaluate.wins=[rougeL]")
+    assert all(deciding(to_dict(load_experiment(old, [one]))) != values for one in changed)
 
 
 def test_rounds_alone_are_a_limit_that_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,13 +13,16 @@ from paper_data import (
     write_lines,
     write_sni,
 )
+from tiny_models import save_llama
 
 from befit.benchmarks.papers.commonsense_tasks import TASKS
 from befit.benchmarks.papers.fedaya import NEWCOMERS
 from befit.benchmarks.papers.flan import groups
 from befit.benchmarks.papers.scenarios import read_scenario
 from befit.benchmarks.registry import build
+from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
+from befit.runner import run
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +263,21 @@ def test_a_scenario_file_names_what_is_wrong_with_it(tmp_path):
     write_json(path, [{"datasets": [{"dataset": "VSR", "subset_id": 1, "type": "open-ended"}]}])
     with pytest.raises(DataError, match="client 0, VSR: metric must be F1 or RougeL"):
         read_scenario(path)
+
+
+def test_a_run_on_aya_leaves_long_prompts_out_and_counts_wins_by_what_the_recipe_names(tmp_path):
+    save_llama(tmp_path / "llama", max_position_embeddings=256)
+    spoken = {key: [{**row, "language": ("en", "fr")[number % 2]} for row in rows]
+              for number, (key, rows) in enumerate(aya_clients().items())}  # fmt: skip
+    write_json(tmp_path / "aya_38c_25k.json", spoken)
+    measured, counted = ["rougeL", "rouge1", "rougeL_unicode", "meteor_exact_stem"], ["rougeL", "rouge1"]
+    values = {
+        "benchmark": {"name": "fedaya-38", "root": str(tmp_path)}, "method": "fedit", "baselines": ["local"],
+        "model": {"id": str(tmp_path / "llama"), "max_length": 256, "long_prompts": "drop"},
+        "limit": {"clients": 3, "records": 2, "rounds": 1}, "train": {"max_steps": 1}, "report": {"plots": False},
+        "evaluate": {"metrics": measured, "wins": counted, "max_new_tokens": 1, "newcomers": False},
+    }  # fmt: skip
+    results = run(load_experiment(values), out=tmp_path / "run").results
+    assert results["left_out"] == {"records": 0, "of": 6, "clients": {}}
+    found = results["groups"]["language"]
+    assert found["metrics"] == counted and measured == [*next(iter(found["groups"].values()))["scores"]["local"]]

@@ -179,3 +179,36 @@ def test_a_newcomers_limit_is_looked_at_too(experiment, tmp_path):
     checked, ran = refusals(experiment(*asked), tmp_path)
     assert checked == ran and "limits.late: a limit of 3 parameters" in checked
     assert check(experiment(*asked, "evaluate.newcomers=false"))
+
+
+def test_records_with_long_prompts_are_left_out_of_training_alone_and_counted(experiment, tmp_path, caplog):
+    """Prompts of 11 and 14 tokens; client b has five long ones to train on and one to be tested on."""
+    build = lambda *more: experiment("model.max_length=13", "data.val_fraction=0", *more, task="causal-lm")  # noqa: E731
+    build()
+    short, long = ANSWERS[0], {"instruction": "copy a b c a b c", "output": "a b c"}
+    for name, records in (("train", [short] * 6 + [long] * 5), ("test", [short] * 2 + [long])):
+        (tmp_path / f"b-{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    files = {
+        "a": str(tmp_path / "a.jsonl"),
+        "b": {name: str(tmp_path / f"b-{name}.jsonl") for name in ("train", "test")},
+    }
+    clients = f"data.clients={json.dumps(files)}"
+    with pytest.raises(DataError, match=r"client b, train: .* prompt has 14 tokens.* model\.long_prompts: drop"):
+        check(build(clients))
+    wanted = build(clients, "model.long_prompts=drop", "report.plots=false")
+    caplog.clear()
+    sentence = "5 of 27 training records, of 1 client, are left out: their prompts are too long (model.long_prompts)"
+    assert sentence in check(wanted)["warnings"]
+    results = run(wanted, out=tmp_path / "run").results
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [sentence]
+    row = results["clients"]["b"]
+    assert (row["train_examples"], row["examples"]) == (6, 3)
+    assert results["left_out"] == {"records": 5, "of": 27, "clients": {"b": 5}}
+    assert sentence.partition(" (")[0] in (tmp_path / "run/report.md").read_text()
+    problem = refusals(build(clients, "model.long_prompts=drop", "model.max_length=11"), tmp_path)
+    assert all("leaves client a none of its 16 training examples" in said for said in problem)
+
+
+def test_only_language_models_leave_long_prompts_out(experiment, tmp_path):
+    for said in refusals(experiment("model.long_prompts=drop"), tmp_path):
+        assert "model.long_prompts: is for causal-lm, and the task is text-classification" in said

@@ -133,6 +133,33 @@ def test_an_answer_that_is_cut_is_counted_and_one_that_vanishes_is_refused(tmp_p
         task.prepare([RECORDS[2], {"id": "long", "instruction": "copy a b c", "output": "a"}])
 
 
+def test_a_long_prompt_is_not_trained_on_and_read_whole_where_it_is_measured(tmp_path, caplog):
+    """<bos> ### Instruction : copy a b c ### Response : are 11 tokens; the model has positions for 16."""
+    save_llama(tmp_path, max_position_embeddings=16)
+    model, task = load(tmp_path, max_length=10, long_prompts="drop", metrics=["exact_match"])
+    just, long = ({"instruction": f"copy{text}", "output": "a b c"} for text in ("", " a b"))
+    beyond = {"instruction": "copy" + " a" * 12, "output": "a"}
+    assert [task.trains_on(one, "") for one in (just, long, beyond)] == [True, False, False]
+    with caplog.at_level(logging.WARNING, logger="befit"):
+        examples = task.prepare([just, long, beyond])
+    batch = examples.batch([0, 1, 2])
+    learnt = [row[row != -100].tolist() for row in batch["labels"]]
+    assert learnt == [[9, 10], [9, 10, 11, 3], []]  # cut at 10, whole, and no room within 16
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "1 of 3 answers were cut at 10 tokens (said once)",
+        "1 of 3 prompts fill the 16 tokens that the model takes (said once)",
+    ]
+    losses = task.sample_losses(task.logits(model, batch), batch)
+    assert losses[2] == 0 and torch.isfinite(losses).all()
+    readable = task.evaluate(model, task.prepare([just, long]), 2, "cpu")
+    scored = task.evaluate(model, examples, 2, "cpu")
+    assert scored["loss"] == pytest.approx(readable["loss"])  # the prompt that cannot be read has no tokens to count
+    assert task.compared(["a b c", "a b c", ""], examples)["exact_match"] == pytest.approx(2 / 3)
+    assert task.headline(model, examples, 2, "cpu") == scored["exact_match"]
+    with pytest.raises(DataError, match="prompts of all 1 examples fill the 16 tokens"):
+        task.evaluate(model, task.prepare([beyond]), 2, "cpu")
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

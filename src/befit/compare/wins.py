@@ -10,7 +10,7 @@ from typing import Any
 from befit.compare.collect import Finished
 from befit.compare.series import Setup, metrics_of, pools_of, setups_of
 from befit.compare.statistics import spread
-from befit.evaluate.groups import Rows, budget_metrics, by_group, group_keys, winner
+from befit.evaluate.groups import Rows, budget_metrics, by_group, counting, group_keys, winner
 from befit.report.numbers import score_of
 
 __all__ = ["budget_means", "wins_of"]
@@ -45,27 +45,28 @@ def budget_means(runs: Sequence[Finished]) -> list[dict[str, Any]]:
 def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
     """One entry for each pool, setup and thing that is known of clients, such as their language.
 
-    ->  pool ("clients" or "newcomers"), setup, by (language), metrics, budgets, methods (labels of series), and
-        per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per method: a spread or None;
-        best, tied), `mean` (over groups, per method), `wins` (per method; None without score or rival), and `nobody`:
-        groups that nobody wins
+    ->  pool ("clients" or "newcomers"), setup, by (language), metrics (by which wins are counted), budgets, methods
+        (labels of series), and per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per
+        method: a spread or None; best, tied), `mean` (over groups, per method), `wins` (per method; None without score
+        or rival), and `nobody`: groups that nobody wins
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
     seeds count that all methods of a setup and budget have, so that each number of a row is of the same seeds. The best
-    is who is strictly ahead in the headline, or with several metrics in more than half of them.
+    is who is strictly ahead in the headline, or with several metrics in more than half of them (`evaluate.wins`).
     """
     setups, budgets = setups_of(runs)
     cells = [(run, cell) for run in runs for cell in run.cells]
     metrics = metrics_of(cells[0][1], cells[0][0]) if cells else [""]
     if budgets != [""]:
         metrics = budget_metrics([cell.rows for _, cell in cells], metrics)
+    counted = counting(metrics, cells[0][0].run.cells[0].experiment.evaluate.wins if cells else None)
     made = []
     for pool in pools_of(runs):
         for setup in setups:
             for key in _keys(setup, budgets, pool):
-                at = {name: _at(setup, name, pool, key, metrics) for name in budgets}
+                at = {name: _at(setup, name, pool, key, metrics, counted) for name in budgets}
                 if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):
-                    made.append({"pool": pool, "setup": setup.title, "by": key, "metrics": metrics, "budgets": budgets,
+                    made.append({"pool": pool, "setup": setup.title, "by": key, "metrics": counted, "budgets": budgets,
                                  "methods": [series.label for series in setup.series], "at": at})  # fmt: skip
     return made
 
@@ -85,8 +86,10 @@ def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
     return {client: row.get("info") or {} for client, row in rows.items()}
 
 
-def _at(setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """All groups at one budget."""
+def _at(
+    setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str], counted: Sequence[str]
+) -> dict[str, Any]:
+    """All groups at one budget: scores by the first of the metrics, the best by those that count."""
     found = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
     seeds = _common([set(by_seed) for _, by_seed in found.values()])
     made = [_groups({label: by_seed[seed] for label, (_, by_seed) in found.items()}, key, metrics) for seed in seeds]
@@ -97,7 +100,7 @@ def _at(setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str]) 
                 for label in found}  # fmt: skip
         means = {label: {metric: None if values is None else round(statistics.fmean(values), _DIGITS)
                          for metric, values in one.items()} for label, one in over.items()}  # fmt: skip
-        best = winner(means, metrics)
+        best = winner(means, counted)
         groups[name] = {
             "clients": made[0][name]["clients"],
             "examples": made[0][name]["examples"],

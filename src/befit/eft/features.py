@@ -68,15 +68,20 @@ def _watching(modules: list[nn.Module], seen: list[Moments], mask: list[Tensor |
 
 
 @torch.no_grad()
-def features(site: Site, *slots: str, mask_padding: bool = False, batch_size: int = 4) -> Tensor:
+def features(
+    site: Site, *slots: str, mask_padding: bool = False, all_padding: bool = False, batch_size: int = 4
+) -> Tensor:
     """`[mean_0, sd_0, mean_1, sd_1, …]` of the M linear layers' inputs over all training examples, (2M,) float32.
 
     slots         adapters of the base model that take part; all others are bypassed
     mask_padding  leave padding out, which makes the result the same for every batch size
+    all_padding   count all that the released code counts: texts to classify at model.max_length, prompts at the longest
+                  of each batch of four
 
     Two scalars per layer, over examples, tokens and channels; `sd = sqrt(variance + 1e-5)`. One forward pass, in
-    evaluation mode. Of language models only the prompts count, never answers or padding: with causal attention that is
-    what a pass over the prompts alone gives. Raises DataError for a client without training examples.
+    evaluation mode. Of language models only the prompts count, never answers, and no padding unless `all_padding`: with
+    causal attention that is what a pass over the prompts alone gives. Raises DataError for a client without training
+    examples.
     """
     model, examples = site.model, site.examples("train")
     if not len(examples):
@@ -88,7 +93,9 @@ def features(site: Site, *slots: str, mask_padding: bool = False, batch_size: in
         for start in range(0, len(examples), batch_size):
             batch = site.to_device(examples.batch(torch.arange(start, min(start + batch_size, len(examples)))))
             mask[0] = None
-            if site.task.name in GENERATIVE:
+            if all_padding and (whole := site.task.padded(batch)) is not None:
+                batch = whole
+            elif site.task.name in GENERATIVE:
                 mask[0] = batch["attention_mask"].bool() & (batch["labels"] == -100)
             elif mask_padding and "attention_mask" in batch:
                 mask[0] = batch["attention_mask"].bool()

@@ -52,14 +52,14 @@ def load_scales(site: Site, scales: Tensor) -> None:
     site.model.load({join(SCALES, name, "lambda"): row for name, row in zip(names, scales, strict=True)})
 
 
-def features_of(client: Payload, site: Site, mask_padding: bool) -> tuple[Tensor, State]:
+def features_of(client: Payload, site: Site, mask_padding: bool, all_padding: bool = False) -> tuple[Tensor, State]:
     """The client's features, and as arrays to keep: the model that they are of is frozen, so one pass is enough.
 
     Data that arrive over time are looked at anew. The model holds the base.
     """
     if site.stream is None and _SEEN in client.arrays:
         return client.arrays[_SEEN].clone(), {}
-    found = features(site, *base_slots(client), mask_padding=mask_padding)
+    found = features(site, *base_slots(client), mask_padding=mask_padding, all_padding=all_padding)
     return found, {_SEEN: found}
 
 
@@ -82,6 +82,7 @@ class Predict(Personal):
     """The generator that arrives says the client's scales; once, for all budgets (section 3.4)."""
 
     mask_padding: bool
+    all_padding: bool
     held: torch.dtype = torch.float32
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
@@ -93,7 +94,7 @@ class Predict(Personal):
     @torch.no_grad()
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
-        seen, kept = features_of(client, site, self.mask_padding)
+        seen, kept = features_of(client, site, self.mask_padding, self.all_padding)
         scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
         site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
         return Payload({**client.arrays, **kept, LEARNT: scales}, client.scalars), Payload()

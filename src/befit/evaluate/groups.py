@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Rows", "at_budgets", "budget_metrics", "by_budget", "by_group", "group_keys", "measured_budgets", "winner"]
+__all__ = [
+    "Rows",
+    "at_budgets",
+    "budget_metrics",
+    "by_budget",
+    "by_group",
+    "counting",
+    "group_keys",
+    "measured_budgets",
+    "winner",
+]
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -22,14 +32,20 @@ def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def by_group(
-    runs: Mapping[str, Rows], infos: Mapping[str, Mapping[str, str]], key: str, metrics: Sequence[str]
+    runs: Mapping[str, Rows],
+    infos: Mapping[str, Mapping[str, str]],
+    key: str,
+    metrics: Sequence[str],
+    wins: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Every run's mean over the examples of each group, who is best there, and how often each run is.
 
     runs     per run, its rows: metrics and `examples` by client
     key      of `infos` by which clients are grouped; clients of which it is not known are left out
     metrics  the headline first
-    ->  groups (per group: clients, examples, `scores` by run and metric, winner), wins (by run)
+    wins     those of the metrics by which a winner is found; None: all
+    ->  groups (per group: clients, examples, `scores` by run and metric, winner), wins (by run), and `metrics`, by
+        which they were counted
 
     A group's score is `sum_i n_i m_i / sum_i n_i` over its clients (FedP2EFT specification, section 7), and None where
     a run has no score for one of them, since it would then be of other examples. Groups are in order of first clients.
@@ -38,6 +54,7 @@ def by_group(
     for client, info in infos.items():
         if key in info:
             members.setdefault(info[key], []).append(client)
+    counted = counting(metrics, wins)
     groups: dict[str, Any] = {}
     for name, clients in members.items():
         scores = {
@@ -46,9 +63,9 @@ def by_group(
         }
         examples = max(sum(rows[client]["examples"] for client in clients) for rows in runs.values())
         groups[name] = {"clients": len(clients), "examples": examples, "scores": scores,
-                        "winner": winner(scores, metrics)}  # fmt: skip
-    wins = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
-    return {"groups": groups, "wins": wins}
+                        "winner": winner(scores, counted)}  # fmt: skip
+    won = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
+    return {"groups": groups, "wins": won, "metrics": counted}
 
 
 def by_budget(
@@ -102,6 +119,16 @@ def budget_metrics(runs: Sequence[Rows], metrics: Sequence[str]) -> list[str]:
     """
     several = [rows for rows in runs if measured_budgets(rows, metrics[0])]
     return list(metrics) if all(measured_budgets(rows, one) for rows in several for one in metrics) else [metrics[0]]
+
+
+def counting(metrics: Sequence[str], wins: Sequence[str] | None) -> list[str]:
+    """Those of the metrics that were measured, the headline first, by which wins are counted; the headline where none
+    of the wanted ones was.
+
+    >>> counting(["a", "b", "c"], ["c", "b"]), counting(["a"], ["c", "b"]), counting(["a", "b"], None)
+    (['c', 'b'], ['a'], ['a', 'b'])
+    """
+    return list(metrics) if wins is None else [one for one in wins if one in metrics] or [metrics[0]]
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:

@@ -49,10 +49,11 @@ ARGUMENTS = _set("""
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report
-    federation.cohort federation.min_replies evaluate.every evaluate.newcomers
+    federation.cohort federation.min_replies evaluate.every evaluate.newcomers evaluate.wins
 """)
 # Not at sites yet, and why.
 NOWHERE = {
+    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
     "families": "every site has the backbone of `model` on Flower; give model.id, without families",
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",

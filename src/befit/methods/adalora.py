@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import slot
@@ -17,6 +17,7 @@ from befit.errors import ConfigError
 from befit.method import Method, Personal
 from befit.registry import register
 from befit.site import Site
+from befit.tasks import GENERATIVE
 from befit.train.loop import Pass, train
 from befit.types import Needs, Payload, Stage, Tick
 
@@ -37,6 +38,8 @@ class AdaLora(OnBase):
     beta1       decay of the running sensitivity
     beta2       decay of its running uncertainty
     epochs      passes over the client's examples; null: train.max_steps in each of federation.rounds
+    preset      "parity" leaves the orthogonality term out where there are classes, as the released code of FedP2EFT
+                does without saying so
 
     `score = lambda's + mean of A's row + mean of B's column`, of entries smoothed `|theta grad|` times its smoothed
     deviation; after step t the `r L + (r_0 - r) L (1 - (t - t_i) / (T - t_f - t_i))^3` best of the model stay.
@@ -54,6 +57,7 @@ class AdaLora(OnBase):
     beta1: float = 0.85
     beta2: float = 0.85
     epochs: int | None = None
+    preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
@@ -93,7 +97,9 @@ class _Adapt(Personal):
                                how.interval)  # fmt: skip
         first = (at.round - 1) * steps
         allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client.arrays)
-        terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal else ()
+        # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.
+        inactive = how.preset == "parity" and site.task.name not in GENERATIVE
+        terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
         one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
         report = train(site, [one], at, steps=steps, moments=client.arrays)
         adapter = site.model.dump(slot(BUDGETED))

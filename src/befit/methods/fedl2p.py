@@ -102,7 +102,7 @@ class FedL2P(OnBase):
         alone = _AtOwnRates(self.epochs, self.validation)
         return [
             Stage("meta", self),
-            Stage("rates", _Predict(self.validation, self.mask_padding), 1, uplink=False),
+            Stage("rates", _Predict(self.validation, self.mask_padding, self._all_padding()), 1, uplink=False),
             Stage("budget", alone, None if self.epochs is None else 1, uplink=False),
         ]
 
@@ -129,6 +129,9 @@ class FedL2P(OnBase):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(_net(server.arrays), {"stopped": self._stopped(server)}) if at.stage == "meta" else Payload()
 
+    def _all_padding(self) -> bool:
+        return self.preset == "parity" and not self.mask_padding
+
     def _stopped(self, server: Payload) -> bool:
         return self.patience is not None and int(server.scalars["stale"]) >= self.patience  # type: ignore[arg-type]
 
@@ -137,7 +140,7 @@ class FedL2P(OnBase):
             return client, Payload({**_net(received.arrays), _LOSS: torch.zeros(1)})
         load_base(client, site)
         parts = in_two(site, self.validation, at.seed)
-        seen, found = features_of(client, parts, self.mask_padding)
+        seen, found = features_of(client, parts, self.mask_padding, self._all_padding())
         how = MetaStep(self.outer, self.draws, self.terms, self.psi, self.lr_net, self.lr_eta, self.preset == "parity")
         steps = steps_for(parts, self.epochs)
         net, loss = improve(parts, at, _net(received.arrays), seen, how, steps, base_slots(client))
@@ -178,6 +181,7 @@ class _Predict(Personal):
 
     validation: float
     mask_padding: bool
+    all_padding: bool
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload({to_slot(k, RATES): v for k, v in server.arrays.items() if k.startswith(f"{_BEST}/")})
@@ -188,7 +192,8 @@ class _Predict(Personal):
     @torch.no_grad()
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
-        seen, found = features_of(client, in_two(site, self.validation, at.seed), self.mask_padding)
+        parts = in_two(site, self.validation, at.seed)
+        seen, found = features_of(client, parts, self.mask_padding, self.all_padding)
         # In memory of their own: see `befit.eft.stages.generator_of`.
         multiples = rate_multiples({key: value.clone() for key, value in received.arrays.items()}, seen)
         site.report.update({"rate_mean": float(multiples.mean()), "rate_max": float(multiples.max())})

@@ -101,7 +101,7 @@ class FedP2EFT(Method):
         return [
             *base_stages(self.base, self.before),
             Stage("generate", self),
-            Stage("scales", Predict(self.mask_padding, self._held()), 1, uplink=False),
+            Stage("scales", Predict(self.mask_padding, self._all_padding(), self._held()), 1, uplink=False),
             Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
         ]
 
@@ -142,7 +142,7 @@ class FedP2EFT(Method):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
-        seen, kept = features_of(client, site, self.mask_padding)
+        seen, kept = features_of(client, site, self.mask_padding, self._all_padding())
         generator = generator_of(received)
         with torch.no_grad():
             load_scales(site, generate(generator, seen, self._held()).view(len(site.model.shapes.targets), -1))
@@ -156,6 +156,9 @@ class FedP2EFT(Method):
         prior = Prior(self.alpha_s, self.alpha_p, self.prior)
         return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity,
                       held=self._held())  # fmt: skip
+
+    def _all_padding(self) -> bool:
+        return self.preset == "parity" and not self.mask_padding
 
     def _held(self) -> torch.dtype:
         """Of scales, generator and features (trap 9.1-5)."""

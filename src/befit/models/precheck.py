@@ -10,6 +10,7 @@ from torch import nn
 from befit.benchmarks.base import Federation
 from befit.config import Experiment
 from befit.errors import DataError
+from befit.left_out import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
 from befit.tasks import GENERATIVE, make_task
@@ -33,10 +34,14 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     made = make_task(
         task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
         generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
+        long_prompts=settings.long_prompts,
     )  # fmt: skip
     if task == "image-classification":
         return []
-    warnings = []
+    warnings: list[str] = []
+    if settings.long_prompts == "drop":
+        federation = without_left_out(federation, {client.id: made for client in federation.clients})
+        warnings.append(left_out_sentence(federation.manifest["left_out"]))
     from befit.tasks.vqa import VQA
 
     limit = getattr(processor, "tokenizer", processor).model_max_length

@@ -13,8 +13,8 @@ __all__ = ["GROUP_NOTE", "group_tables", "wins_text"]
 
 GROUP_NOTE = (
     "A group's score is over all of its test examples, so clients with more of them count more than in the mean over "
-    "clients. The best is who is strictly ahead, however little, in more than half of the metrics; a tie is nobody's. "
-    "It is a count, and no statement that a difference is more than chance."
+    "clients. The best is who is strictly ahead, however little, in more than half of the metrics that count; a tie is "
+    "nobody's. It is a count, and no statement that a difference is more than chance."
 )
 
 

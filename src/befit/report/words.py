@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from befit.left_out import left_out_sentence
 from befit.report.comparison import baseline_labels, run_title
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
@@ -118,6 +119,7 @@ def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         "metric": f"{results['metric'].replace('_', ' ')} on the {results.get('split', 'test')} split",
         "seed": results.get("seed"),
         "partition": partition,
+        "training data": left_out_sentence(results["left_out"]) if "left_out" in results else None,
     }
     return [(name, plain(str(value))) for name, value in known.items() if value not in (None, "")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from befit.errors import ConfigError, did_you_mean
 from befit.tasks.meteor import unavailable
@@ -27,6 +27,7 @@ def make_task(
     max_new_tokens: int = 128,
     metrics: Sequence[str] = (),
     prompt: str = "auto",
+    long_prompts: Literal["refuse", "drop"] = "refuse",
 ) -> Task:
     """The task `name`, one of `TASKS`.
 
@@ -38,12 +39,13 @@ def make_task(
     metrics         causal-lm, vqa: what is measured, the headline first; empty: exact_match and rougeL with `generate`,
                     or vqa_score
     prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
+    long_prompts    causal-lm: whether a prompt that fills max_length is an error or left out of training
 
     Raises ConfigError for an unknown name, a missing processor, and label names or a prompt that do not fit the task.
     """
     if name not in TASKS:
         raise ConfigError([f"task: {name!r} is not one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}"])
-    if problems := _problems(name, processor, label_names, max_length, prompt) + unavailable(metrics):
+    if problems := _problems(name, processor, label_names, max_length, prompt, long_prompts) + unavailable(metrics):
         raise ConfigError(problems, f"the task {name}")
     if name == "image-classification":
         from befit.tasks.image_classification import ImageClassification
@@ -60,11 +62,14 @@ def make_task(
     from befit.tasks.causal_lm import CausalLM
 
     return CausalLM(
-        processor, max_length, generate=generate, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt
-    )
+        processor, max_length, generate=generate, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt,
+        long_prompts=long_prompts,
+    )  # fmt: skip
 
 
-def _problems(name: str, processor: Any, label_names: Sequence[str], max_length: int, prompt: str) -> list[str]:
+def _problems(
+    name: str, processor: Any, label_names: Sequence[str], max_length: int, prompt: str, long_prompts: str
+) -> list[str]:
     problems = []
     if name == "image-classification":
         from befit.tasks.images import ImagePreprocessor
@@ -85,6 +90,8 @@ def _problems(name: str, processor: Any, label_names: Sequence[str], max_length:
         problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
     if name not in GENERATIVE and prompt != "auto":
         problems.append(f"model.prompt: {name} has no prompts; leave it out")
+    if name != "causal-lm" and long_prompts != "refuse":
+        problems.append(f"model.long_prompts: is for causal-lm, and the task is {name}; leave it out")
     if max_length < (least := _fewest_tokens(name, processor)):
         problems.append(f"model.max_length: must be at least {least} tokens, got {max_length}")
     return problems

@@ -48,6 +48,14 @@ class Task(ABC):
     def prepare(self, records: Sequence[Record]) -> Examples:
         """Read, tokenise or stack records once. Raises DataError that names the first record that cannot be used."""
 
+    def trains_on(self, record: Record, where: str) -> bool:
+        """Whether a record is learnt from; those that a setting leaves out are only measured on."""
+        return True
+
+    def padded(self, batch: Batch) -> Batch | None:
+        """The batch without answers and with all the padding that a fixed width gives it; None where there is none."""
+        return None
+
     @abstractmethod
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """One forward pass: (batch, classes), or (batch, tokens, vocabulary) for a language model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,9 @@ class CausalLM(Task):
     max_new_tokens  the longest answer that is generated
     metrics         what `evaluate` measures beside token accuracy, the headline first, by the names of
                     `befit.tasks.text_metrics.METRICS`; empty: exact_match and rougeL with `generate`
+    long_prompts    of a record whose prompt alone has max_length tokens: "refuse" raises; "drop" does not train on it
+                    (`trains_on`), and reads it whole where it is measured, up to the model's own limit. A prompt that
+                    is longer even than that has the empty answer
     prompt          "chat": one user turn of the tokenizer's chat template (instruction, blank line, input);
                     "chat-bos": the same after one more beginning-of-sequence token; "plain" or "alpaca"; "auto": chat
                     where the tokenizer has a template, else plain; or a template of one's own with {instruction} and
@@ -66,6 +69,7 @@ class CausalLM(Task):
         max_new_tokens: int = 128,
         metrics: Sequence[str] = (),
         prompt: str = "auto",
+        long_prompts: Literal["refuse", "drop"] = "refuse",
     ) -> None:
         self.tokenizer = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
@@ -81,23 +85,33 @@ class CausalLM(Task):
             raise ModelError("model.prompt is chat-bos, and the tokenizer of this model has no beginning-of-sequence "
                              "token; use chat")  # fmt: skip
         self.prompt = ("chat" if tokenizer.chat_template else "plain") if prompt == "auto" else prompt
-        self.truncated = 0
+        self.long_prompts = long_prompts
+        self.truncated = self.unreadable = 0
+
+    def trains_on(self, record: Record, where: str) -> bool:
+        return self.long_prompts == "refuse" or len(self.prompt_tokens(record, where)) < self.max_length
 
     def prepare(self, records: Sequence[Record]) -> PaddedExamples:
         prompts = [self.prompt_tokens(record, record_name(record, row)) for row, record in enumerate(records)]
         sequences, labels, cut = [], [], 0
+        limit = self.tokenizer.model_max_length
         for position, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
             where = record_name(record, position)
             answer = self._answer_tokens(record, where)
+            longest = self.max_length
             if len(prompt) >= self.max_length:
-                raise DataError(
-                    f"{where}: its prompt has {len(prompt)} tokens, and nothing of its answer is left within "
-                    f"{self.max_length}. Raise model.max_length, shorten the record or drop it"
-                )
-            cut += len(prompt) + len(answer) > self.max_length
-            sequences.append([*prompt, *answer][: self.max_length])
-            labels.append([*[IGNORED] * len(prompt), *answer][: self.max_length])
+                if self.long_prompts == "refuse":
+                    raise DataError(
+                        f"{where}: its prompt has {len(prompt)} tokens, and nothing of its answer is left within "
+                        f"{self.max_length}. Raise model.max_length, shorten the record, or leave such records out of "
+                        "training with model.long_prompts: drop"
+                    )
+                longest = limit
+            cut += len(prompt) < self.max_length < len(prompt) + len(answer)
+            sequences.append([*prompt, *answer][:longest])
+            labels.append([*[IGNORED] * len(prompt), *answer][:longest])
         self._tell_of_cuts(cut, len(records))
+        self._tell_of_unreadable(sum(len(prompt) >= limit for prompt in prompts), len(records))
         return PaddedExamples(
             sequences={
                 "input_ids": pad_right(sequences, self.tokenizer.pad_token_id),
@@ -117,6 +131,19 @@ class CausalLM(Task):
             )  # fmt: skip
         self.truncated += cut
 
+    def _tell_of_unreadable(self, count: int, records: int) -> None:
+        if count and not self.unreadable:
+            logger.warning("%d of %d prompts fill the %d tokens that the model takes (said once); their answers count "
+                           "as empty", count, records, self.tokenizer.model_max_length)  # fmt: skip
+        self.unreadable += count
+
+    def padded(self, batch: Batch) -> Batch | None:
+        """The prompts alone, at the width of the longest of them."""
+        kept = batch["attention_mask"].bool() & (batch["labels"] == IGNORED)
+        kept = kept[:, : int(kept.sum(1).max())]
+        tokens = torch.where(kept, batch["input_ids"][:, : kept.shape[1]], self.tokenizer.pad_token_id)
+        return {"input_ids": tokens, "attention_mask": kept.long(), "labels": torch.full_like(tokens, IGNORED)}
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with input_ends(batch["labels"]):
             return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
@@ -126,7 +153,8 @@ class CausalLM(Task):
         sums = losses.new_zeros(len(logits)).index_add(0, rows, losses)
         if reduction == "sum":
             return sums
-        return sums / torch.bincount(rows, minlength=len(logits))
+        # A prompt that fills the model's positions leaves no answer token to have a loss.
+        return sums / torch.bincount(rows, minlength=len(logits)).clamp_min(1)
 
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         learnt = batch["labels"][:, 1:] != IGNORED
@@ -159,6 +187,9 @@ class CausalLM(Task):
                 correct += int((logits[:, :-1].argmax(dim=-1) == target).sum())  # IGNORED equals no token
                 loss += float(losses.double().sum())
                 tokens += len(losses)
+        if not tokens:
+            raise DataError(f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
+                            "tokens that the model takes, so there is no answer to measure")  # fmt: skip
         metrics = {"token_accuracy": correct / tokens, "loss": loss / tokens}
         if not self.generated and not self.likelihoods:
             return metrics
@@ -179,7 +210,15 @@ class CausalLM(Task):
         self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
     ) -> dict[str, float]:
         prompted = _prompted(examples)
-        return self.compared(self._answers(model, prompted.prompts, batch_size, device), prompted)
+        if self.long_prompts == "refuse":
+            return self.compared(self._answers(model, prompted.prompts, batch_size, device), prompted)
+        limit = self.tokenizer.model_max_length
+        readable = [row for row, prompt in enumerate(prompted.prompts) if len(prompt) < limit]
+        given = self._answers(model, [prompted.prompts[row] for row in readable], batch_size, device)
+        answers = [""] * len(prompted.prompts)
+        for row, answer in zip(readable, given, strict=True):
+            answers[row] = answer
+        return self.compared(answers, prompted)
 
     def compared(self, answers: Sequence[str], examples: PaddedExamples) -> dict[str, float]:
         """The metrics of generated answers, one for each example."""

@@ -108,6 +108,9 @@ class VQA(CausalLM):
             values[number] = wanted(squared(read_image(image, place), wanted), place)
         return values
 
+    def padded(self, batch: Batch) -> None:
+        """Later questions stand after the first answers, and images have no fixed width: there is no such batch."""
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         dtype: Any = model.dtype
         seen = forward_arguments(batch["pixel_values"], batch["images"], dtype)

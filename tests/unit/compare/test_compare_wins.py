@@ -21,6 +21,7 @@ from befit.compare.tables import all_tables, screen_tables
 from befit.compare.wins import wins_of
 from befit.compare.wins_tables import win_rows
 from befit.compare.write import render_markdown, render_page
+from befit.errors import ConfigError
 from befit.report.ablation_page import rows_as_csv
 from befit.report.numbers import NOTHING
 
@@ -171,6 +172,25 @@ def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_we
         cells = [replace(cell(0, {**alike, **own}), metric="rougeL") for own in ({}, more)]
         (one,) = wins_of([Finished(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
         assert one["at"]["r4"]["groups"]["ar"]["best"] == best and len(one["metrics"]) == (3 if best == "B" else 1)
+
+
+def test_only_the_metrics_that_count_decide_a_win() -> None:
+    """B is ahead in two of the three that count, and in two of all four."""
+    measured = ["rougeL", "rouge1", "rougeL_unicode", "exact_match"]
+    counted = ["exact_match", "rouge1", "rougeL"]
+    runs = {"A": {"method": {"name": "lora", "rank": 2}}, "B": {"method": {"name": "adalora", "rank": 2}}}
+    a, b = ({"accuracy": [0.5] * 3, **{name: [value] * 3 for name, value in zip(measured, of, strict=True)}}
+            for of in ((0.5, 0.5, 0.5, 0.5), (0.4, 0.6, 0.4, 0.6)))  # fmt: skip
+    for wins, best in ((counted, "B"), (None, None)):
+        base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": measured, "wins": wins}}
+        plan = make_plan({**RECIPE, "base": base, "runs": runs, "seeds": [0]})
+        cells = [replace(cell(0, one), metric="rougeL") for one in (a, b)]
+        results = summarise(plan, [Finished(run, (one,)) for run, one in zip(plan.runs, cells, strict=True)], [])
+        (one,) = results["wins"]
+        assert one["at"][""]["groups"]["ar"]["best"] == best and one["metrics"] == (wins or measured)
+    both = {"A": {**runs["A"], "set": {"evaluate.wins": ["rougeL"]}}, "B": runs["B"]}
+    with pytest.raises(ConfigError, match=r"evaluate\.wins: must be the same for all runs"):
+        make_plan({**RECIPE, "base": base, "runs": both, "seeds": [0]})
 
 
 def test_newcomers_are_counted_apart(plan: Plan) -> None:

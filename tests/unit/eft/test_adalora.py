@@ -27,7 +27,7 @@ from befit.recipe.recipe import Recipe
 from befit.serve import deployment
 from befit.storage import read_json
 from befit.train.loop import Pass, train
-from befit.types import Tick
+from befit.types import Payload, Tick
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 STEPS = 14
@@ -104,6 +104,21 @@ def test_the_orthogonality_term_is_a_mean_of_norms() -> None:
     assert float(penalty({}, torch.zeros(1))) == pytest.approx(0.5 * 3 * 3**0.5, rel=1e-4)
     site.model.load({key: value / 2 for key, value in state.items()})
     assert float(penalty({}, torch.zeros(1))) == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "active"), [("bert", False), ("llama", True)])
+def test_the_parity_preset_leaves_orthogonality_out_where_there_are_classes(kind: str, active: bool) -> None:
+    """Its adapters are those without the term for a classifier, and those with it for a language model."""
+    adapters = {}
+    for name, options in (("parity", {"preset": "parity"}), ("with", {}), ("without", {"orthogonal": 0.0})):
+        method = AdaLora(rank=2, **options)
+        site = make_site(kind, method.layout, budget=TrainSettings(max_steps=3, batch_size=4, lr=2e-2))
+        (stage,) = method.plan()
+        adapters[name] = stage.exchange.client_update(Payload(), Payload(), site, AT)[0].arrays
+    same, other = ("with", "without") if active else ("without", "with")
+    assert_same(adapters["parity"], adapters[same])
+    key = next(key for key in adapters["parity"] if key.endswith("/A"))
+    assert not torch.equal(adapters["parity"][key], adapters[other][key])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 57])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.conftest import make_site, random_state
 from torch import nn
 
 from befit.adapters.bayestune import LOW
-from befit.adapters.keys import select, slot
+from befit.adapters.keys import EVERYTHING, select, slot
 from befit.adapters.layout import Layout, lora
 from befit.eft.features import Moments, features, linears
 from befit.eft.generator import GENERATOR, Generator, fit, generate, generator_parameters
+from befit.eft.meta import in_two
 from befit.eft.personal import budgeted_layout
 from befit.eft.stages import features_of
-from befit.site import Site
+from befit.methods.fedl2p import FedL2P
+from befit.methods.fedp2eft import FedP2EFT
+from befit.site import ServerSite, Site
 from befit.tasks.base import Batch
-from befit.types import Payload
+from befit.types import Payload, Tick
 
 
 def test_pooled_moments_equal_those_of_everything_at_once() -> None:
@@ -96,6 +101,38 @@ def test_features_are_of_the_base_whatever_scales_and_budgets_hold() -> None:
     assert not torch.allclose(features_of(client, site, False)[0], found, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_with_all_padding_features_are_of_texts_at_full_width_and_prompts_at_the_longest_of_four(kind: str) -> None:
+    """Against a plain pass over batches that are padded here by hand, with every linear input taken whole."""
+    site = make_site(kind)
+    examples, task = site.examples("train"), site.task
+    if kind == "bert":
+        task.max_length = 14  # the tiny model has 16 positions
+    pad = task.tokenizer.pad_token_id
+    seen: dict[str, list[torch.Tensor]] = {path: [] for path in linears(site.model.backbone)}
+    handles = [module.register_forward_pre_hook(lambda _, inputs, path=path: seen[path].append(inputs[0].flatten()))
+               for path, module in linears(site.model.backbone).items()]  # fmt: skip
+    widths = set()
+    with site.model.training(False), site.model.active(), torch.no_grad():
+        for start in range(0, len(examples), 4):
+            rows = [examples.batch([row]) for row in range(start, min(start + 4, len(examples)))]
+            texts = [one["input_ids"][0][one["labels"][0] == -100] if kind == "llama" else one["input_ids"][0]
+                     for one in rows]  # fmt: skip
+            width = max(map(len, texts)) if kind == "llama" else task.max_length
+            widths.add(width)
+            ids = torch.stack([F.pad(one, (0, width - len(one)), value=pad) for one in texts])
+            mask = torch.stack([F.pad(torch.ones_like(one), (0, width - len(one))) for one in texts])
+            site.model.backbone(input_ids=ids, attention_mask=mask)
+            assert kind == "bert" or int(mask.sum()) < mask.numel()  # or there is nothing to see
+    for handle in handles:
+        handle.remove()
+    inputs = [torch.cat(one).double() for one in seen.values()]
+    expected = [number for h in inputs for number in (h.mean(), (h.var() + 1e-5).sqrt())]
+    found = features(site, all_padding=True)
+    assert torch.allclose(found.double(), torch.stack(expected), atol=1e-5)
+    assert not torch.allclose(found, features(site), atol=1e-3)
+
+
 def test_features_of_a_language_model_ignore_answers() -> None:
     site = make_site("llama")
     found = features(site)
@@ -161,3 +198,19 @@ def test_fitting_lowers_the_gap_and_moves_outputs_that_sit_at_the_clamp() -> Non
     assert generate(state, seen, torch.bfloat16).dtype == torch.float32
     fresh, shorter = fit(start, seen, torch.full_like(target, 1e-4), 10, 1e-4)
     assert shorter[0] == pytest.approx(0, abs=1e-6) and fresh.keys() == start.keys()
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "parity"}, {"preset": "parity", "mask_padding": True}])
+@pytest.mark.parametrize("make", [FedP2EFT, FedL2P])
+def test_the_parity_preset_counts_padding_unless_it_is_masked_by_name(make: Any, options: dict[str, Any]) -> None:
+    """In the round of either method, and in the personal stage that says the scales or rates."""
+    method = make(rank=2, **options)
+    site = make_site("llama", method.layout, targets="all")
+    parts = in_two(site, method.validation, 0) if make is FedL2P else site
+    wanted = features(parts, all_padding=options == {"preset": "parity"}, mask_padding="mask_padding" in options)
+    server = method.server_init(ServerSite({"tiny": site.model.dump(EVERYTHING)}, (site.info,)))
+    for stage in (one for one in method.plan() if one.name in ("generate", "meta", "scales", "rates")):
+        at = Tick(stage.name, 1, 1, 0)
+        site.model.reset()
+        memory, _ = stage.exchange.client_update(Payload(), stage.exchange.dispatch(server, site.info, at), site, at)
+        assert torch.equal(memory.arrays["features/all/f"], wanted)

@@ -50,8 +50,8 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
     test_fraction  share of a client's records that it is tested on
     seed           of which ones
 
-    The paper also drops training records whose prompt is longer than 1,024 tokens; that depends on the tokenizer and is
-    not done here, where longer texts are cut at model.max_length.
+    The paper also drops training records whose prompt is longer than 1,024 tokens. That depends on the tokenizer, and
+    is asked of the model: model.max_length: 1024 with model.long_prompts: drop.
     """
     place = Place("fedaya-38", root)
     check_fraction(test_fraction)
