@@ -15,7 +15,7 @@ from befit.adapters.keys import select, slot
 from befit.adapters.peft_io import write_adapter
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
-from befit.errors import ConfigError
+from befit.errors import ConfigError, NotEnoughReplies
 from befit.families import part
 from befit.federate import final_download
 from befit.methods.bayestune import BayesTune
@@ -102,8 +102,11 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
              if key.startswith(f"{BUDGETED}/") and key.endswith(("/A", "/B"))]  # fmt: skip
     assert sum(sizes) == 96
     refused = Clients(BayesTune(**SMALL, parameters=10))
-    with pytest.raises(Exception, match=r"10 parameters holds no rank|clients|replies"):
+    with pytest.raises(NotEnoughReplies, match=r"limit of 10 parameters holds no rank of the module"):
         refused.run()
+    assert {(one.client, one.stage, one.kind) for one in refused.notes.failures} == {
+        (client, "budget", "ModelError") for client in "abc"
+    }
 
 
 @pytest.mark.parametrize("make", [FedP2EFT, BayesTune])
