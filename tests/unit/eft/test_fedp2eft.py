@@ -19,6 +19,7 @@ from befit.errors import ConfigError, NotEnoughReplies
 from befit.families import part
 from befit.federate import final_download
 from befit.methods.bayestune import BayesTune
+from befit.methods.fedl2p import FedL2P
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.registry import build_method
@@ -158,9 +159,13 @@ BASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda base: base["name"])
-def test_a_base_stays_as_it_was_deployed_beneath_the_budget(base: dict[str, Any]) -> None:
-    method = FedP2EFT(**SMALL, base=base)
+@pytest.mark.parametrize(
+    "method",
+    [*(FedP2EFT(**SMALL, base=base) for base in BASES), FedL2P(rank=2, outer=1, draws=1, base=BASES[-1])],
+    ids=lambda method: f"{type(method).__name__} on {method.base['name']}",
+)
+def test_a_base_stays_as_it_was_deployed_beneath_the_budget(method: Any) -> None:
+    base = method.base
     clients = Clients(method)
     server = clients.run()
     assert not clients.notes.failures
