@@ -7,6 +7,7 @@ from math import prod
 import pytest
 import torch
 
+from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
 from befit.cost.estimate import communication
 from befit.engine.local import LocalEngine
@@ -21,8 +22,9 @@ from befit.types import Failure, Payload, Score, Tick
 from .conftest import ROUNDS, BackToFront, Memo, Once, Outcome, Play, Stop, built, stages_of
 
 EVERY_METHOD = pytest.mark.parametrize("name", method_names())
-# A client's own slots. What a method shares on purpose it declares; these may only leave where they are declared.
-OWN = ("personal", "gate", "merged")
+# A client's own slots, and the methods whose exchange is of the personal adapters themselves.
+OWN = {"personal", "gate", "merged"}
+OF_PERSONAL_ADAPTERS = {"fedalt", "fedmosaic", "guidance", "rela", "relora"}
 # Adagrad only ever shortens its steps: with the papers' server_lr of 1e-3 it learns too, in many more rounds.
 TO_LEARN_IN_TWELVE_ROUNDS = {"fedadagrad": {"server_lr": 1e-2}}
 
@@ -67,6 +69,12 @@ def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host)
         }
         if not stages[at.stage].uplink:
             assert not update.payload.arrays and not update.payload.scalars
+
+
+@EVERY_METHOD
+def test_a_clients_own_slots_leave_it_only_in_methods_that_are_about_exchanging_them(name: str, once: Once) -> None:
+    sent = {slot_of(key) for _, update in once(name).journal.updates for key in update.payload.arrays}
+    assert OWN & sent == ({"personal"} if name in OF_PERSONAL_ADAPTERS else set())
 
 
 @EVERY_METHOD

@@ -75,19 +75,23 @@ def xnli_rows(count, offset=0):
     ]  # fmt: skip
 
 
-def write_xnli(folder):
-    write_parquet(folder / "all_languages" / "train-00000-of-00001.parquet", xnli_rows(60))
-    write_parquet(folder / "all_languages" / "test-00000-of-00001.parquet", xnli_rows(30, offset=1000))
+def write_xnli(folder, train=60, test=30):
+    write_parquet(folder / "all_languages" / "train-00000-of-00001.parquet", xnli_rows(train))
+    write_parquet(folder / "all_languages" / "test-00000-of-00001.parquet", xnli_rows(test, offset=10_000))
 
 
-def write_news(folder):
-    """16 languages in four of the forms in which people may have them; `yor` has no technology, as Lingala really."""
+def write_news(folder, times=1):
+    """16 languages in four of the forms in which people may have them; `yor` has no technology, as Lingala really.
+
+    times  as many rows as the smallest that a test can do with
+    """
     features = Features({"label": ClassLabel(names=list(masakhanews.LABELS)), "headline_text": Value("string")})
     for position, language in enumerate(masakhanews.LANGUAGES):
         for split, count in (("train", 24 + 2 * position), ("validation", 6), ("test", 12)):
             classes = 6 if language == "yor" else 7
             rows = [
-                {"label": number % classes, "headline_text": f"{language} {split} {number}"} for number in range(count)
+                {"label": number % classes, "headline_text": f"{language} {split} {number}"}
+                for number in range(times * count)
             ]
             if language == "amh":
                 (folder / language).mkdir(exist_ok=True)

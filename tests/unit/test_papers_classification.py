@@ -141,10 +141,66 @@ def test_all_languages_of_xnli_have_the_same_rows_in_translation(xnli_root):
             assert other["text"] == f"de premise {number}" and other["label"] == one["label"] == int(number) % 3
 
 
-def test_no_row_of_xnli_is_a_clients_and_a_newcomers(xnli_root):
+@pytest.mark.parametrize(("split", "rows"), [("train", 20), ("test", 10)])
+def test_every_row_of_xnli_is_one_clients_or_one_newcomers_in_each_language(xnli_root, split, rows):
     found = build("xnli-600", None, {"root": str(xnli_root), **TINY})
-    texts = [{record["text"] for one in pool for record in one.train} for pool in (found.clients, found.newcomers)]
-    assert not texts[0] & texts[1] and len(texts[0]) == len(texts[1]) == 20 * 15
+    pools = [
+        [record["text"] for one in pool for record in getattr(one, split)] for pool in (found.clients, found.newcomers)
+    ]
+    assert [len(texts) for texts in pools] == [rows * 15] * 2
+    assert len({*pools[0], *pools[1]}) == 2 * rows * 15
+
+
+def label_shares(records, classes):
+    return np.bincount([record["label"] for record in records], minlength=classes) / len(records)
+
+
+def mean_largest(pool, split, classes):
+    """Mean over clients of the share of their most frequent label."""
+    return np.mean([label_shares(getattr(one, split), classes).max() for one in pool])
+
+
+def distances(pool, classes):
+    """Total variation between training and test labels: the mean of a client's own two, and of two clients'."""
+    train = np.stack([label_shares(one.train, classes) for one in pool])
+    test = np.stack([label_shares(one.test, classes) for one in pool])
+    each = abs(train[:, None] - test[None]).sum(-1) / 2
+    own = each.trace() / len(pool)
+    return own, (each.sum() / len(pool) - own) / (len(pool) - 1)
+
+
+@pytest.fixture(scope="module")
+def xnli_defaults(tmp_path_factory):
+    """Root of as many rows as the paper's sizes take, and the federation of them."""
+    folder = tmp_path_factory.mktemp("xnli of the paper's size")
+    write_xnli(folder, train=4000, test=1000)
+    return folder, build("xnli-600", None, {"root": str(folder)})
+
+
+def test_xnli_has_300_clients_and_300_newcomers_of_100_and_25_by_default(xnli_defaults):
+    _, found = xnli_defaults
+    assert [len(found.clients), len(found.newcomers)] == [300, 300]
+    assert {(len(one.train), len(one.val), len(one.test)) for one in (*found.clients, *found.newcomers)} == {
+        (100, 0, 25)
+    }
+
+
+def test_labels_of_xnli_are_skewed_for_clients_and_newcomers_alike(xnli_defaults):
+    """Labels by chance would give a largest share of about 0.38 of 100 and 0.43 of 25; Dirichlet(0.5) gives 0.75."""
+    _, found = xnli_defaults
+    for pool in (found.clients[:20], found.newcomers[:20]):
+        for split in ("train", "test"):
+            assert mean_largest(pool, split, 3) > 0.65, split
+        own, others = distances(pool, 3)
+        assert own < 0.2 and others > 0.5
+
+
+def test_newcomers_that_share_the_clients_indices_have_nearly_no_skew(xnli_defaults):
+    """Trap 9.1-6 of the specification: its own run of the released partitioner found 0.39 of training labels."""
+    folder, own = xnli_defaults
+    shared = build("xnli-600", None, {"root": str(folder), "unseen": "shared_indices"})
+    assert mean_largest(shared.newcomers[:20], "train", 3) < 0.45
+    assert mean_largest(shared.clients[:20], "train", 3) == mean_largest(own.clients[:20], "train", 3) > 0.65
 
 
 def test_shared_indices_divide_newcomers_as_the_clients_are(xnli_root):
@@ -159,7 +215,7 @@ def test_shared_indices_divide_newcomers_as_the_clients_are(xnli_root):
 
 def test_rows_of_xnli_in_another_order_are_the_same_federation(xnli_root, tmp_path):
     write_parquet(tmp_path / "all_languages" / "train.parquet", xnli_rows(60)[::-1])
-    write_parquet(tmp_path / "all_languages" / "test.parquet", xnli_rows(30, offset=1000)[::-1])
+    write_parquet(tmp_path / "all_languages" / "test.parquet", xnli_rows(30, offset=10_000)[::-1])
     made = [build("xnli-600", None, {"root": str(root), **TINY}) for root in (xnli_root, tmp_path)]
     assert [one["text"] for one in made[0].clients[4].train] == [one["text"] for one in made[1].clients[4].train]
     assert made[0].manifest["sources"] == made[1].manifest["sources"]
@@ -196,6 +252,18 @@ def test_masakhanews_gives_half_of_every_language_to_newcomers(news):
         assert sizes == [(24 + 2 * position + 6) // 2] * 2
     texts = [record["text"] for pool in (found.clients, found.newcomers) for one in pool for record in one.train]
     assert len(texts) == len(set(texts)) and any("validation" in text for text in texts)
+
+
+def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_test(tmp_path):
+    """Of seven labels by chance the largest share of 12 to 24 test rows is about 0.3."""
+    write_news(tmp_path, times=20)
+    found = build("masakhanews-320", None, {"root": str(tmp_path)})
+    assert [len(found.clients), len(found.newcomers)] == [160, 160]
+    for pool in (found.clients, found.newcomers):
+        for split in ("train", "test"):
+            assert mean_largest(pool, split, 7) > 0.45, split
+        own, others = distances(pool, 7)
+        assert own < 0.35 and others > 0.5
 
 
 def test_labels_of_masakhanews_are_numbers_of_all_seven_classes(news):

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site
-from tests.unit.methods.federation import Clients
+from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.unit.methods.federation import BUDGET, Clients
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
+from befit.eft.features import features
 from befit.eft.meta import MetaStep, _limit, directions, improve, in_two, rated_optimiser, train_at
 from befit.eft.rates import ETA, RATES, RateNet, rate_multiples, ratenet_parameters
 from befit.errors import ConfigError, DataError
 from befit.methods.fedl2p import FedL2P
+from befit.site import Site
 from befit.stream import Stream
 from befit.train.loop import Pass, train
-from befit.types import ClientInfo, Payload, Tick, Update
+from befit.types import ClientInfo, Payload, State, Tick, Update
 
 AT = Tick("meta", 1, 1, 0)
 LOSS = "validation/all/loss"
@@ -48,11 +50,25 @@ def test_a_new_network_says_about_one_for_every_tensor_that_is_trained() -> None
     assert sum(value.numel() for value in net.values()) == ratenet_parameters(site.model.shapes.linears, len(tensors))
 
 
-def test_rates_stay_at_or_above_zero_and_learn_from_there() -> None:
+def test_a_new_network_is_drawn_as_stated() -> None:
+    """Xavier normal with gain 0.1: the standard deviation is 0.1 sqrt(2 / (in + out)); biases and eta are one."""
+    _, _, net, _ = prepared()
+    for key, value in net.items():
+        if key.endswith("/W"):
+            # Of n numbers the deviation is within 4 / sqrt(2 n) of the true one.
+            wanted = 0.1 * (2 / sum(value.shape)) ** 0.5
+            assert float(value.std()) == pytest.approx(wanted, rel=4 / (2 * value.numel()) ** 0.5), key
+        else:
+            assert bool((value == 1).all()), key
+
+
+@pytest.mark.parametrize(("shift", "bound"), [(-50, 0), (5000, 1000)])
+def test_rates_stay_from_zero_to_a_thousand_and_learn_from_there(shift: float, bound: float) -> None:
     _, _, net, features = prepared()
-    net = {key: (value - 50 if key.endswith("third/b") else value).requires_grad_(True) for key, value in net.items()}
+    net = {key: value + shift if key.endswith("third/b") else value for key, value in net.items()}
+    net = {key: value.requires_grad_(True) for key, value in net.items()}
     out = rate_multiples(net, features)
-    assert not out.any()
+    assert bool((out == bound).all())
     out.sum().backward()
     bias = net[f"{RATES}/third/b"].grad
     assert bias is not None and bool((bias == 1).all())
@@ -110,6 +126,119 @@ def test_a_round_leaves_start_and_network_alone_and_improves_the_network() -> No
     assert loss > 0
     again, _ = improve(parts, AT, net, features, MetaStep(draws=2), 3, ())
     assert_same(again, new)
+
+
+def two_examples() -> tuple[Site, Site, State, torch.Tensor]:
+    """A client with one example in each part, so that all batches and draws are these, on top of a shared adapter."""
+    layout = Layout((Slot("shared", 2, 4.0), Slot(BUDGETED, 2, 4.0)), extras=(RateNet(),))
+    site = make_site("vit", layout, rows=2)
+    site.model.load(select(random_state(site.model), slot("shared")))
+    net = select(site.model.dump(slot(RATES)), slot(RATES))
+    # Away from one, which could stand in for another.
+    net[ETA] = torch.linspace(0.5, 1.5, len(net[ETA]))
+    features = torch.randn(2 * site.model.shapes.linears, generator=torch.Generator().manual_seed(0))
+    return site, in_two(site, 0.5, 0), net, features
+
+
+def test_a_rounds_gradient_and_loss_are_those_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of Adam at the network's rates; then, with `omega = before - rate u`, the derivative by the network of
+    `<grad L_T(omega), p>`, where p is the series, twice for two draws; and L_V(omega)."""
+    site, parts, net, features = two_examples()
+    found: list[torch.Tensor] = []
+
+    def looked_at(network: list[torch.Tensor], eta: torch.Tensor, lr: float, released: bool) -> None:
+        found.extend(value.grad.clone() for value in (*network, eta) if value.grad is not None)
+        _limit(network, eta, lr, released)
+
+    monkeypatch.setattr("befit.eft.meta._limit", looked_at)
+    _, loss = improve(parts, AT, net, features, MetaStep(outer=1, draws=2, terms=2, psi=0.1), 2, ("shared",))
+
+    theta = {key: value.clone().requires_grad_(True) for key, value in net.items()}
+    rates = site.budget.lr * rate_multiples(theta, features)
+    over = list(site.model.leaves(slot(BUDGETED)).values())
+
+    def loss_of(split: str) -> torch.Tensor:
+        return site.loss(parts.examples(split).batch([0]))
+
+    with site.model.active("shared", BUDGETED), site.model.trainable(slot(BUDGETED)):
+        mean = square = u = [torch.zeros_like(one) for one in over]
+        for step in (1, 2):
+            gradients = torch.autograd.grad(loss_of("train"), over)
+            mean = [0.9 * m + 0.1 * g for m, g in zip(mean, gradients, strict=True)]
+            square = [0.999 * v + 0.001 * g * g for v, g in zip(square, gradients, strict=True)]
+            u = [m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+                 for m, v in zip(mean, square, strict=True)]  # fmt: skip
+            with torch.no_grad():
+                for one, rate, direction in zip(over, rates, u, strict=True):
+                    one -= rate * direction
+        assert loss == pytest.approx(float(loss_of("val").detach()), rel=1e-4)
+        gradients = torch.autograd.grad(loss_of("train"), over, create_graph=True)
+
+        def curved(vector: list[torch.Tensor]) -> list[torch.Tensor]:
+            along = torch.stack([(g * v).sum() for g, v in zip(gradients, vector, strict=True)]).sum()
+            return list(torch.autograd.grad(along, over, retain_graph=True))
+
+        term = p = list(torch.autograd.grad(loss_of("val"), over))
+        for _ in range(2):
+            term = [v - 0.1 * h for v, h in zip(term, curved(term), strict=True)]
+            p = [one + v for one, v in zip(p, term, strict=True)]
+        by_rate = torch.stack([-(h * d).sum() for h, d in zip(curved(p), u, strict=True)])
+    expected = torch.autograd.grad(2 * (rates * by_rate).sum(), list(theta.values()))
+    order = [key for key in net if key != ETA] + [ETA]
+    for key, gradient in zip(order, found, strict=True):
+        wanted = expected[list(theta).index(key)]
+        assert bool(wanted.any())
+        assert torch.allclose(gradient, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())), key
+
+
+def test_a_rounds_loss_is_the_mean_over_its_trainings() -> None:
+    """One training after the other, each from the start, at the network that the one before has left. Adam's memory of
+    a step does not change the loss after the next training."""
+    _, parts, net, features = two_examples()
+    how = MetaStep(draws=1, lr_eta=0.3)
+    once, first = improve(parts, AT, net, features, replace(how, outer=1), 2, ("shared",))
+    _, second = improve(parts, AT, once, features, replace(how, outer=1), 2, ("shared",))
+    _, both = improve(parts, AT, net, features, replace(how, outer=2), 2, ("shared",))
+    assert abs(first - second) > 1e-3
+    assert both == pytest.approx((first + second) / 2, rel=1e-5)
+
+
+def personalised(change: str = "") -> tuple[State, State, State]:
+    """What the last two stages leave with client a, and the network that is best and not the last.
+
+    change  the part of its examples that is another one than else
+    """
+    clients = Clients(FedL2P(**SMALL))
+    if change:
+        part = in_two(clients.fresh("a"), 0.2, 0).examples(change)
+        part.examples.columns["pixel_values"][part.places] += 1.0  # type: ignore[attr-defined]
+    net = {key: value + 0.1 for key, value in select(clients.initial, slot(RATES)).items()}
+    last = {key: value + 0.5 for key, value in net.items()}
+    server = Payload({**last, **{key.replace(RATES, "best"): value for key, value in net.items()}}, {"stale": 1})
+    memory = Payload()
+    for stage in clients.method.plan()[1:]:
+        at = Tick(stage.name, 1, 1, 0)
+        received = stage.exchange.dispatch(server, clients.infos[0], at)
+        memory, _ = stage.exchange.client_update(memory, received, clients.fresh("a"), at)
+    return net, dict(memory.arrays), select(dict(memory.arrays), slot(BUDGETED))
+
+
+def test_clients_get_their_rates_from_the_best_network_and_not_from_the_last() -> None:
+    net, memory, _ = personalised()
+    clients = Clients(FedL2P(**SMALL))
+    parts = in_two(clients.fresh("a"), 0.2, 0)
+    expected = rate_multiples(net, features(parts))
+    assert torch.allclose(memory["multiples/all/rate"], expected, rtol=1e-5)
+
+
+def test_features_and_the_final_training_see_nothing_of_what_is_held_out() -> None:
+    _, memory, adapter = personalised()
+    _, held, same = personalised("val")
+    assert_same(held, memory)
+    assert_same(same, adapter)
+    _, seen, other = personalised("train")
+    assert not torch.equal(seen["multiples/all/rate"], memory["multiples/all/rate"])
+    assert all(not torch.equal(other[key], adapter[key]) for key in adapter if key.endswith("/B"))
 
 
 def test_the_released_sign_is_the_opposite_one() -> None:
@@ -208,6 +337,23 @@ def test_a_run_sends_the_network_and_one_number_and_nothing_else() -> None:
         assert torch.allclose(server.arrays[key], expected, atol=1e-6)
     multiples = clients.memory("a").arrays["multiples/all/rate"]
     assert multiples.shape == server.arrays[ETA].shape and float(multiples.std()) > 0
+
+
+def test_rounds_and_the_final_training_are_on_top_of_the_base() -> None:
+    clients = Clients(FedL2P(**SMALL, base={"name": "fedit", "rank": 2}))
+    clients.run(rounds=1)
+    assert not clients.notes.failures
+    memory = clients.memory("a").arrays
+    base = {key.removeprefix("fixed@"): value for key, value in memory.items() if key.startswith("fixed@")}
+    site = clients.fresh("a")
+    site.model.load(base)
+    parts, net = in_two(site, 0.2, 0), select(clients.initial, slot(RATES))
+    new, loss = improve(parts, AT, net, features(parts, "shared"), MetaStep(draws=2), BUDGET.max_steps, ("shared",))
+    assert_near(clients.uploads(1, "meta")["a"], {**new, LOSS: torch.tensor([loss])})
+    at = Tick("budget", 1, 1, 0)
+    batches = parts.batches("train", BUDGET.max_steps, at)
+    train_at(parts, rated_optimiser(site), memory["multiples/all/rate"], batches, lambda step: BUDGET.lr, ("shared",))
+    assert_near(select(memory, slot(BUDGETED)), site.model.dump(slot(BUDGETED)))
 
 
 @pytest.mark.parametrize(

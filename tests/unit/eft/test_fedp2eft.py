@@ -20,11 +20,12 @@ from befit.cli.main import app
 from befit.config import load_experiment
 from befit.eft.generator import GENERATOR
 from befit.engine.local import LocalEngine
-from befit.errors import ConfigError
+from befit.errors import ConfigError, NotEnoughReplies
 from befit.families import part
 from befit.federate import final_download
 from befit.host import Host
 from befit.methods.bayestune import BayesTune
+from befit.methods.fedl2p import FedL2P
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.models.source import find_model
@@ -153,8 +154,11 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
              if key.startswith(f"{BUDGETED}/") and key.endswith(("/A", "/B"))]  # fmt: skip
     assert sum(sizes) == 96
     refused = Clients(BayesTune(**SMALL, parameters=10))
-    with pytest.raises(Exception, match=r"10 parameters holds no rank|clients|replies"):
+    with pytest.raises(NotEnoughReplies, match=r"limit of 10 parameters holds no rank of the module"):
         refused.run()
+    assert {(one.client, one.stage, one.kind) for one in refused.notes.failures} == {
+        (client, "budget", "ModelError") for client in "abc"
+    }
 
 
 @pytest.mark.parametrize("make", [FedP2EFT, BayesTune])
@@ -206,9 +210,13 @@ BASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda base: base["name"])
-def test_a_base_stays_as_it_was_deployed_beneath_the_budget(base: dict[str, Any]) -> None:
-    method = FedP2EFT(**SMALL, base=base)
+@pytest.mark.parametrize(
+    "method",
+    [*(FedP2EFT(**SMALL, base=base) for base in BASES), FedL2P(rank=2, outer=1, draws=1, base=BASES[-1])],
+    ids=lambda method: f"{type(method).__name__} on {method.base['name']}",
+)
+def test_a_base_stays_as_it_was_deployed_beneath_the_budget(method: Any) -> None:
+    base = method.base
     clients = Clients(method)
     server = clients.run()
     assert not clients.notes.failures

@@ -96,12 +96,16 @@ def test_two_epochs_see_every_example_twice(rows: int, size: int, steps: int) ->
     assert len(seen) == 2 * rows and bool((seen.unique(return_counts=True)[1] == 2).all())
 
 
-WAYS = [Lora(**SMALL), AdaLora(**SMALL), BayesTune(**SMALL, rank_max=2), FedP2EFT(**SMALL, rank_max=2)]
+WAYS = [
+    Lora(**SMALL), AdaLora(**SMALL), BayesTune(**SMALL, rank_max=2), FedP2EFT(**SMALL, rank_max=2),
+    FedL2P(**SMALL, outer=1, draws=1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", WAYS, ids=lambda method: type(method).__name__)
 def test_every_way_to_spend_a_budget_trains_as_long(method: Any) -> None:
-    """Client a has six examples in batches of four: two epochs are four steps, in the last stage of each method."""
+    """Client a has six examples in batches of four, five of them where one is held out: two epochs are four steps, in
+    the last stage of each method."""
     clients = Clients(method, count=1)
     clients.run(rounds=1)
     last = method.plan()[-1].name

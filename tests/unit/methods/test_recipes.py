@@ -1,4 +1,4 @@
-"""FedIT, FedSA, Ditto and FedALT: each round against the round written out by hand."""
+"""FedIT, FedSA, Ditto, FedALT, FedAvg, DEPT and FedDPA-T: each round against the round written out by hand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import torch
 from tests.conftest import assert_near, assert_same
 from tests.unit.methods.federation import BUDGET, Clients
 
-from befit.adapters.keys import EVERYTHING, factor, select, slot, slot_of, to_slot
+from befit.adapters.keys import EVERYTHING, Selector, factor, select, slot, slot_of, to_slot
+from befit.federate import final_download
 from befit.method import Method
 from befit.recipe.route import LeaveOneOut
 from befit.registry import build_method
+from befit.site import Site
 from befit.train.loop import Pass, train
 from befit.types import ClientInfo, Payload, State, Tick, Update
 
@@ -23,6 +25,28 @@ def trained_alone(clients: Clients, client: str, start: State, at: Tick) -> Stat
     site.model.load(start)
     train(site, [SHARED], at)
     return site.model.dump(slot("shared"))
+
+
+def step_by_hand(
+    site: Site, optimiser: torch.optim.Optimizer, chosen: Selector, active: tuple[str, ...], at: Tick
+) -> None:
+    """A round's steps on the task's loss: what a pass is, without the training loop."""
+    for batch in site.batches("train", BUDGET.max_steps, at):
+        site.model.zero_gradients()
+        with site.model.training(True), site.model.active(*active), site.model.trainable(chosen):
+            site.loss(batch).backward()
+        optimiser.step()
+
+
+def by_hand(clients: Clients, client: str, start: State, at: Tick, *parts: tuple[str, tuple[str, ...], float]) -> State:
+    """What the client has from `start` after a round of AdamW for each part: its slot, those active, its rate."""
+    site = clients.fresh(client)
+    site.model.load(start)
+    for trained, active, rate in parts:
+        chosen = slot(trained)
+        optimiser = torch.optim.AdamW(site.model.parameters(chosen), rate, weight_decay=0.0)
+        step_by_hand(site, optimiser, chosen, active, at)
+    return site.model.dump(EVERYTHING)
 
 
 def mean_by_hand(states: list[State], weights: list[float]) -> State:
@@ -81,6 +105,54 @@ def test_fedsa_sends_A_only_and_each_client_keeps_its_own_B_and_head() -> None:
     assert not torch.equal(heads[0], heads[1])
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.5])
+@pytest.mark.parametrize("name", ["fedavg", "dept"])
+def test_all_weights_learn_at_their_part_of_the_rate_and_in_dept_each_client_keeps_its_embeddings(
+    name: str, scale: float
+) -> None:
+    """0.1 is the default. An embedding is what the specification's code takes for one: by its name."""
+    clients = Clients(build_method({"name": name} if scale == 0.1 else {"name": name, "lr_scale": scale}))
+    clients.run(rounds=2)
+    own_keys = {key for key in clients.initial if name == "dept" and "_embeddings" in key}
+    assert bool(own_keys) == (name == "dept")
+    common = {key: value for key, value in clients.initial.items() if key not in own_keys}
+    own = {client: {key: clients.initial[key] for key in own_keys} for client in "abc"}
+    for number in (1, 2):
+        at, sent = Tick("federate", number, 2, 0), clients.uploads(number)
+        for client in "abc":
+            part = ("shared", ("shared",), scale * BUDGET.lr)
+            after = by_hand(clients, client, {**common, **own[client]}, at, part)
+            own[client] = {key: after[key] for key in own_keys}
+            assert sent[client].keys() == common.keys()
+            # A bias of the keys changes no attention: its gradient is rounding, whose sign Adam follows.
+            seen = {key: value for key, value in sent[client].items() if not key.endswith("k_proj/bias")}
+            assert_near(seen, {key: after[key] for key in seen}, atol=1e-5)
+        common = mean_by_hand(list(sent.values()), [6.0, 9.0, 12.0])
+    for client in "abc" if name == "dept" else "":
+        assert_near(clients.memory(client).arrays, own[client], atol=1e-5)
+
+
+def test_feddpa_t_trains_the_personal_adapter_after_the_shared_one_and_on_top_of_it() -> None:
+    clients = Clients(build_method({"name": "feddpa_t", "rank": 2}))
+    server = clients.run(rounds=2)
+    common = select(clients.initial, slot("shared"))
+    own = {name: select(clients.initial, slot("personal")) for name in "abc"}
+    parts = ("shared", ("shared",), BUDGET.lr), ("personal", ("shared", "personal"), BUDGET.lr)
+    for number in (1, 2):
+        at, sent = Tick("federate", number, 2, 0), clients.uploads(number)
+        for name in "abc":
+            after = by_hand(clients, name, {**common, **own[name]}, at, *parts)
+            assert_near(sent[name], select(after, slot("shared")), atol=1e-5)
+            own[name] = select(after, slot("personal"))
+        common = mean_by_hand(list(sent.values()), [6.0, 9.0, 12.0])
+    at = Tick("federate", 2, 2, 0)
+    for name, info in zip("abc", clients.infos, strict=True):
+        deployed = clients.engine.deployment(name, final_download(clients.method, server, info, at), at)
+        assert (deployed.slots, deployed.mixer) == (("shared", "personal"), "sum")
+        assert_near(dict(deployed.arrays), {**common, **own[name]}, atol=1e-5)
+    assert not torch.equal(own["a"]["personal/block.00.q_proj/B"], own["b"]["personal/block.00.q_proj/B"])
+
+
 def update_of(method: Method, clients: Clients, received: State, at: Tick) -> tuple[Payload, Payload]:
     site = clients.fresh("a")
     return method.client_update(Payload(), Payload(received), site, at)
@@ -116,15 +188,11 @@ def test_dittos_shared_adapter_is_that_of_fedit_whatever_mu_is() -> None:
 def test_a_personal_adapter_is_trained_as_one_uninterrupted_run_would(method: dict[str, object], stage: str) -> None:
     clients = Clients(build_method({**method, "rank": 2}))
     clients.run(rounds=2)
-    site = clients.fresh("b")
-    model, chosen = site.model, slot("personal")
+    site, chosen = clients.fresh("b"), slot("personal")
+    model = site.model
     optimiser = torch.optim.AdamW(model.parameters(chosen), BUDGET.lr, weight_decay=0.0)
     for number in (1, 2):
-        for batch in site.batches("train", BUDGET.max_steps, Tick(stage, number, 2, 0)):
-            model.zero_gradients()
-            with model.training(True), model.active("personal"), model.trainable(chosen):
-                site.loss(batch).backward()
-            optimiser.step()
+        step_by_hand(site, optimiser, chosen, ("personal",), Tick(stage, number, 2, 0))
     kept = {key: tensor for key, tensor in clients.memory("b").arrays.items() if key.startswith("personal/")}
     assert_same(kept, model.dump(chosen))
 

@@ -1,0 +1,62 @@
+"""What every registered method is as a base of FedP2EFT: personalised on top of, or refused before a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from befit.adapters.bayestune import BUDGETED
+from befit.config import load_experiment
+from befit.errors import ConfigError
+from befit.federate import final_download
+from befit.method import Deployment, Method
+from befit.registry import method_names
+from befit.types import Tick
+
+from .conftest import LITTLE, Play, built
+
+# Ways to personalise, whose last stage makes an adapter as ours does.
+WAYS = {"adalora", "bayestune", "fedl2p", "fedp2eft", "lora"}
+MIXED = {"fedalt": "gate", "fedmosaic": "gate", "rela": "gate", "fedsim": "logits", "feddpa": "instance 0.5 similar",
+         "feddat": "weighted 0.5 0.5"}  # fmt: skip
+BASES = [name for name in method_names() if name not in WAYS | MIXED.keys()]
+
+
+def on(name: str) -> dict[str, Any]:
+    return {"name": "fedp2eft", "rank": 1, "rank_max": 1, "base": {"name": name, **LITTLE.get(name, {})}}
+
+
+def deployed(method: Method, play: Play) -> Deployment:
+    """What the first client has at the end of a run with one round of each stage."""
+    outcome, last = play(method, rounds=1), method.plan()[-1]
+    assert not outcome.journal.failures
+    info, at = outcome.engine.clients()[0], Tick(last.name, 1, 1, 0)
+    return outcome.engine.deployment(info.id, final_download(method, outcome.server, info, at), at)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_sum_of_slots_is_deployed_as_it_was_beneath_the_budget(name: str, play: Play) -> None:
+    alone, ours = deployed(built(name), play), deployed(built(**on(name)), play)
+    assert ours.slots == (*alone.slots, BUDGETED) and ours.mixer == "sum"
+    assert all(torch.equal(ours.arrays[key], value) for key, value in alone.arrays.items())
+    assert any(
+        value.any() for key, value in ours.arrays.items() if key.startswith(f"{BUDGETED}/") and key.endswith("B")
+    )
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_other_mixtures_are_refused_by_name_before_anything_is_loaded(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment({"benchmark": "digits", "method": on(name)})
+    (problem,) = caught.value.problems
+    assert f"base: {name} mixes its slots by {MIXED[name]!r}, and only sums can be personalised on top" in problem
+
+
+@pytest.mark.parametrize("name", sorted(WAYS))
+def test_a_way_to_personalise_is_no_base(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment({"benchmark": "digits", "method": on(name)})
+    (problem,) = caught.value.problems
+    assert f"base: {name} has a stage 'budget' as fedp2eft has" in problem
