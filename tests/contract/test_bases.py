@@ -19,13 +19,13 @@ from .conftest import LITTLE, Play, built
 
 # Ways to personalise, whose last stage makes an adapter as ours does.
 WAYS = {"adalora", "bayestune", "fedl2p", "fedp2eft", "lora"}
-MIXED = {"fedalt": "gate", "fedmosaic": "gate", "rela": "gate", "fedsim": "logits", "feddpa": "instance 0.5 similar",
-         "feddat": "weighted 0.5 0.5"}  # fmt: skip
-BASES = [name for name in method_names() if name not in WAYS | MIXED.keys()]
+MIXED = {"fedalt": "gate", "fedmosaic": "gate", "rela": "gate", "fedsim": "logits", "feddpa": "instance 0.5 similar"}
+WEIGHTED: dict[str, dict[str, Any]] = {"feddat": {}, "feddpa": {"variant": "halves"}}
+BASES = [name for name in method_names() if name not in WAYS | MIXED.keys() | WEIGHTED.keys()]
 
 
-def on(name: str) -> dict[str, Any]:
-    return {"name": "fedp2eft", "rank": 1, "rank_max": 1, "base": {"name": name, **LITTLE.get(name, {})}}
+def on(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": "fedp2eft", "rank": 1, "rank_max": 1, "base": {"name": name, **LITTLE.get(name, {}), **options}}
 
 
 def deployed(method: Method, play: Play) -> Deployment:
@@ -46,12 +46,23 @@ def test_a_sum_of_slots_is_deployed_as_it_was_beneath_the_budget(name: str, play
     )
 
 
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_a_mixture_by_numbers_becomes_a_sum_of_the_same_output(name: str, play: Play) -> None:
+    options = WEIGHTED[name]
+    alone, ours = deployed(built(name, **options), play), deployed(built(**on(name, **options)), play)
+    assert alone.mixer == "weighted 0.5 0.5" and ours.mixer == "sum" and ours.slots == (*alone.slots, BUDGETED)
+    halved = {key for key in alone.arrays if key.rpartition("/")[2] in ("B", "weight", "bias")}
+    assert halved and halved < alone.arrays.keys()
+    for key, value in alone.arrays.items():
+        assert torch.equal(ours.arrays[key], value / 2 if key in halved else value)
+
+
 @pytest.mark.parametrize("name", MIXED)
 def test_other_mixtures_are_refused_by_name_before_anything_is_loaded(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_experiment({"benchmark": "digits", "method": on(name)})
     (problem,) = caught.value.problems
-    assert f"base: {name} mixes its slots by {MIXED[name]!r}, and only sums can be personalised on top" in problem
+    assert f"base: {name} mixes its slots by {MIXED[name]!r}, and only sums with numbers as weights can be" in problem
 
 
 @pytest.mark.parametrize("name", sorted(WAYS))

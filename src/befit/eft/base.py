@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import EVERYTHING, slot_of
+from befit.adapters.keys import EVERYTHING, slot_of, split
 from befit.adapters.layout import Layout
+from befit.adapters.mixers import constant_weights
 from befit.eft.generator import GENERATOR
 from befit.eft.rates import RATES, VALIDATION
 from befit.errors import ConfigError, NotTrained
 from befit.families import join, part
-from befit.method import Exchange, Method, Opening, Personal
+from befit.method import Deployment, Exchange, Method, Opening, Personal
 from befit.site import ServerSite, Site
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
@@ -24,6 +25,7 @@ __all__ = ["base_opening", "base_slots", "base_stages", "load_base", "make_base"
 
 BASE, FIXED = "base", "fixed"
 _SLOTS = "fixed@slots"
+_LINEAR = ("B", "weight", "bias")  # of an adapter and of a dense update: the output is as many times as large as they
 _OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
@@ -46,7 +48,7 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     if clash := {stage.name for stage in method.plan()} & set(taken):
         raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
                            "other"], owner)  # fmt: skip
-    if method.mixer != "sum":
+    if method.mixer.split()[0] not in ("sum", "weighted"):
         raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
     return method
 
@@ -174,16 +176,29 @@ class _Fix(Personal):
             start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
             deployed = self.method.deploy(Payload({**start, **memory.arrays}, memory.scalars), _of(received), site)
             site.report["base_untrained"] = 1.0
-        if deployed.mixer != "sum":  # of a method that does not say so beforehand
-            raise ConfigError([_no_sum("it", deployed.mixer)])
-        held = join({FIXED: Payload(deployed.arrays)}).arrays
+        held = join({FIXED: Payload(_summed(deployed, self.method.layout))}).arrays
         slots: list[str] = list(deployed.slots)
         return Payload({**client.arrays, **held}, {**client.scalars, _SLOTS: slots}), Payload()
 
 
+def _summed(deployed: Deployment, layout: Layout) -> State:
+    """The arrays with which the slots' plain sum is what they are mixed to by numbers of their own."""
+    if deployed.mixer == "sum":
+        return deployed.arrays
+    weights = constant_weights(deployed.mixer, layout, deployed.slots, deployed.arrays)
+    if weights is None:  # of a method that does not say so beforehand
+        raise ConfigError([_no_sum("it", deployed.mixer)])
+    found: State = {}
+    for key, value in deployed.arrays.items():
+        name, module, factor = split(key)
+        linear = name in deployed.slots and factor in _LINEAR
+        found[key] = value * weights(module)[deployed.slots.index(name)] if linear else value
+    return found
+
+
 def _no_sum(name: str, mixer: str) -> str:
-    return (f"base: {name} mixes its slots by {mixer!r}, and only sums can be personalised on top; take a base that "
-            "deploys a sum of slots, such as fedit")  # fmt: skip
+    return (f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
+            "personalised on top; take a base that deploys one, such as fedit")  # fmt: skip
 
 
 def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
