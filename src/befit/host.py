@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from befit.adapters.keys import EVERYTHING
+from befit.adapters.layout import ModelShapes
 from befit.adapters.model import AdaptedModel
 from befit.benchmarks.base import ClientData, Federation
 from befit.config import AdapterSettings, Experiment, FamilySettings
-from befit.errors import ConfigError, DataError, did_you_mean
+from befit.errors import ConfigError, DataError, ModelError, did_you_mean
 from befit.families import each_family
 from befit.left_out import left_out_sentence, without_left_out
 from befit.limit import limited
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
 
 __all__ = [
-    "OWN_MODEL", "Host", "check_needs", "family_experiment", "family_settings", "load_federation", "load_model",
-    "resolve_model", "trains_head",
+    "OWN_MODEL", "Host", "check_needs", "check_shapes", "family_experiment", "family_settings", "load_federation",
+    "load_model", "resolve_model", "trains_head",
 ]  # fmt: skip
 
 OWN_MODEL = "model"
@@ -135,9 +136,11 @@ class Host:
         found = check_needs(label, method, self.federation, self.families)
         for key, one in self.backbones.items():
             clients = [info.id for info in (*self.infos, *self.newcomers) if info.backbone == key]
-            found += [f"method {label}: {fault}" for fault in method.faults(one.model.shapes, clients)]
+            found += check_shapes(label, method, one.model.shapes, clients)
+        if found:
+            return found
         shapes = {one.name: one.model.shapes for one in self.backbones.values()}
-        return found + [f"method {label}: {reason}" for reason in method.mismatches(shapes)]
+        return [f"method {label}: {reason}" for reason in method.mismatches(shapes)]
 
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""
@@ -415,6 +418,15 @@ def check_needs(
         if not any(fnmatchcase(client, pattern) for client in everybody):
             problems.append(f"method {name} has options for {pattern}, which is no client.{_hint(pattern, everybody)}")
     return problems
+
+
+def check_shapes(label: str, method: Method, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+    """Why these clients' model cannot have the method's adapters, or not what its options ask for."""
+    try:
+        method.layout.specs(shapes)
+    except ModelError as error:
+        return [f"method {label}: {error}"]
+    return [f"method {label}: {fault}" for fault in method.faults(shapes, clients)]
 
 
 def _hint(pattern: str, clients: Collection[str]) -> str:

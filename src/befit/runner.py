@@ -202,12 +202,28 @@ def run_method(
         for client, error in missing.items()
     ]
     results["failures"] += newcomers.pop("failures", [])
+    results["cost"] = relative_costs(host, method)
     if newcomers:
         results["newcomers"] = newcomers
     write_json(path / "outbound.json", journal.outbound.as_dict())
     write_json(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
+
+
+def relative_costs(host: Host, method: Method) -> dict[str, Any]:
+    """By family, what `befit cost` says of a step of the method on its backbone; see `befit.cost.compare`.
+
+    Nothing where backbones are quantised: their packed weights do not say how many parameters they stand for.
+    """
+    from befit.cost.compare import relative_cost
+
+    if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
+        return {}
+    return {
+        one.name: relative_cost(method, one.model.shapes, one.parameters, host.smallest.parameters)
+        for one in host.backbones.values()
+    }
 
 
 def export_clients(
@@ -300,7 +316,7 @@ def write_results(
         arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
         against_baselines(results["newcomers"], arrived, metric)
         add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
-    curve, failures = results.pop("curve"), results.pop("failures")
+    curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
     head = {
         "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,
         "model": ", ".join({family_experiment(host.experiment, one).model.id: 0 for one in families.values()}),
@@ -315,8 +331,9 @@ def write_results(
     if limit_sentence(limit) is not None:  # reports then say first that the numbers mean nothing
         head["limit"] = limit
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
+    costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
-    write_json(path / "results.json", {**head, **results, "curves": curves, "failures": failures})
+    write_json(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
 
 
 def add_groups(

@@ -22,7 +22,7 @@ from befit.federate import Schedule, federate
 from befit.host import Host, family_settings
 from befit.ledger import Outbound
 from befit.registry import build_method
-from befit.runner import check
+from befit.runner import check, relative_costs
 from befit.types import Payload
 
 from .conftest import Memo, Stop
@@ -198,3 +198,20 @@ def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_exam
                     expected.append(host.task.evaluate(host.model.backbone, examples, 7, "cpu")["accuracy"])
         assert final[info.id]["others"] == pytest.approx(sum(expected) / 2)
         assert final[info.id]["others"] != final[info.id]["accuracy"]
+
+
+def test_a_step_is_counted_on_each_familys_backbone_and_the_frozen_pass_on_the_smallest(mixed: Host) -> None:
+    """RELA: 2N + 5n and a gate for each module, and a tenth of the small model's parameters, over 2N + 3n."""
+    found = relative_costs(mixed, mixed.build({"name": "rela", "rank": 4}))
+    assert {*found} == {"model", "small"} and mixed.smallest.name == "small"
+    for one in mixed.backbones.values():
+        shapes = one.model.shapes.targets.values()
+        N, n, gates = one.parameters, sum(4 * (shape.d_in + shape.d_out) for shape in shapes), len(shapes)
+        units = 2 * (N + 2 * n) + n + gates + 0.1 * mixed.smallest.parameters
+        assert found[one.name]["compute"] == pytest.approx(units / (2 * N + 3 * n), abs=1e-9)
+    packed = load_experiment(settings(families={"small": {"clients": ["*"], "model": {**SMALL, "quantise": "nf4"}}}))
+    mixed.experiment, before = packed, mixed.experiment
+    try:
+        assert relative_costs(mixed, mixed.build("fedit")) == {}
+    finally:
+        mixed.experiment = before

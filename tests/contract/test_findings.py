@@ -14,6 +14,8 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.claim import locked
 from befit.config import load_experiment
+from befit.cost.architecture import find_architecture
+from befit.cost.compare import compare
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
 from befit.errors import ConfigError, RunError
@@ -246,3 +248,14 @@ def test_an_optimiser_that_drops_gradients_does_not_stop_later_training(play: Pl
     train(host.site(host.infos[0]), method.passes, Tick("federate", 1, 1, 0))  # type: ignore[attr-defined]
     after = host.model.dump(slot("shared"))
     assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_run_writes_what_a_step_of_each_method_computes_and_holds_as_befit_cost_does(tmp_path: Path) -> None:
+    done = run(config("fedit", baselines=["ditto"], federation={"rounds": 1}), out=tmp_path / "run")
+    methods = {name: build_method(name) for name in ("fedit", "ditto")}
+    rows = {
+        one["method"]: one for one in compare(find_architecture("digits-vit"), methods, "auto", rounds=1, labels=10)
+    }
+    keys = ("compute", "memory", "public_records")
+    assert done.results["costs"] == {name: {"model": {key: rows[name][key] for key in keys}} for name in methods}
+    assert done.results["costs"]["ditto"]["model"]["compute"] == 2

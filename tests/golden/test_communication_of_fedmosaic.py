@@ -7,6 +7,11 @@ gradient of the small model's last projection    2048 * 8192 = 16,777,216;  / n 
 40 % of its entries, or its first 819 rows       3.450 % or 3.449 %;  7.442 %
 4 of L blocks without A and B                    4 / 28 = 14.286 %;  4 / 16 = 25 %
 P and Q at 28 places                             28 * (128^2 + 128) = 462,336 = 0.238 %
+
+Compute, in units of one parameter met by one token, N = 3,528,846,336 and a plain step 2N + 3n:
+
+small model's pass, every ten steps    0.1 * 1,545,617,408; of Qwen's in its place 799,262,336 / 1,545,617,408 = 0.517
+PerAda's 0.294 over Ditto              0.603 passes N + n at every step of a client: 0.294 (2N + 3n) / (N + n)
 """
 
 from __future__ import annotations
@@ -22,19 +27,21 @@ from befit.cost.architecture import find_architecture
 from befit.cost.arguments import chosen_methods
 from befit.cost.compare import compare, with_savings
 
-SMALL, LARGE = "llava-llama-3.2-1b", "llava-llama-3.2-3b"
+SMALL, LARGE, OTHER = "llava-llama-3.2-1b", "llava-llama-3.2-3b", "llava-qwen2.5-0.5b"
 ENTRIES = {SMALL: 90_177_536, LARGE: 194_510_848}
 GRADIENT = 2048 * 8192
 PAGE = Path(__file__).parents[2] / "docs" / "methods" / "fedmosaic.md"
 
 
 @cache
-def row(model: str, name: str = "fedmosaic", *settings: str, rank: int = 128) -> dict[str, Any]:
+def row(
+    model: str, name: str = "fedmosaic", *settings: str, rank: int = 128, smallest: str = SMALL
+) -> dict[str, Any]:  # fmt: skip
     """What `befit cost --model … --smallest … --targets all --rank …` finds for a method beside FedIT."""
-    chosen = chosen_methods(["fedit", name], [f"rank={rank}", *settings])
+    chosen = chosen_methods(list(dict.fromkeys(("fedit", name))), [f"rank={rank}", *settings])
     methods = {one: method for one, (_, method) in chosen.items()}
-    found = compare(find_architecture(model), methods, "all", rounds=1, smallest=find_architecture(SMALL))
-    return with_savings(found)[1]
+    found = compare(find_architecture(model), methods, "all", rounds=1, smallest=find_architecture(smallest))
+    return with_savings(found)[-1]
 
 
 def gradient(model: str, *settings: str, rank: int = 128) -> float:
@@ -95,6 +102,40 @@ def test_without_pq_blocks_nothing_is_saved_and_without_relevance_no_gradient_is
     assert row(LARGE)["download_bytes_per_round"] == row(LARGE, "fedmosaic", "mixing=equal")["upload_bytes_per_round"]
 
 
+def small_pass(smallest: str) -> float:
+    """What RELA's passes of the frozen small model cost, in steps of plain fine-tuning."""
+    return row(LARGE, "rela", smallest=smallest)["compute"] - row(LARGE, "rela", "mixing=equal")["compute"]
+
+
+def other_small_model(bits: int) -> float:
+    """Table 31: Qwen 0.5B for the gradients in place of Llama 1B in 16 bits, if a pass costs by the bits of weights."""
+    return bits / 16 * small_pass(OTHER) / small_pass(SMALL)
+
+
+def perada(clients: int = 10, steps: int = 50, batch: int = 4) -> float:
+    """A step of PerAda with its part of what the server computes in a round, shared among clients and their steps."""
+    found = row(LARGE, "perada")
+    public = found["public_records"]
+    return found["compute"] + (public["server"] + clients * public["each"]) / (clients * steps * batch)
+
+
+def test_another_small_model_costs_what_its_parameters_and_bits_say() -> None:
+    """Table 31 has 0.52, 0.26 and 0.13; language models alone would be 494,032,768 / 1,235,814,400 = 0.40."""
+    assert [round(other_small_model(bits), 2) for bits in (16, 8, 4)] == [0.52, 0.26, 0.13]
+    assert other_small_model(16) == pytest.approx(799_262_336 / 1_545_617_408, abs=1e-9)
+    assert small_pass(SMALL) == pytest.approx(0.1 * 1_545_617_408 / (2 * 3_528_846_336 + 3 * ENTRIES[LARGE]), abs=1e-9)
+
+
+def test_perada_is_ditto_and_what_the_server_computes_on_public_records() -> None:
+    """80 records through the student, 2N + 3n, and through ten clients' models, N + n each: over 10 * 50 * 4 records
+    that clients train on. The paper's 0.294 would be 0.603 passes N + n for each of a client's steps."""
+    N, n = 3_528_846_336, ENTRIES[LARGE]
+    forward = (N + n) / (2 * N + 3 * n)
+    assert row(LARGE, "perada")["compute"] == row(LARGE, "ditto")["compute"] == 2
+    assert perada() == pytest.approx(2 + (80 + 10 * 80 * forward) / 2000, abs=1e-9)
+    assert 0.294 / forward == pytest.approx(0.603, abs=5e-4)
+
+
 def table(title: str) -> list[list[str]]:
     """Cells of the rows of the first table below a heading of the page."""
     text = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
@@ -115,14 +156,24 @@ def test_the_page_has_what_the_shapes_give(cells: list[str]) -> None:
         "saved in all, rank 16, 1B client": f"{net(SMALL, rank=16):.1f} %",
         "compute of a step, FedMosaic": f"{row(LARGE)['compute']:.3f}",
         "compute of a step, RELA": f"{row(LARGE, 'rela')['compute']:.3f}",
+        "compute of a step, SFT": f"{row(LARGE, 'local')['compute']:.3f}",
+        "compute of a step, FedIT": f"{row(LARGE, 'fedit')['compute']:.3f}",
+        "compute of a step, PerAda's clients": f"{row(LARGE, 'perada')['compute']:.3f}",
+        "compute of a step, PerAda with its server": f"{perada():.3f}",
+        "pass of the small model, Qwen 0.5B": f"{other_small_model(16):.2f}",
+        "pass of the small model, Qwen 0.5B, 8 bits": f"{other_small_model(8):.2f}",
+        "pass of the small model, Qwen 0.5B, 4 bits": f"{other_small_model(4):.2f}",
+        "memory, SFT, FedIT": f"{row(LARGE, 'local')['memory']:.3f}",
         "compute of a step, Ditto": f"{row(LARGE, 'ditto')['compute']:.3f}",
         "compute of a step, FedSim": f"{row(LARGE, 'fedsim')['compute']:.3f}",
         "compute of a step, FedDPA": f"{row(LARGE, 'feddpa', 'variant=halves')['compute']:.3f}",
         "compute of a step, FedDAT": f"{row(LARGE, 'feddat')['compute']:.3f}",
-        "memory, Ditto, FedSim, FedDPA": f"{row(LARGE, 'fedsim')['memory']:.3f}",
+        "memory, Ditto, FedSim, FedDPA, PerAda": f"{row(LARGE, 'fedsim')['memory']:.3f}",
         "memory, FedDAT": f"{row(LARGE, 'feddat')['memory']:.3f}",
         "memory, FedMosaic": f"{row(LARGE)['memory']:.3f}",
     }
     assert computed[cells[0]] == cells[2]
-    assert row(LARGE, "ditto")["memory"] == row(LARGE, "fedsim")["memory"]
+    assert len({row(LARGE, one)["memory"] for one in ("ditto", "fedsim", "perada")}) == 1
+    assert row(LARGE, "feddpa", "variant=halves")["memory"] == row(LARGE, "fedsim")["memory"]
+    assert row(LARGE, "fedit")["memory"] == row(LARGE, "local")["memory"]
     assert len(table("What it costs")) == len(computed)

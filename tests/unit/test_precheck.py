@@ -137,6 +137,38 @@ def test_a_rank_above_the_width_of_a_layer_is_warned_of(experiment):
     assert not check(experiment("method.rank=4"))["warnings"]
 
 
+NARROW = "PQ-LoRA of rank 17 needs 17 orthonormal directions"
+SHALLOW = "PQ-LoRA in 3 blocks: this model has 2 adapted blocks"
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"), [("blocks: 1, rank: 17", NARROW), ("blocks: 3, rank: 4", SHALLOW)], ids=["wide", "many"]
+)
+@pytest.mark.parametrize("place", ["method={}", "baselines=[local, {}]"], ids=["method", "baseline"])
+def test_adapters_that_the_model_cannot_have_are_refused_before_anything_is_trained(
+    experiment, tmp_path, place, asked, text
+):
+    checked, ran = refusals(experiment(place.format(f"{{name: fedmosaic, {asked}}}")), tmp_path)
+    assert checked == ran and f"method fedmosaic: {text}" in checked
+    assert not (tmp_path / "out/baselines").exists()
+    assert check(experiment(place.format("{name: fedmosaic, blocks: 2, rank: 16}")))
+
+
+def test_every_method_that_the_model_cannot_have_is_named_as_the_run_names_it(experiment, tmp_path):
+    asked = "[{name: fedmosaic, blocks: 2}, {name: fedmosaic, blocks: 3}, {name: fedmosaic, blocks: 1, rank: 17}]"
+    with pytest.raises(ConfigError) as caught:
+        check(experiment(f"baselines={asked}"))
+    found = [one.split(":")[0] for one in caught.value.problems]
+    assert found == ["method fedmosaic-blocks-3", "method fedmosaic-rank-17-blocks-1"]
+
+
+def test_a_baselines_rank_above_the_width_of_a_layer_is_warned_of(experiment):
+    (warning,) = check(experiment("baselines=[local, {name: ditto, rank: 1000}, {name: local, rank: 1000}]"))[
+        "warnings"
+    ]
+    assert warning.startswith("rank 1000 is above 16")
+
+
 def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, caplog, tmp_path):
     wanted = experiment("method=scaffold")
     assert [one for one in check(wanted)["warnings"] if "control variates assume plain SGD" in one]

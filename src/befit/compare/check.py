@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from befit.adapters.layout import Layout
 from befit.compare.plan import Plan
 from befit.config import Experiment
 from befit.cost.estimate import Seen, estimate
@@ -48,12 +49,12 @@ def _look(plan: Plan) -> list[str]:
     """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
     warnings: list[str] = []
     problems: dict[str, list[str]] = {}  # what many cells share is said once
-    seen: list[tuple[Any, Any, Any]] = []
+    seen: list[tuple[Any, ...]] = []
     once = _Once()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
         asks = cell.experiment.method if type(method).faults is not Method.faults else None  # of the model's shapes
-        setting = shared(cell.experiment), method.needs, asks
+        setting = shared(cell.experiment), method.needs, asks, _refusable(method.layout)
         if setting in seen:
             continue
         seen.append(setting)
@@ -66,6 +67,11 @@ def _look(plan: Plan) -> list[str]:
         said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
         raise ConfigError(said, f"the cells of {plan.name}")
     return warnings
+
+
+def _refusable(layout: Layout) -> tuple[Any, ...]:
+    """What of a layout a model may be too narrow, too shallow or of another kind for: not what its slots are called."""
+    return frozenset((slot.rank, slot.form) for slot in layout.slots), layout.extras
 
 
 class _Once:

@@ -45,7 +45,8 @@ def compare(
     labels   classes of a classification task; None leaves the head out
     head     whether the head is trained, and so travels
     clients  totals over so many clients too
-    smallest the smallest backbone of the federation, whose gradients some methods send; the architecture itself without
+    smallest the smallest backbone of the federation, whose gradients some methods take and send; without, the
+             architecture itself
 
     Raises ConfigError where there are fewer clients than a method needs, ModelError for targets that match nothing.
     """
@@ -57,12 +58,15 @@ def compare(
         raise ConfigError(problems, "the command")
     backbone = architecture.skeleton(labels or 1)
     shapes = model_shapes(backbone, targets, head=head and labels is not None)
-    if smallest is not None:
-        shapes = replace(shapes, last=model_shapes(smallest.skeleton(labels or 1), "all", head=False).last)
+    small = None if smallest is None else smallest.skeleton(labels or 1)
+    if small is not None:
+        shapes = replace(shapes, last=model_shapes(small, "all", head=False).last)
+    with_head = labels is not None
+    small_parameters = None if small is None else _parameters(small, "all", with_head)
     about = {
         "model": architecture.name,
         "task": architecture.task,
-        "backbone_parameters": _parameters(backbone, targets, with_head=labels is not None),
+        "backbone_parameters": _parameters(backbone, targets, with_head),
         "adapted_modules": len(shapes.targets),
         "targets": targets if isinstance(targets, str) else list(targets),
         "labels": labels,
@@ -72,7 +76,7 @@ def compare(
             **about,
             "method": name,
             **method_cost(method, shapes, rounds, dtype, clients),
-            **relative_cost(method, shapes, about["backbone_parameters"]),
+            **relative_cost(method, shapes, about["backbone_parameters"], small_parameters),
         }
         for name, method in methods.items()
     ]
@@ -135,13 +139,15 @@ def method_cost(
     }
 
 
-def relative_cost(method: Method, shapes: ModelShapes, backbone: int) -> dict[str, Any]:
+def relative_cost(
+    method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None
+) -> dict[str, Any]:  # fmt: skip
     """`compute` and `memory` of a step, relative to plain fine-tuning, and a round's `public_records`; see
-    `befit.cost.compute`."""
+    `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another."""
     specs, trained = method.layout.specs(shapes), method.trainable()
     plain = _plain_entries(method, shapes, specs)
     return {
-        "compute": relative_compute(method.work(), specs, trained, backbone, plain),
+        "compute": relative_compute(method.work(), specs, trained, backbone, plain, smallest),
         "memory": relative_memory(specs, trained, backbone, plain),
         "public_records": public_records(method.public_work(), specs, trained, backbone, plain),
     }

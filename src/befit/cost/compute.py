@@ -17,15 +17,19 @@ from befit.types import TensorSpec
 __all__ = ["alone", "public_records", "relative_compute", "relative_memory", "step_cost"]
 
 
-def step_cost(work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: int) -> float:
+def step_cost(
+    work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: int, smallest: int | None = None
+) -> float:  # fmt: skip
     """Units of one step on one token.
 
     specs     all arrays of the layout
     backbone  parameters of the frozen model
+    smallest  those of the smallest backbone of the federation, where it is another
     """
     total = 0.0
     for one in work:
-        forward = backbone + count(specs, slot(*one.active))
+        met = smallest if one.smallest and smallest is not None else backbone
+        forward = met + count(specs, slot(*one.active))
         trained = count(specs, one.trainable) if one.trainable != NOTHING else None
         total += one.times * (forward if trained is None else 2 * forward + trained)
     return total
@@ -44,11 +48,13 @@ def alone(
 
 
 def relative_compute(
-    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
-) -> float | None:
+    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None,
+    smallest: int | None = None,
+) -> float | None:  # fmt: skip
     """A step's units over those of plain fine-tuning; None where the method does not say what it computes.
 
-    plain  as for `alone`
+    plain     as for `alone`
+    smallest  as for `step_cost`
 
     >>> from befit.adapters.keys import EVERYTHING
     >>> specs = {"shared/x/A": TensorSpec((1, 10)), "personal/x/A": TensorSpec((1, 10))}
@@ -56,7 +62,9 @@ def relative_compute(
     >>> relative_compute(ditto, specs, EVERYTHING, 1000)
     2.0
     """
-    return step_cost(work, specs, backbone) / alone(specs, trainable, backbone, plain)[0] if work else None
+    if not work:
+        return None
+    return step_cost(work, specs, backbone, smallest) / alone(specs, trainable, backbone, plain)[0]
 
 
 def public_records(

@@ -12,7 +12,7 @@ from torch import nn
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
 from befit.benchmarks.base import Federation
-from befit.config import Experiment
+from befit.config import Experiment, run_names
 from befit.cost.parameters import count
 from befit.cost.traffic import communication
 from befit.errors import ConfigError, DataError, ModelError
@@ -20,6 +20,7 @@ from befit.federate import resolved_stages
 from befit.host import (
     check_clients,
     check_needs,
+    check_shapes,
     family_experiment,
     family_settings,
     load_federation,
@@ -65,7 +66,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         raise _with_the_model(error, experiment) from error
     check_clients(federation, experiment)
     runs: list[tuple[str, Method]] = [
-        (config["name"], build_method(config)) for config in (experiment.method, *experiment.baselines)
+        (label, build_method(config))
+        for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
     ]
     known = {client.id: client.info for client in federation.clients}
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
@@ -139,12 +141,13 @@ def _of_family(
     """
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
-    if faults := [f"method {label}: {fault}" for label, one in runs for fault in one.faults(shapes, measured)]:
+    if faults := [fault for label, one in runs for fault in check_shapes(label, one, shapes, measured)]:
         raise ConfigError(faults)
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings = once("records", lambda: precheck(experiment, federation, backbone))
-    warnings = [*without_effect(experiment, federation.task), *warnings, *_wide(method, shapes)]
+    warnings = [*without_effect(experiment, federation.task), *warnings]
+    warnings += dict.fromkeys(warning for _, one in runs for warning in _wide(one, shapes))
     width = getattr(torch, experiment.wire.dtype).itemsize
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     row = {

@@ -43,7 +43,8 @@ def lessons(
 ) -> Iterator[dict[str, Taught]]:
     """For every batch of the round's public records, what each family that replied says of it.
 
-    Teachers are what clients sent, without dropout. One update is held at a time, and logits of one batch.
+    Teachers are the shared adapters that clients sent, without dropout. One update is held at a time, and logits of
+    one batch.
     """
     public = public_of(site)
     families = _replied(site, updates)
@@ -54,7 +55,8 @@ def lessons(
         for family, own in families.items():
             one = site.backbones[family]
             seen = view(one, examples[family], places)
-            taught[family] = Taught(seen, mean_rows(one, seen, (update.payload.arrays for update in own)), len(own))
+            states = (select(update.payload.arrays, slot("shared")) for update in own)  # whatever else was sent
+            taught[family] = Taught(seen, mean_rows(one, seen, states), len(own))
         yield taught
 
 

@@ -12,18 +12,26 @@ from befit.train.loop import Pass
 
 
 @register("fedit", title="FedIT", paper="arXiv:2305.05644", year=2023, standard=True)
-def fedit(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "uniform"] = "examples") -> Recipe:
+def fedit(
+    rank: int = 8,
+    alpha: float = 16.0,
+    weights: Literal["examples", "uniform"] = "examples",
+    keep_optimiser: bool = False,
+) -> Recipe:
     """Average A and B over clients every round; one shared adapter for all (up = down = r(d_in + d_out) per module).
 
     rank     rank of the adapter
     alpha    its scaling: delta = alpha / rank * B A
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
+    keep_optimiser  keep the optimiser's averages at the client from round to round, as FedMosaic's authors do with
+                    models that see images
 
-    Source: specification potara.md, section 5.2.
+    Source: specification potara.md, section 5.2; fedmosaic.md, sections 1 and 5. With one client it is Local, where the
+    optimiser is kept or has nothing to keep, but for the batches, which are drawn by the name of the stage.
     """
     return Recipe(
         layout=lora(rank, alpha),
-        passes=(Pass(slot("shared"), ("shared",)),),
+        passes=(Pass(slot("shared"), ("shared",), keep_optimiser=keep_optimiser),),
         share=slot("shared"),
         merge=Merge(weights),
         use=Use(("shared",)),

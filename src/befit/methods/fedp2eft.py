@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import Selector, select, slot
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.state import weighted_mean
@@ -119,7 +120,7 @@ class FedP2EFT(Method):
         return self.kept.faults(shapes, clients)
 
     def work(self) -> tuple[Work, ...]:
-        return (Work(("search",), WEIGHTS),)
+        return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other
 
     def server_init(self, site: ServerSite) -> Payload:
         generator = Payload(select(site.initial, slot(GENERATOR)))

@@ -25,6 +25,7 @@ def perada(
     weights: Literal["uniform", "examples"] = "uniform",
     temperature: float = 2.0,
     distil: Distillation = Distillation(),  # noqa: B008 frozen
+    legacy_average_personal: bool = False,
 ) -> ByFamily:
     """Two adapters as in Ditto; the average of the shared ones then learns from the mean of all clients' logits.
 
@@ -34,15 +35,17 @@ def perada(
     weights      how the server averages: "uniform" or "examples"
     temperature  T of the distillation
     distil       public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+    legacy_average_personal  average the personal adapter too, as FedMosaic's released code does by mistake
 
     `loss = mean over answer tokens of KL(softmax(t / T) || softmax(s / T))`, without a factor T^2; t the mean logits of
     all clients' shared adapters, on every backbone; s the average of the family's own.
-    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: the personal
-    adapter never leaves the client; logits of another tokenizer are translated and stay probabilities.
+    up = down = r(d_in + d_out) per module; twice that where the personal adapter is averaged too.
+    Source: specification fedmosaic.md, section 5. Deviation: the personal adapter never leaves the client unless asked
+    for, and never teaches; logits of another tokenizer are translated and stay probabilities.
     """
     if not temperature > 0:
         raise ConfigError([f"temperature: must be positive, got {temperature}"], "perada")
-    return ByFamily(ditto(rank, alpha, mu, weights), EnsembleDistillation(temperature, distil))
+    return ByFamily(ditto(rank, alpha, mu, weights, legacy_average_personal), EnsembleDistillation(temperature, distil))
 
 
 @dataclass(frozen=True)

@@ -94,11 +94,10 @@ class Mosaic(Method):
         })  # fmt: skip
 
     def work(self) -> tuple[Work, ...]:
-        """Training beside the frozen mixture, and a bare pass at every `every`-th step.
-
-        That pass counts as one of the client's own model; the smallest backbone's, which it is, costs no more.
-        """
-        now_and_then = (Work((), times=1 / self.mixing.every),) if isinstance(self.mixing, Relevance) else ()
+        """Training beside the frozen mixture, and a bare pass of the smallest backbone at every `every`-th step."""
+        now_and_then = ()
+        if isinstance(self.mixing, Relevance):
+            now_and_then = (Work((), times=1 / self.mixing.every, smallest=True),)
         active = (*BOTH, BASIS) if self.blocks else BOTH
         return (Work(active, self.trainable()), *now_and_then)
 

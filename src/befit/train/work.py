@@ -16,11 +16,13 @@ class Work:
     active     slots in the forward pass
     trainable  what gets gradients; nothing for a forward pass alone, such as a teacher's
     times      how often it happens in a step; 0.1 for once in ten
+    smallest   of the smallest backbone of the federation, frozen, in place of the client's own
     """
 
     active: tuple[str, ...]
     trainable: Selector = NOTHING
     times: float = 1.0
+    smallest: bool = False
 
 
 @dataclass(frozen=True)

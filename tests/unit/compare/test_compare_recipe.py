@@ -249,6 +249,21 @@ def test_a_problem_of_all_cells_is_told_once() -> None:
     assert len(caught.value.problems) == 1 and " cells, first Alone, seed 3: benchmark.root" in caught.value.problems[0]
 
 
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [({"blocks": 1, "rank": 65}, "PQ-LoRA of rank 65"), ({"blocks": 5}, "PQ-LoRA in 5 blocks: this model has 4")],
+    ids=["wide", "many"],
+)
+def test_a_later_run_of_a_method_is_looked_at_by_itself(asked: dict[str, Any], text: str) -> None:
+    """The first run of the method can be trained; a later one, with other arguments, cannot."""
+    runs: dict[str, Any] = {"Fits": {"method": {"name": "fedmosaic", "blocks": 2}}, "FedIT": "fedit"}
+    assert check_plan(plan({"runs": runs}))["cells"] == 4
+    with pytest.raises(ConfigError) as caught:
+        check_plan(plan({"runs": {**runs, "Later": {"method": {"name": "fedmosaic", **asked}}}}))
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"2 cells, first Later, seed 3: method fedmosaic: {text}")
+
+
 def test_the_recipe_on_two_bases_uses_the_cells_of_the_one_without() -> None:
     one, more = (make_plan(ROOT / "recipes" / "offline" / f"{name}.yaml", seeds=[0])
                  for name in ("names-p2eft", "names-p2eft-bases"))  # fmt: skip

@@ -11,7 +11,7 @@ from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
 from befit.cost.compute import relative_compute, relative_memory
 from befit.cost.parameters import count
-from befit.registry import build_method
+from befit.registry import build_method, method_names
 from befit.train.work import Work
 
 LLAVA_3B = "llava-llama-3.2-3b"
@@ -101,3 +101,67 @@ def test_a_rounds_work_on_public_records_is_counted_in_records_of_fine_tuning() 
         "fedmkt": {"client": 80 + forward, "server": 80 + forward, "each": 0},
     }.items():
         assert found[name] == pytest.approx(expected), name
+
+
+# Why a step can cost less than one of plain fine-tuning.
+CHEAPER = {"ffa_lora": "A is frozen, so it has no gradients: 2N + 2n + n / 2 where A and B are alike in size"}
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_registered_method_says_what_a_step_computes_and_holds(name: str) -> None:
+    (row,) = compare(find_architecture("llama-3.2-1b"), {name: build_method(name)}, "auto", rounds=1)
+    assert row["compute"] is not None, "work() is to be declared"
+    assert row["compute"] >= 1 or name in CHEAPER
+    assert row["compute"] > 0.99 and row["memory"] >= 1
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flexlora"])
+def test_a_client_of_a_lower_rank_costs_what_one_of_the_largest_does(name: str) -> None:
+    """Arrays have the largest rank, zero beyond a client's own, and nothing but the adapter's step is computed: units
+    2N + 3n over 2N + 3n, N + n held, n trained, n entries either way in four bytes, with n at rank 128."""
+    n = ADAPTER[LLAVA_3B]
+    method = build_method({"name": name, "rank": 128, "ranks": {"phone-*": 16}})
+    (row,) = compare(find_architecture(LLAVA_3B), {name: method}, "all", rounds=1)
+    assert (row["compute"], row["memory"], row["public_records"]) == (1.0, 1.0, None)
+    assert row["trained_parameters"] == n
+    assert row["upload_bytes_per_round"] == row["download_bytes_per_round"] == 4 * n
+
+
+def test_a_search_for_ranks_is_a_step_of_the_adapter_and_of_its_scales() -> None:
+    """FedP2EFT trains A and B of rank 32 (n) and 32 scales a module beside them, for 56 modules; the slot of what it
+    keeps has as many scales again: 2(N + n + 2 * 1792) + n + 1792."""
+    method = build_method({"name": "fedp2eft", "rank_max": 16})
+    N, n, scales = 3_212_749_824, 32 * 28 * ((3072 + 3072) + (3072 + 1024)), 56 * 32
+    (row,) = compare(find_architecture("llama-3.2-3b"), {"fedp2eft": method}, "auto", rounds=1)
+    assert row["backbone_parameters"] == N
+    assert row["compute"] == pytest.approx((2 * (N + n + 2 * scales) + n + scales) / (2 * N + 3 * n), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("smallest", "bare", "published"),
+    [
+        ("llava-llama-3.2-1b", 1_545_617_408, 1.0711),  # section 7: "2n + 0.1 * N_Ws gives 1.0711"
+        ("llava-qwen2.5-0.5b", 799_262_336, 1.0614),
+        (None, 3_528_846_336, 1.0971),  # the client's own model is the smallest
+    ],
+)
+def test_the_pass_of_the_small_model_is_counted_by_its_own_parameters(
+    smallest: str | None, bare: int, published: float
+) -> None:
+    """RELA: a step beside a frozen second adapter, 2N + 5n, and a pass of the frozen small model every ten steps."""
+    N, n = 3_528_846_336, ADAPTER[LLAVA_3B]
+    method = build_method({"name": "rela", "rank": 128})
+    found = None if smallest is None else find_architecture(smallest)
+    (row,) = compare(find_architecture(LLAVA_3B), {"rela": method}, "all", rounds=1, smallest=found)
+    gates = 28 * 7  # a number at every layer, trained beside n
+    assert row["compute"] == pytest.approx((2 * N + 5 * n + gates + 0.1 * bare) / (2 * N + 3 * n), abs=1e-12)
+    assert row["compute"] == pytest.approx(published, abs=5e-5)
+
+
+def test_a_small_model_with_other_names_than_the_targets_is_counted_all_the_same() -> None:
+    """Targets are the client's: a small model that has none of them has parameters like any other."""
+    method = {"rela": build_method("rela")}
+    large, small = find_architecture("llama-3.2-1b"), find_architecture("mbert")
+    (row,) = compare(large, method, ["gate_proj"], rounds=1, smallest=small)
+    (without,) = compare(large, method, ["gate_proj"], rounds=1)
+    assert row["compute"] < without["compute"]

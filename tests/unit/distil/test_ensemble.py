@@ -85,6 +85,28 @@ def test_peradas_clients_are_dittos_and_what_is_personal_stays_with_them() -> No
     assert {slot_of(key.partition("@")[2]) for key in perada.server.arrays} == {"shared"}
 
 
+def test_peradas_legacy_flag_averages_what_should_be_personal_inside_a_family_and_teaches_nobody_else() -> None:
+    """With it (section 5), a client begins a round with the mean of its family's personal adapters. What is distilled
+    is the same: in the first round, where all begin alike, to the bit; in whatever order the arrays arrive."""
+    legacy, plain = (started("perada", distil=WHOLE, legacy_average_personal=one) for one in (True, False))
+    plain.round(1)
+    sent = {client: legacy.update(client, 1)[1] for client in FAMILIES}
+    turned = [Update(one.client, Payload(dict(reversed(one.payload.arrays.items())))) for one in sent.values()]
+    assert [slot_of(next(iter(one.payload.arrays))) for one in turned] == ["personal"] * 5
+    legacy.server = legacy.method.aggregate(legacy.server, turned, legacy.server_site, legacy.tick(1))
+    for family in legacy.backbones:
+        assert_same(shared(legacy, family), shared(plain, family))
+        mean = select(averages(sent, family), slot("personal"))
+        assert_near(select(part(legacy.server, family).arrays, slot("personal")), mean)
+    for client in "ab":
+        received, _ = legacy.update(client, 2)
+        assert_same(received.arrays, part(legacy.server, FAMILIES[client]).arrays)
+        assert not select(legacy.memories[client].arrays, slot("personal"))
+    assert len(select(sent["a"].payload.arrays, slot("personal"))) == len(
+        select(plain.memories["a"].arrays, slot("personal"))
+    )
+
+
 def test_without_a_penalty_peradas_personal_adapter_does_not_see_the_shared_one() -> None:
     """However hard the server distils, and whoever else there is."""
     found = []

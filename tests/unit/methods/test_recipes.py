@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from tests.conftest import assert_near, assert_same
 from tests.unit.methods.federation import BUDGET, Clients
 
 from befit.adapters.keys import EVERYTHING, Selector, factor, select, slot, slot_of, to_slot
+from befit.config import TrainSettings
 from befit.federate import final_download
 from befit.method import Method
+from befit.recipe.personal import LocalTraining
+from befit.recipe.recipe import Recipe
 from befit.recipe.route import LeaveOneOut
 from befit.registry import build_method
 from befit.site import Site
@@ -71,6 +77,42 @@ def test_a_round_of_fedit_is_the_weighted_mean_of_what_each_client_trained(weigh
         expected = mean_by_hand(list(clients.uploads(number).values()), shares)
     assert_near(server.arrays, expected, atol=1e-7)
     assert not any(memory.arrays for memory in (clients.memory(name) for name in "abc"))
+
+
+def one_client(method: Method, budget: TrainSettings, rounds: int) -> tuple[Payload, Payload]:
+    """The memories of the server and of the only client after a run."""
+    clients = Clients(method, count=1)
+    clients.sites["a"] = replace(clients.sites["a"], budget=budget)
+    return clients.run(rounds=rounds), clients.memory("a")
+
+
+SGD = replace(BUDGET, optimiser="sgd", momentum=0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget", "rounds", "same"),
+    [
+        ({"keep_optimiser": True}, BUDGET, 3, True),
+        ({}, SGD, 3, True),
+        ({}, BUDGET, 1, True),
+        ({}, BUDGET, 2, False),  # fresh moments in the second round
+        ({}, replace(SGD, momentum=0.9), 2, False),
+        ({"keep_optimiser": True}, replace(SGD, momentum=0.9), 3, True),
+    ],
+    ids=["kept", "sgd", "one round", "fresh", "fresh momentum", "kept momentum"],
+)
+def test_fedit_with_one_client_is_local_training_to_the_bit(
+    settings: dict[str, Any], budget: TrainSettings, rounds: int, same: bool
+) -> None:
+    """FedMosaic specification, property 14: "FedIT with one client = SFT"."""
+    alone = build_method({"name": "local", "rank": 2})
+    assert isinstance(alone, Recipe) and isinstance(alone.before[0], LocalTraining)
+    alone = replace(alone, before=(replace(alone.before[0], name="federate"),))  # batches are drawn by this name
+    _, memory = one_client(alone, budget, rounds)
+    server, _ = one_client(build_method({"name": "fedit", "rank": 2, **settings}), budget, rounds)
+    trained = select(memory.arrays, slot("personal"))
+    assert {to_slot(key, "personal") for key in server.arrays} == trained.keys()
+    assert all(torch.equal(trained[to_slot(key, "personal")], value) for key, value in server.arrays.items()) == same
 
 
 def test_fedit_with_a_cohort_averages_only_those_that_took_part() -> None:
