@@ -60,22 +60,27 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
                        f"with its own: befit run {config} --out {path} --resume")  # fmt: skip
 
 
+# Settings that came later, and what leaves the numbers as they were without them: such runs go on and are found again.
+_LATER: Mapping[str, Mapping[str, Any]] = {
+    "limit": {"rounds": None},
+    "evaluate": {"wins": None},
+    "model": {"long_prompts": "refuse"},
+    "data": {"public": None},
+}
+
+
 def deciding(values: dict[str, Any]) -> dict[str, Any]:
     """What decides the numbers of a run: all but where and how often it is saved, and who is shown what."""
     kept = {key: value for key, value in values.items() if key not in ("checkpoint", "name", "report", "trackers")}
-    if isinstance(limit := kept.get("limit"), dict) and limit.get("rounds") is None:  # as runs of before it had it
-        kept["limit"] = {key: value for key, value in limit.items() if key != "rounds"}
-    if isinstance(evaluate := kept.get("evaluate"), dict) and evaluate.get("wins") is None:
-        kept["evaluate"] = {key: value for key, value in evaluate.items() if key != "wins"}
-    if isinstance(model := kept.get("model"), dict):
-        kept["model"] = _as_before(model)
+    kept |= {key: _as_before(key, kept[key]) for key in _LATER if isinstance(kept.get(key), dict)}
     if isinstance(families := kept.get("families"), dict):
-        kept["families"] = {name: {**one, "model": _as_before(one["model"])} for name, one in families.items()}
+        kept["families"] = {name: {**one, "model": _as_before("model", one["model"])} for name, one in families.items()}
     return kept
 
 
-def _as_before(model: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in model.items() if (key, value) != ("long_prompts", "refuse")}
+def _as_before(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    later = _LATER[name]
+    return {key: value for key, value in block.items() if key not in later or value != later[key]}
 
 
 def settings_hash(experiment: Experiment) -> str:

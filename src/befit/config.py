@@ -94,6 +94,7 @@ class DataSettings:
     val_fraction   share of the training records held out where a client has no validation file
     test_fraction  share of all records held out where a client has no test file
     newcomers      clients that take no part in training, in the same form; they may have a test file alone
+    public         a file of records in the clients' form that server and all clients may see, for methods that need any
     """
 
     clients: str | dict[str, str | dict[str, str]]
@@ -104,6 +105,7 @@ class DataSettings:
     val_fraction: float = 0.1
     test_fraction: float = 0.2
     newcomers: str | dict[str, str | dict[str, str]] | None = None
+    public: str | None = None
 
 
 @dataclass(frozen=True)

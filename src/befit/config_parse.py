@@ -228,6 +228,8 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             problems.append("common_model: cannot be used on Flower yet; set it to null")
         if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
             problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
+        if engine.kind == "flower" and (data := held.get("data")) and data.public is not None:
+            problems.append("data.public: cannot be used on Flower yet; set it to null")
         if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
             problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
     if data := held.get("data"):
@@ -338,7 +340,7 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
                 for name, one in clients.items()
             }
 
-        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers))
+        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
     common = None if experiment.common_model is None else place(experiment.common_model)
     return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families,
                    common_model=common)  # fmt: skip

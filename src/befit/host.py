@@ -321,6 +321,7 @@ def _whole_federation(experiment: Experiment) -> Federation:
         test_fraction=data.test_fraction,
         seed=experiment.federation.seed,
         newcomers=data.newcomers,
+        public=data.public,
     )
 
 

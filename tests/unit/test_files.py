@@ -680,6 +680,46 @@ def test_newcomers_are_read_as_clients_are_and_take_no_part(tmp_path: Path) -> N
     assert federation.manifest["partition"]["sha256"] != alone.manifest["partition"]["sha256"]
 
 
+def test_public_records_are_read_as_the_clients_are_and_belong_to_nobody(tmp_path: Path) -> None:
+    for index, client in enumerate(("a", "b")):
+        jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20, start=100 * index))
+    public = jsonl(tmp_path / "public.jsonl", reviews(9, start=300))
+    alone = load_files(tmp_path / "clients", task=TEXT)
+    federation = load_files(tmp_path / "clients", task=TEXT, public=public)
+    assert federation.clients == alone.clients and not alone.public
+    assert texts(federation.public) == [f"film {300 + i}" for i in range(9)]
+    assert {record["label"] for record in federation.public} == {0, 1}, "as numbers of the clients' classes"
+    assert federation.manifest["sources"][-1] == {"id": "public records", "split": "all", "file": "public.jsonl"}
+    other = load_files(tmp_path / "clients", task=TEXT, public=jsonl(tmp_path / "other.jsonl", reviews(8, start=300)))
+    hashes = {one.manifest["partition"]["sha256"] for one in (alone, federation, other)}
+    assert len(hashes) == 3
+
+
+def test_public_records_that_are_a_clients_or_of_no_known_class_are_refused(tmp_path: Path) -> None:
+    first = jsonl(tmp_path / "clients" / "a.jsonl", reviews(20))
+    with pytest.raises(DataError, match=r"data\.public: .*a\.jsonl is client a's"):
+        load_files(tmp_path / "clients", task=TEXT, public=first)
+    with pytest.raises(DataError, match=r"data\.public: there is no .*nowhere\.jsonl"):
+        load_files(tmp_path / "clients", task=TEXT, public=tmp_path / "nowhere.jsonl")
+    strange = jsonl(tmp_path / "new.jsonl", [*reviews(3), {"text": "film", "label": "middling"}])
+    with pytest.raises(DataError, match=r"public records: .*middling"):
+        load_files(tmp_path / "clients", task=TEXT, public=strange)
+
+
+def test_own_files_with_public_records_serve_methods_that_need_any(tmp_path: Path) -> None:
+    for index, client in enumerate(("a", "b")):
+        jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20, start=100 * index))
+    jsonl(tmp_path / "public.jsonl", reviews(12, start=300))
+    mine = {"method": {"name": "takfl", "rank": 2}, "baselines": [], "model": {"id": "names-bert-fl", "max_length": 32},
+            "data": {"clients": "clients", "task": TEXT, "public": "public.jsonl"}, "train": {"max_steps": 1},
+            "federation": {"rounds": 1}, "report": {"plots": False}}  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(json.dumps(mine))
+    done = run(tmp_path / "mine.yaml", out=tmp_path / "run")
+    assert done.results["summary"]["scored"] == 2
+    with pytest.raises(ConfigError, match="method takfl needs public records, and files has none"):
+        run(load_experiment(tmp_path / "mine.yaml", ["data.public=null"]), out=tmp_path / "without")
+
+
 def test_a_newcomer_that_is_a_client_or_has_a_new_class_is_refused_by_name(tmp_path: Path) -> None:
     first = jsonl(tmp_path / "clients" / "a.jsonl", reviews(20))
     with pytest.raises(DataError, match="newcomer a: there is a client of this name"):

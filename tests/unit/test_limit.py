@@ -119,6 +119,9 @@ def test_settings_that_runs_before_them_did_not_have_make_no_other_run_unless_th
     assert not any("long_prompts" in model for model in models) and "wins" not in values["evaluate"]
     changed = ("model.long_prompts=drop", "families.few.model.long_prompts=drop", "evaluate.wins=[rougeL]")
     assert all(deciding(to_dict(load_experiment(old, [one]))) != values for one in changed)
+    own = {"method": "fedit", "data": {"clients": "clients", "task": "causal-lm"}, "model": {"id": "x"}}
+    alone, public = (deciding(to_dict(load_experiment(own, more)))["data"] for more in ([], ["data.public=all.jsonl"]))
+    assert "public" not in alone and public["public"].endswith("all.jsonl")
 
 
 def test_rounds_alone_are_a_limit_that_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["held_out", "load_files"]
 
 SPLITS = ("train", "val", "test")
+PUBLIC = "public records"  # beside the clients' ids, none of which has a space
 Splits = dict[str, list[Item]]
 
 
@@ -38,6 +39,7 @@ def load_files(
     test_fraction: float = 0.2,
     seed: int = 0,
     newcomers: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]] | None = None,
+    public: str | Path | None = None,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
@@ -50,6 +52,7 @@ def load_files(
     test_fraction  share of them held out before, where a client has no test file; 0 holds out none
     seed           of what is held out
     newcomers      where the records of clients lie that take no part in training; they may have a test split alone
+    public         a file, or a folder of one client's form, of records that server and all clients may see
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; each class (or task) gives its share where it has enough records.
@@ -67,12 +70,15 @@ def load_files(
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
+    shared = {} if public is None else _public_sources(public, everybody)
     read = dict(gather(lambda one: (one[0], _read(*one, task, columns)), everybody.items()))
+    seen = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
-        gather(lambda one: _resolve(*one, names, classes, label_names is not None), read.items())
+        held = {**read, PUBLIC: {"train": seen}}
+        gather(lambda one: _resolve(*one, names, classes, label_names is not None), held.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     held = tuple(_client(client, splits) for client, splits in read.items())
@@ -81,7 +87,7 @@ def load_files(
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
-            for client, splits in everybody.items()
+            for client, splits in {**everybody, **({PUBLIC: shared} if shared else {})}.items()
             for split, paths in splits.items()
             for path in paths
         ],
@@ -90,11 +96,33 @@ def load_files(
             "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
             "seed": seed,
             "held_out": carved,
-            "sha256": _fingerprint(read),
+            "sha256": _fingerprint({**read, PUBLIC: {"train": seen}} if seen else read),
         },
         "counts": counts,
     }
-    return Federation("files", "1", task, clients_held, label_names=names, newcomers=newcomers_held, manifest=manifest)
+    return Federation("files", "1", task, clients_held, label_names=names, newcomers=newcomers_held,
+                      public=tuple(item.record for item in seen), manifest=manifest)  # fmt: skip
+
+
+def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
+    """The files of public records. Raises DataError where there are none, or where they are a client's."""
+    try:
+        (found,) = client_sources({"public": public}).values()
+    except DataError as error:
+        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
+    held = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
+    for path in chain.from_iterable(found.values()):
+        if (owner := held.get(path.resolve())) is not None:
+            raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
+    return found
+
+
+def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
+    """The public records of all splits."""
+    try:
+        return [item for items in _read("public", sources, task, columns).values() for item in items]
+    except DataError as error:
+        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
 
 
 def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
