@@ -32,7 +32,8 @@ def test_defaults_fill_everything_that_is_not_said():
     assert (experiment.train.max_steps, experiment.train.lr, experiment.train.betas) == (5, 1e-3, (0.9, 0.999))
     assert experiment.federation.min_replies == 0.5
     assert [one["name"] for one in experiment.baselines] == ["local"]
-    assert experiment.method == {"name": "fedit", "rank": 8, "alpha": 16.0, "weights": "examples"}
+    filled = {"name": "fedit", "rank": 8, "alpha": 16.0, "weights": "examples", "keep_optimiser": False}
+    assert experiment.method == filled
 
 
 def test_the_resolved_yaml_makes_an_equal_experiment(tmp_path):
