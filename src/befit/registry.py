@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.errors import ConfigError, did_you_mean
-from befit.schema import Parameter, Rule, check_values, parameters_of, plain
+from befit.schema import REQUIRED, Parameter, Rule, check_values, parameters_of, plain
 
 if TYPE_CHECKING:
     from befit.method import Method
@@ -126,14 +126,24 @@ def check_method(
     arguments, problems = check_values(entry.parameters, given, f"{path}.", name, rules)
     defaults = {one.name: plain(one.default) for one in entry.parameters if _writable(plain(one.default))}
     resolved = {"name": name, **defaults, **plain(given)}
-    if problems:
-        return resolved, None, problems
+    if problems:  # what the method says of its other arguments, with defaults in place of these: all mistakes at once
+        wrong = {problem.removeprefix(f"{path}.").split(":")[0].split(".")[0] for problem in problems}
+        right = {key: value for key, value in arguments.items() if key not in wrong}
+        about = tuple(f"{path}.{key}{end}" for key in right for end in (":", "."))
+        return resolved, None, [*problems, *(one for one in _made(entry, right, path)[1] if one.startswith(about))]
+    return resolved, *_made(entry, arguments, path)
+
+
+def _made(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
+    """The method, or why it cannot be. Arguments that are missing have their defaults; one without refuses nothing."""
+    if any(one.default is REQUIRED and one.name not in arguments for one in entry.parameters):
+        return None, []
     try:
-        return resolved, entry.factory(**arguments), []
+        return entry.factory(**arguments), []
     except ConfigError as error:
-        return resolved, None, [_placed(problem, path, entry.parameters) for problem in error.problems]
+        return None, [_placed(problem, path, entry.parameters) for problem in error.problems]
     except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
-        return resolved, None, [_placed(str(error), path, entry.parameters)]
+        return None, [_placed(str(error), path, entry.parameters)]
 
 
 # What the arguments of these names are in every method.
