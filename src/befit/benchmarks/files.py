@@ -77,8 +77,8 @@ def load_files(
     if classification:
         training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
-        held = {**read, PUBLIC: {"train": seen}}
-        gather(lambda one: _resolve(*one, names, classes, label_names is not None), held.items())
+        labelled = {**read, PUBLIC: {"train": seen}}
+        gather(lambda one: _resolve(*one, names, classes, label_names is not None), labelled.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     held = tuple(_client(client, splits) for client, splits in read.items())
