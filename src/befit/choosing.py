@@ -15,9 +15,10 @@ from typing import Any
 from befit.config import Experiment, ModelSettings, load_experiment
 from befit.errors import ConfigError
 from befit.evaluate.selection import ALONE, gains, model_choice, scores_of_run
-from befit.host import Host, resolve_model
+from befit.host import Host
 from befit.journal import Observer
 from befit.limit import limit_sentence
+from befit.loading import resolve_model
 from befit.runner import run
 from befit.storage import check_folder, write_json
 

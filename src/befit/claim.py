@@ -63,7 +63,7 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
 # Settings that came later, and what leaves the numbers as they were without them: such runs go on and are found again.
 _LATER: Mapping[str, Mapping[str, Any]] = {
     "limit": {"rounds": None},
-    "evaluate": {"wins": None},
+    "evaluate": {"wins": None, "by": None},
     "model": {"long_prompts": "refuse"},
     "data": {"public": None},
 }

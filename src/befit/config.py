@@ -215,6 +215,8 @@ class EvaluateSettings:
                     also vqa_score, its mean over tasks and the default, and token_f1_pooled
     wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
                     them; null: all
+    by              a field of the records, such as language: the examples of each of its values are measured too, so
+                    that groups are of examples rather than of clients; the values leave a client as names of scores
     """
 
     every: int = 0
@@ -226,6 +228,7 @@ class EvaluateSettings:
     others: Literal["never", "end", "always"] = "never"
     metrics: list[str] | None = None
     wins: list[str] | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True)

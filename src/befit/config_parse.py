@@ -67,6 +67,7 @@ RULES: Mapping[str, Rule] = {
     "evaluate.batch_size": POSITIVE,
     "evaluate.max_new_tokens": POSITIVE,
     "evaluate.metrics": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
+    "evaluate.by": Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null"),
     "evaluate.wins": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
     "engine.workers": POSITIVE,
     "engine.threads": POSITIVE,

@@ -16,7 +16,9 @@ from befit.config import load_experiment
 from befit.eft.structure import write_structure
 from befit.engine.wire import from_bytes, to_bytes
 from befit.errors import DataError, RunError, did_you_mean
-from befit.host import OWN_MODEL, Host, family_experiment, load_model
+from befit.host import Host
+from befit.loading import load_model
+from befit.members import OWN_MODEL, family_experiment
 from befit.method import Deployment
 from befit.models.source import find_model
 from befit.registry import build_method

@@ -154,8 +154,9 @@ def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
     site.model.reset()
     with site.model.active():
         return site.task.evaluate(
-            site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device
-        )
+            site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device,
+            site.values(evaluate.split),
+        )  # fmt: skip
 
 
 def _personalise(

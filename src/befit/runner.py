@@ -29,13 +29,15 @@ from befit.engine.guard import Guard
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
 from befit.errors import ConfigError, RunError
-from befit.evaluate.groups import budget_metrics, by_budget, by_group, group_keys
+from befit.evaluate.groups import Rows, budget_metrics, by_budget, by_group, by_record, group_keys
 from befit.evaluate.results import against_baselines, method_results
 from befit.federate import Schedule, federate, final_download, resolved_stages
-from befit.host import Host, family_experiment, resolve_model
+from befit.host import Host
 from befit.journal import Observer, RunJournal
 from befit.ledger import Outbound
 from befit.limit import limit_sentence
+from befit.loading import resolve_model
+from befit.members import family_experiment
 from befit.method import Method
 from befit.newcomers import measure_newcomers
 from befit.openings import forget_openings, opening_key, share_opening, shared_openings
@@ -346,16 +348,23 @@ def add_groups(
         if info:
             results["clients"][client]["info"] = info
     runs = {**{label: other["clients"] for label, other in baselines.items()}, name: results["clients"]}
-    metrics, wins = host.experiment.evaluate.metrics or [host.task.metric], host.experiment.evaluate.wins
-    if keys := group_keys(infos):
-        results["groups"] = {key: by_group(runs, infos, key, metrics, wins) for key in keys}
+    evaluate = host.experiment.evaluate
+    metrics, wins = evaluate.metrics or [host.task.metric], evaluate.wins
+
+    def grouped(rows: Mapping[str, Rows], key: str, measured: Sequence[str]) -> dict[str, Any]:
+        if key == evaluate.by:
+            return {**by_record(rows, key, measured, wins), "of": "examples"}
+        return by_group(rows, infos, key, measured, wins)
+
+    keys = [key for key in group_keys(infos) if key != evaluate.by]
+    if keys := [*keys, *[evaluate.by] * (evaluate.by is not None)]:
+        results["groups"] = {key: grouped(runs, key, metrics) for key in keys}
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
         ranks = {label: one.get("rank") for label, one in settings}
         measured = budget_metrics([*runs.values()], metrics)
         for budget, there in by_budget(runs, ranks, measured).items():
             for key in keys:
-                found = by_group(there, infos, key, measured, wins)
-                results["groups"][key].setdefault("budgets", {})[budget] = found
+                results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, measured)
 
 
 def shared(experiment: Experiment) -> Experiment:

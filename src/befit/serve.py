@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from befit.engine.guard import check_declared, check_finite
+from befit.evaluate.groups import COUNT
 from befit.method import Deployment, Method
 from befit.site import Site
 from befit.types import Payload, Score, Stage, Tick
@@ -58,13 +59,14 @@ def score(
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
             headline over those clients is the metric `others` (FedMosaic specification, section 6)
 
-    What a deployment has beside itself is measured too, by all metrics: `accuracy r4`.
+    What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
+    scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy of ar r4`.
     """
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
-    examples = site.examples(split)
+    examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device))
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == method.plan()[-1].name
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             found = [
@@ -78,8 +80,8 @@ def score(
         site.model.reset()
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
-            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device)
-        metrics |= {f"{metric} {name}": value for metric, value in found.items()}
+            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
+        metrics |= {f"{metric} {name}": value for metric, value in found.items() if not metric.startswith(COUNT)}
     return Score(site.info.id, split, len(examples), metrics)
 
 

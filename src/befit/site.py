@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,7 @@ class Site:
     small_examples  this client's records, by split, in that backbone's terms
     public          the federation's public records, in the terms of this client's model
     stream          where training data arrives over time, what a round's batches are made of
+    values          what the field that `evaluate.by` names says of each example of a split; nothing where it names none
     others          the other clients' examples by client, of a split, where all are on this machine; for scores alone
     """
 
@@ -66,6 +67,7 @@ class Site:
     small_examples: Callable[[str], Examples] | None = None
     public: Callable[[], Examples] | None = None
     stream: Stream | None = None
+    values: Callable[[str], Sequence[str]] = lambda split: ()
     others: Callable[[str], Mapping[str, Examples]] | None = None
 
     def batches(self, split: str, steps: int, at: Tick) -> Iterator[Batch]:

@@ -19,8 +19,9 @@ from befit.engine.store import ClientStore
 from befit.errors import ConfigError
 from befit.families import ByFamily, each_family, join, part
 from befit.federate import Schedule, federate
-from befit.host import Host, family_settings
+from befit.host import Host
 from befit.ledger import Outbound
+from befit.members import family_settings
 from befit.registry import build_method
 from befit.runner import check, relative_costs
 from befit.types import Payload

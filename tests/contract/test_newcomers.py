@@ -13,7 +13,8 @@ import torch
 from befit.config import Experiment, load_experiment
 from befit.errors import ConfigError, DataError, RunError
 from befit.federate import resolved_stages
-from befit.host import Host, load_federation
+from befit.host import Host
+from befit.loading import load_federation
 from befit.newcomers import measure_newcomers
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runner import export, predict, run

@@ -13,7 +13,7 @@ import torch
 import befit
 from befit.benchmarks.base import Federation
 from befit.config import load_experiment
-from befit.host import load_federation
+from befit.loading import load_federation
 from befit.models.source import find_model
 from befit.runner import predict
 

@@ -20,7 +20,8 @@ from befit.deployed import read_deployment
 from befit.errors import ConfigError, DataError, RunError
 from befit.evaluate.adaptation import fast_adaptation, mean_start
 from befit.federate import final_download
-from befit.host import Host, load_federation
+from befit.host import Host
+from befit.loading import load_federation
 from befit.newcomers import arrive, newcomer_engine
 from befit.rundir import last_checkpoint
 from befit.runner import run

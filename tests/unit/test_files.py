@@ -23,7 +23,7 @@ from befit.benchmarks.readers import read_rows
 from befit.benchmarks.records import input_record
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
-from befit.host import load_federation
+from befit.loading import load_federation
 from befit.runner import check, predict, run
 from befit.tasks.images import read_image
 

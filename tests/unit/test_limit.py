@@ -15,8 +15,9 @@ from befit.compare.comparison import compare, make_plan
 from befit.config import LimitSettings, load_experiment, to_dict
 from befit.errors import ConfigError, RunError
 from befit.federate import resolved_stages
-from befit.host import family_settings, load_federation
 from befit.limit import TRIAL, limit_sentence, limited, trial_overrides
+from befit.loading import load_federation
+from befit.members import family_settings
 from befit.registry import build_method
 from befit.report.headline import headline_sentences
 from befit.runner import schedule_of

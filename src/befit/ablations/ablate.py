@@ -16,8 +16,10 @@ from befit.config import Experiment, load_experiment, to_dict
 from befit.config_seeds import seeded
 from befit.errors import ConfigError
 from befit.federate import resolved_stages
-from befit.host import Host, check_needs, resolve_model
+from befit.host import Host
 from befit.journal import Observer
+from befit.loading import resolve_model
+from befit.members import check_needs
 from befit.recipe.recipe import Recipe
 from befit.registry import build_method
 from befit.runner import pick_threads, threads

@@ -40,6 +40,7 @@ def load_files(
     seed: int = 0,
     newcomers: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]] | None = None,
     public: str | Path | None = None,
+    by: str | None = None,
 ) -> Federation:
     """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
 
@@ -53,6 +54,7 @@ def load_files(
     seed           of what is held out
     newcomers      where the records of clients lie that take no part in training; they may have a test split alone
     public         a file, or a folder of one client's form, of records that server and all clients may see
+    by             a column to keep where it is there, though the task does not know it (`evaluate.by`)
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; each class (or task) gives its share where it has enough records.
@@ -71,7 +73,7 @@ def load_files(
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if public is None else _public_sources(public, everybody)
-    read = dict(gather(lambda one: (one[0], _read(*one, task, columns)), everybody.items()))
+    read = dict(gather(lambda one: (one[0], _read(*one, task, columns, by)), everybody.items()))
     seen = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
@@ -139,14 +141,14 @@ def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources
         raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
 
 
-def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str]) -> Splits:
+def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str], by: str | None = None) -> Splits:
     """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
-    wanted = set(column_names(task, columns).values())
+    wanted = {*column_names(task, columns).values(), *[by] * (by is not None)}
     splits: Splits = {"train": []}
     try:
         for split, paths in sources.items():
             rows = [row for path in paths for row in read_rows(path, wanted)]
-            splits["train" if split == ALL else split] = items_of(rows, task, columns)
+            splits["train" if split == ALL else split] = items_of(rows, task, columns, by)
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
     return splits

@@ -63,8 +63,9 @@ def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
     return {field: field for field in (*REQUIRED[task], *OPTIONAL[task])} | dict(columns)
 
 
-def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list[Item]:
-    """Every row as a record of the task. Columns that the task does not know are left out.
+def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
+    """Every row as a record of the task. Columns that the task does not know are left out, but the one called `by`,
+    which is no part of what a record says.
 
     Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
     content comes again. Raises DataError that names file, line, field and value.
@@ -94,7 +95,8 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str]) -> list
         else:
             repeats[digest] = repeats.get(digest, 0) + 1
             name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
-        return Item({"id": name, **record}, row.where, digest)
+        kept = {by: row.values[by]} if by in row.values else {}
+        return Item({"id": name, **kept, **record}, row.where, digest)
 
     return gather(item, rows)
 

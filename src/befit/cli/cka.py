@@ -103,7 +103,7 @@ def load(
     import torch
 
     from befit.config import load_experiment
-    from befit.host import load_federation, load_model
+    from befit.loading import load_federation, load_model
     from befit.site import Backbone
 
     rest = {**source, "method": "local", "baselines": []}

@@ -51,7 +51,7 @@ def federation_of(source: str, overrides: list[str]) -> Federation:
     """The federation of a configuration, or of a benchmark with arguments."""
     if Path(source).suffix in (".yaml", ".yml") or Path(source).is_file():
         from befit.config import load_experiment
-        from befit.host import load_federation
+        from befit.loading import load_federation
 
         return load_federation(load_experiment(Path(source), overrides))
     from befit.benchmarks.registry import build, get

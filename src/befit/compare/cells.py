@@ -14,7 +14,7 @@ from befit.config import Experiment
 from befit.config_overrides import apply_overrides, put
 from befit.config_parse import parse_experiment
 from befit.config_seeds import with_seed
-from befit.host import resolve_model
+from befit.loading import resolve_model
 from befit.registry import get_method
 from befit.schema import plain
 

@@ -133,7 +133,7 @@ def _chosen_seeds(given: Sequence[int] | None, usual: Sequence[int] | None, own:
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
     """What would make the numbers of one table mean different things."""
-    for name in ("split", "metrics", "generate", "wins"):
+    for name in ("split", "metrics", "generate", "wins", "by"):
         values: dict[str, str] = {}
         for run in runs:
             values.setdefault(json.dumps(getattr(run.cells[0].experiment.evaluate, name)), run.label)

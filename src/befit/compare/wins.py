@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from befit.compare.collect import Finished
 from befit.compare.series import Setup, metrics_of, pools_of, setups_of
 from befit.compare.statistics import spread
-from befit.evaluate.groups import Rows, budget_metrics, by_group, counting, group_keys, winner
+from befit.config import EvaluateSettings
+from befit.evaluate.groups import Rows, budget_metrics, by_group, by_record, counting, group_keys, winner
 from befit.report.numbers import score_of
 
 __all__ = ["budget_means", "wins_of"]
 
+Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by run to its groups
 _DIGITS = 12  # to which two means are equal: sums of the same scores in another order are
 
 
@@ -43,31 +46,37 @@ def budget_means(runs: Sequence[Finished]) -> list[dict[str, Any]]:
 
 
 def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
-    """One entry for each pool, setup and thing that is known of clients, such as their language.
+    """One entry for each pool, setup and thing that is known of clients, such as their language, or of their examples.
 
-    ->  pool ("clients" or "newcomers"), setup, by (language), metrics (by which wins are counted), budgets, methods
-        (labels of series), and per budget: `at` with seeds, runs (labels), `groups` (clients, examples, `scores` per
-        method: a spread or None; best, tied), `mean` (over groups, per method), `wins` (per method; None without score
-        or rival), and `nobody`: groups that nobody wins
+    ->  pool ("clients" or "newcomers"), setup, by (language), of ("clients" or "examples"), metrics (by which wins are
+        counted), budgets, methods (labels of series), and per budget: `at` with seeds, runs (labels), `groups`
+        (clients, examples, `scores` per method: a spread or None; best, tied), `mean` (over groups, per method), `wins`
+        (per method; None without score or rival), and `nobody`: groups that nobody wins
 
-    A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients. Only
-    seeds count that all methods of a setup and budget have, so that each number of a row is of the same seeds. The best
-    is who is strictly ahead in the headline, or with several metrics in more than half of them (`evaluate.wins`).
+    A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients, or over
+    their examples in the group where the records say which those are (`evaluate.by`). Only seeds count that all methods
+    of a setup and budget have, so that each number of a row is of the same seeds. The best is who is strictly ahead in
+    the headline, or with several metrics in more than half of them (`evaluate.wins`).
     """
     setups, budgets = setups_of(runs)
     cells = [(run, cell) for run in runs for cell in run.cells]
     metrics = metrics_of(cells[0][1], cells[0][0]) if cells else [""]
     if budgets != [""]:
         metrics = budget_metrics([cell.rows for _, cell in cells], metrics)
-    counted = counting(metrics, cells[0][0].run.cells[0].experiment.evaluate.wins if cells else None)
+    evaluate = cells[0][0].run.cells[0].experiment.evaluate if cells else EvaluateSettings()
+    counted = counting(metrics, evaluate.wins)
     made = []
     for pool in pools_of(runs):
         for setup in setups:
-            for key in _keys(setup, budgets, pool):
-                at = {name: _at(setup, name, pool, key, metrics, counted) for name in budgets}
+            keys = [key for key in _keys(setup, budgets, pool) if key != evaluate.by]
+            for key in [*keys, *[evaluate.by] * (evaluate.by is not None)]:
+                found = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
+                at = {name: _at(setup, name, pool, found, metrics, counted) for name in budgets}
                 if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):
-                    made.append({"pool": pool, "setup": setup.title, "by": key, "metrics": counted, "budgets": budgets,
-                                 "methods": [series.label for series in setup.series], "at": at})  # fmt: skip
+                    of = "examples" if key == evaluate.by else "clients"
+                    made.append({"pool": pool, "setup": setup.title, "by": key, "of": of, "metrics": counted,
+                                 "budgets": budgets, "methods": [series.label for series in setup.series],
+                                 "at": at})  # fmt: skip
     return made
 
 
@@ -87,12 +96,12 @@ def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
 
 
 def _at(
-    setup: Setup, budget: str, pool: str, key: str, metrics: Sequence[str], counted: Sequence[str]
+    setup: Setup, budget: str, pool: str, grouped: Grouped, metrics: Sequence[str], counted: Sequence[str]
 ) -> dict[str, Any]:
     """All groups at one budget: scores by the first of the metrics, the best by those that count."""
     found = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
     seeds = _common([set(by_seed) for _, by_seed in found.values()])
-    made = [_groups({label: by_seed[seed] for label, (_, by_seed) in found.items()}, key, metrics) for seed in seeds]
+    made = [grouped({label: by_seed[seed] for label, (_, by_seed) in found.items()}) for seed in seeds]
     names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
     groups: dict[str, Any] = {}
     for name in names:
@@ -125,11 +134,21 @@ def _at(
     }  # fmt: skip
 
 
-def _groups(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """One seed's groups. Of clients of which not all runs have a row none is counted: a group is of the same ones."""
-    shared = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
-    infos = {client: info for client, info in _infos(next(iter(runs.values()))).items() if client in shared}
-    return by_group(runs, infos, key, metrics)["groups"]
+def _of_clients(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """One seed's groups of clients."""
+    shared = _shared(runs)
+    return by_group(shared, _infos(next(iter(shared.values()))), key, metrics)["groups"]
+
+
+def _of_records(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """One seed's groups of examples."""
+    return by_record(_shared(runs), key, metrics)["groups"]
+
+
+def _shared(runs: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The clients of which all runs have a row, so that a group is of the same ones."""
+    known = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
+    return {label: {client: rows[client] for client in known} for label, rows in runs.items()}
 
 
 def _common(sets: Sequence[set[int]]) -> list[int]:

@@ -42,7 +42,7 @@ def wins_tables(results: Mapping[str, Any]) -> list[Titled]:
     wins: Sequence[Mapping[str, Any]] = results.get("wins", [])
     counted: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in wins:
-        counted.setdefault((one["pool"], one["by"]), []).append(one)
+        counted.setdefault((one["pool"], by_text(one)), []).append(one)
     made = [_counts(pool, by, found) for (pool, by), found in counted.items()]
     return [*made, *(_groups(results["metric"], one) for one in wins)]
 
@@ -60,8 +60,13 @@ def _counts(pool: str, by: str, found: Sequence[Mapping[str, Any]]) -> Titled:
             total = [str(sum(known)) if known else NOTHING] * (len(budgets) > 1)
             shown = [count_or_nothing(count) for count in counts]
             rows.append([plain(label), *[plain(one["setup"])] * based, *shown, *total])
-    title = f"Wins by {plain(by)}" + (", newcomers" if pool == "newcomers" else "")
+    title = f"Wins by {by}" + (", newcomers" if pool == "newcomers" else "")
     return Titled(title, (headers, rows), f"{WINS_NOTE}{_metrics_note(found[0])}{_seeds_note(found)}")
+
+
+def by_text(one: Mapping[str, Any]) -> str:
+    """What divides clients, or their examples, into groups."""
+    return plain(one["by"]) + " of the examples" * (one.get("of") == "examples")
 
 
 def _metrics_note(one: Mapping[str, Any]) -> str:
@@ -80,7 +85,7 @@ def _seeds_note(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _groups(metric: str, one: Mapping[str, Any]) -> Titled:
     """Every group's scores at every budget, who is best, and the mean over groups."""
-    parts = [f"Scores by {plain(one['by'])}", *[plain(one["setup"])] * bool(one["setup"])]
+    parts = [f"Scores by {by_text(one)}", *[plain(one["setup"])] * bool(one["setup"])]
     title = ", ".join([*parts, *["newcomers"] * (one["pool"] == "newcomers")])
     table = _narrow(metric, one) if _turned(one) else _wide(metric, one)
     return Titled(title, table, GROUPS_NOTE, detail=True)

@@ -17,16 +17,8 @@ from befit.cost.parameters import count
 from befit.cost.traffic import communication
 from befit.errors import ConfigError, DataError, ModelError
 from befit.federate import resolved_stages
-from befit.host import (
-    check_clients,
-    check_needs,
-    check_shapes,
-    family_experiment,
-    family_settings,
-    load_federation,
-    resolve_model,
-    trains_head,
-)
+from befit.loading import load_federation, resolve_model, trains_head
+from befit.members import check_clients, check_needs, check_shapes, family_experiment, family_settings
 from befit.method import Method
 from befit.models import skeleton
 from befit.models.precheck import precheck, without_effect

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "COUNT",
     "Rows",
     "at_budgets",
     "budget_metrics",
     "by_budget",
     "by_group",
+    "by_record",
     "counting",
     "group_keys",
     "measured_budgets",
@@ -18,6 +20,7 @@ __all__ = [
 ]
 
 Rows = Mapping[str, Mapping[str, Any]]
+COUNT = "examples of "  # how a row says how many of a client's examples have a value of the field of `evaluate.by`
 
 
 def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -68,6 +71,33 @@ def by_group(
     return {"groups": groups, "wins": won, "metrics": counted}
 
 
+def by_record(
+    runs: Mapping[str, Rows], key: str, metrics: Sequence[str], wins: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """As `by_group`, with groups of examples: those whose records have one value of the field `evaluate.by`.
+
+    key  that field
+
+    A client counts in every group that it has examples of, by so many of them (FedP2EFT specification, section 7:
+    "averaged per language over all samples of all clients"). Nothing where the rows have no such scores.
+    """
+    held = {
+        (client, name.removeprefix(COUNT)): row[name]
+        for rows in runs.values() for client, row in rows.items() for name in row if name.startswith(COUNT)
+    }  # fmt: skip
+    infos = {f"{client}, {value}": {key: value} for client, value in held}
+    parts = {
+        label: {
+            f"{client}, {value}": {
+                **{metric: rows.get(client, {}).get(f"{metric} of {value}") for metric in metrics}, "examples": count,
+            }
+            for (client, value), count in held.items()
+        }
+        for label, rows in runs.items()
+    }  # fmt: skip
+    return by_group(parts, dict(sorted(infos.items(), key=lambda one: one[1][key])), key, metrics, wins)
+
+
 def by_budget(
     runs: Mapping[str, Rows], ranks: Mapping[str, int | None], metrics: Sequence[str]
 ) -> dict[str, dict[str, Rows]]:
@@ -99,8 +129,13 @@ def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str
     names = measured_budgets(rows, metrics[0])
     if not names:
         return {} if rank is None or not rows else {f"r{rank}": rows}
+    there = {name: {one.removesuffix(f" {name}") for row in rows.values() for one in row if one.endswith(f" {name}")}
+             for name in names}  # fmt: skip
     return {
-        name: {client: {**row, **{one: row.get(f"{one} {name}") for one in metrics}} for client, row in rows.items()}
+        name: {
+            client: {**row, **{one: row.get(f"{one} {name}") for one in there[name] | {*metrics}}}
+            for client, row in rows.items()
+        }
         for name in names
     }
 

@@ -58,6 +58,7 @@ NOWHERE = {
     "common_model": "no site has a second model on Flower yet; set it to null",
     "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
     "data.public": "public records of your own cannot be used on Flower yet; set it to null",
+    "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",
 }
 _METHODS_IN = frozenset({"base"})  # arguments of methods that are a method's block themselves

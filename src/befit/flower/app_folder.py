@@ -15,7 +15,7 @@ from befit.config import Experiment, to_yaml
 from befit.errors import RunError
 from befit.flower.allowed import settings_of
 from befit.flower.census import client_ids
-from befit.host import load_federation, resolve_model
+from befit.loading import load_federation, resolve_model
 from befit.storage import atomic_write
 
 __all__ = ["start_command", "write_app"]

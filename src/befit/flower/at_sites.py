@@ -13,8 +13,8 @@ from befit.config import CheckpointSettings, Experiment
 from befit.flower.allowed import method_of, settings_of
 from befit.flower.census import remote_host
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
-from befit.host import resolve_model
 from befit.journal import Observer
+from befit.loading import resolve_model
 from befit.runner import Run, run
 
 __all__ = ["hello", "run_at_sites"]

@@ -13,7 +13,8 @@ from typing import Any
 from befit.benchmarks.base import ClientData, Federation, Record
 from befit.config import Experiment
 from befit.errors import ConfigError, DataError
-from befit.host import Host, load_federation
+from befit.host import Host
+from befit.loading import load_federation
 from befit.registry import build_method
 from befit.tasks import GENERATIVE
 

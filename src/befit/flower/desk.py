@@ -27,8 +27,9 @@ from befit.flower.demands import DOES, check_request, is_name, tick_of
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.memory import SiteMemory, Stamp
 from befit.flower.site_file import SiteFile
-from befit.host import Host, load_federation
+from befit.host import Host
 from befit.ledger import Outbound
+from befit.loading import load_federation
 from befit.method import Method
 from befit.registry import build_method
 from befit.runner import pick_threads

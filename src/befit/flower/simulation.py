@@ -15,7 +15,7 @@ from befit.flower.census import client_ids
 from befit.flower.client_app import answering
 from befit.flower.desk import Desk
 from befit.flower.site_file import SiteFile
-from befit.host import load_federation, resolve_model
+from befit.loading import load_federation, resolve_model
 
 __all__ = ["SimulatedDesk", "simulated_app"]
 

@@ -24,9 +24,10 @@ def group_tables(results: Mapping[str, Any], who: str = "clients") -> list[tuple
     found = []
     whose = " of newcomers" if who == "newcomers" else ""
     for key, one in (results.get("groups") or {}).items():
-        found.append(_group_table(results, key, f"{plain(key)}{whose}", one, who))
+        what = f"{plain(key)}{' of the examples' * (one.get('of') == 'examples')}{whose}"
+        found.append(_group_table(results, key, what, one, who))
         for budget, there in (one.get("budgets") or {}).items():
-            found.append(_group_table(results, key, f"{plain(key)}{whose}, budget r = {budget[1:]}", there, who))
+            found.append(_group_table(results, key, f"{what}, budget r = {budget[1:]}", there, who))
     return found
 
 

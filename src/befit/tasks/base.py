@@ -6,7 +6,7 @@ Methods and the training loop see only `Task` and `Examples`, so that methods ti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -20,7 +20,8 @@ Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
 __all__ = [
-    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "draw", "inference", "model_device", "record_name",
+    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "by_value", "draw", "inference", "model_device",
+    "record_name",
 ]  # fmt: skip
 
 
@@ -82,9 +83,13 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
-    ) -> dict[str, float]:
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        values: Sequence[str] = (),
+    ) -> dict[str, float]:  # fmt: skip
         """Metrics over all examples, without gradients. Each module's training flag is left as found.
+
+        values  one for every example, such as its language: what is better when higher is measured of the examples of
+                each value too, in the same pass, see `by_value`
 
         Deterministic; independent of `batch_size` up to rounding. Raises DataError when there are no examples.
         """
@@ -98,6 +103,24 @@ class Task(ABC):
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
     ) -> list[dict[str, Any]]:
         """One plain-data answer per input, in order; `device` is the model's own unless it is given."""
+
+
+def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str, float]]) -> dict[str, float]:
+    """`<metric> of <value>` for every value, in order of appearance, and how many examples it has.
+
+    measured  the metrics of the examples at these places
+
+    >>> by_value(["de", "fr", "de"], lambda rows: {"accuracy": rows[0] / 2})
+    {'examples of de': 2, 'accuracy of de': 0.0, 'examples of fr': 1, 'accuracy of fr': 0.5}
+    """
+    places: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        places.setdefault(value, []).append(row)
+    return {
+        f"{metric} of {value}": number
+        for value, rows in places.items()
+        for metric, number in {"examples": len(rows), **measured(rows)}.items()
+    }
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> Tensor:

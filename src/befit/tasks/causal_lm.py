@@ -19,6 +19,7 @@ from befit.tasks.base import (
     Reduction,
     Task,
     batches,
+    by_value,
     draw,
     inference,
     model_device,
@@ -171,33 +172,41 @@ class CausalLM(Task):
         return token_losses(logits, batch["labels"])[0].mean()
 
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
-    ) -> dict[str, float]:
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        values: Sequence[str] = (),
+    ) -> dict[str, float]:  # fmt: skip
         """Over all answer tokens (end of sequence included): `token_accuracy` and `loss`, the mean per token.
 
         With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
         likelihood of the answers to choose from (`befit.tasks.choices.choice_metrics`).
         """
-        tokens, correct, loss = 0, 0, 0.0
+        learnt, right, loss = list[Tensor](), list[Tensor](), 0.0
         with inference(model):
             for batch in batches(examples, batch_size, device):
                 logits = self.logits(model, batch)
                 losses, _ = token_losses(logits, batch["labels"])
                 target = batch["labels"][:, 1:]
-                correct += int((logits[:, :-1].argmax(dim=-1) == target).sum())  # IGNORED equals no token
+                right.append((logits[:, :-1].argmax(dim=-1) == target).sum(1).cpu())  # IGNORED equals no token
+                learnt.append((target != IGNORED).sum(1).cpu())
                 loss += float(losses.double().sum())
-                tokens += len(losses)
-        if not tokens:
+        correct, tokens = torch.cat(right), torch.cat(learnt)
+        if not (total := int(tokens.sum())):
             raise DataError(f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
                             "tokens that the model takes, so there is no answer to measure")  # fmt: skip
-        metrics = {"token_accuracy": correct / tokens, "loss": loss / tokens}
+        metrics = {"token_accuracy": int(correct.sum()) / total, "loss": loss / total}
+
+        def of_tokens(rows: list[int]) -> dict[str, float]:
+            count = int(tokens[rows].sum())
+            return {"token_accuracy": int(correct[rows].sum()) / count} if count else {}
+
+        metrics |= by_value(values, of_tokens)
         if not self.generated and not self.likelihoods:
             return metrics
         options = _prompted(examples).options
         if options is not None and self.likelihoods:
-            metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device)
+            metrics |= choice_metrics(self, model, options, self.likelihoods, batch_size, device, values)
         if self.generated:
-            metrics |= self._scored_answers(model, examples, batch_size, device)
+            metrics |= self._scored_answers(model, examples, batch_size, device, values)
         return {self.metric: metrics[self.metric], **metrics}  # the headline first: progress shows the first
 
     def headline(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
@@ -207,23 +216,35 @@ class CausalLM(Task):
         return self._scored_answers(model, examples, batch_size, device)[self.metric]
 
     def _scored_answers(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
-    ) -> dict[str, float]:
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        values: Sequence[str] = (),
+    ) -> dict[str, float]:  # fmt: skip
         prompted = _prompted(examples)
+        answers = self._all_answers(model, prompted.prompts, batch_size, device)
+        found = self.compared(answers, prompted, range(len(answers)))
+        return found | by_value(values, lambda rows: self.compared(answers, prompted, rows))
+
+    def _all_answers(
+        self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
+    ) -> list[str]:
+        """One answer for every prompt: the empty one where a prompt that is not refused is too long to be read."""
         if self.long_prompts == "refuse":
-            return self.compared(self._answers(model, prompted.prompts, batch_size, device), prompted)
+            return self._answers(model, prompts, batch_size, device)
         limit = self.tokenizer.model_max_length
-        readable = [row for row, prompt in enumerate(prompted.prompts) if len(prompt) < limit]
-        given = self._answers(model, [prompted.prompts[row] for row in readable], batch_size, device)
-        answers = [""] * len(prompted.prompts)
+        readable = [row for row, prompt in enumerate(prompts) if len(prompt) < limit]
+        given = self._answers(model, [prompts[row] for row in readable], batch_size, device)
+        answers = [""] * len(prompts)
         for row, answer in zip(readable, given, strict=True):
             answers[row] = answer
-        return self.compared(answers, prompted)
+        return answers
 
-    def compared(self, answers: Sequence[str], examples: PaddedExamples) -> dict[str, float]:
-        """The metrics of generated answers, one for each example."""
+    def compared(self, answers: Sequence[str], examples: PaddedExamples, rows: Sequence[int]) -> dict[str, float]:
+        """The metrics of the generated answers to the examples at `rows`; of all examples there is one answer."""
         named = examples.options.texts if examples.options is not None else ()
-        return compare(answers, examples.references, self.generated, named)
+        return compare(
+            [answers[row] for row in rows], [examples.references[row] for row in rows], self.generated,
+            [named[row] for row in rows] if named else (),
+        )  # fmt: skip
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.errors import DataError
-from befit.tasks.base import batches, inference
+from befit.tasks.base import batches, by_value, inference
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
@@ -34,8 +34,9 @@ class Options:
 
 
 def choice_metrics(
-    task: Task, model: nn.Module, options: Options, metrics: Sequence[str], batch_size: int, device: torch.device | str
-) -> dict[str, float]:
+    task: Task, model: nn.Module, options: Options, metrics: Sequence[str], batch_size: int, device: torch.device | str,
+    groups: Sequence[str] = (),
+) -> dict[str, float]:  # fmt: skip
     """The share of records whose expected answer scores highest (benchmark specification, section 4.6).
 
     choice_sum        score is log p(answer | prompt), the sum over its tokens
@@ -43,22 +44,27 @@ def choice_metrics(
     choice_per_char   divided by the number of its characters, which evaluation harnesses call normalised accuracy
 
     Ties go to the answer that comes first; `<metric>_ties` is the share of records with one, where there are any.
+
+    groups  one for every record, each of which is measured by itself too, see `befit.tasks.base.by_value`
     """
     sums, tokens = log_likelihoods(task, model, options.examples, batch_size, device)
     characters = torch.tensor([len(text) for texts in options.texts for text in texts])
     divisors = {"choice_sum": torch.ones_like(tokens), "choice_per_token": tokens, "choice_per_char": characters}
     counts = [len(texts) for texts in options.texts]
     values: dict[str, float] = {}
+    correct: dict[str, list[bool]] = {name: [] for name in metrics}
     for name in metrics:
-        correct = ties = 0
+        ties = 0
         for scores, right in zip((sums / divisors[name]).split(counts), options.right, strict=True):
             best = (scores == scores.max()).nonzero()[:, 0]
-            correct += int(best[0]) == right
+            correct[name].append(int(best[0]) == right)
             ties += len(best) > 1
-        values[name] = correct / len(counts)
+        values[name] = sum(correct[name]) / len(counts)
         if ties:
             values[f"{name}_ties"] = ties / len(counts)
-    return values
+    return values | by_value(
+        groups, lambda rows: {name: sum(right[row] for row in rows) / len(rows) for name, right in correct.items()}
+    )
 
 
 def log_likelihoods(

@@ -18,6 +18,7 @@ from befit.tasks.base import (
     Reduction,
     Task,
     batches,
+    by_value,
     draw,
     inference,
     model_device,
@@ -88,16 +89,22 @@ class Classification(Task):
         return F.cross_entropy(logits.float(), batch["labels"])
 
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
-    ) -> dict[str, float]:
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        values: Sequence[str] = (),
+    ) -> dict[str, float]:  # fmt: skip
         """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
-        correct, loss = 0, 0.0
+        found, loss = list[Tensor](), 0.0
         with inference(model):
             for batch in batches(examples, batch_size, device):
                 logits = self.logits(model, batch)
-                correct += int((logits.argmax(dim=-1) == batch["labels"]).sum())
+                found.append((logits.argmax(dim=-1) == batch["labels"]).cpu())
                 loss += float(self.sample_losses(logits, batch).double().sum())
-        return {"accuracy": correct / len(examples), "loss": loss / len(examples)}
+        correct = torch.cat(found)
+        return {
+            "accuracy": int(correct.sum()) / len(examples),
+            "loss": loss / len(examples),
+            **by_value(values, lambda rows: {"accuracy": int(correct[rows].sum()) / len(rows)}),
+        }
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -18,7 +18,7 @@ from befit.tasks.generation import greedy, stop_tokens
 from befit.tasks.images import read_image
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, squared, stacked
-from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, answered_of, task_scores, vqa_metrics
+from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, checked_turns, dialogue
 from befit.tasks.vqa_questions import as_record, images_of, judging
 
@@ -119,13 +119,18 @@ class VQA(CausalLM):
                 input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False, **seen
             ).logits
 
-    def compared(self, answers: Sequence[str], examples: Examples) -> dict[str, float]:
-        assert isinstance(examples, VqaExamples)
-        values = vqa_metrics(self._answered(answers, examples), self.generated)
-        if self.metric in self.generated and self.metric not in values:
+    def compared(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> dict[str, float]:
+        return vqa_metrics(self._answered(answers, examples, rows), self.generated)
+
+    def _scored_answers(
+        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        values: Sequence[str] = (),
+    ) -> dict[str, float]:  # fmt: skip
+        found = super()._scored_answers(model, examples, batch_size, device, values)
+        if self.metric in self.generated and self.metric not in found:
             kind = "choices" if self.metric == "choice_parse" else "open answers"
             raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
-        return values
+        return found
 
     def by_task(
         self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
@@ -133,10 +138,11 @@ class VQA(CausalLM):
         """The score of every task among the examples, in the order in which they appear."""
         assert isinstance(examples, VqaExamples)
         answers = self._answers(model, examples.prompts, batch_size, device)
-        return task_scores(self._answered(answers, examples))
+        return task_scores(self._answered(answers, examples, range(len(answers))))
 
-    def _answered(self, answers: Sequence[str], examples: VqaExamples) -> list[Any]:
-        return [answered_of(one, text, self._tokens) for one, text in zip(examples.records, answers, strict=True)]
+    def _answered(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> list[Answered]:
+        assert isinstance(examples, VqaExamples) and len(answers) == len(examples.records)
+        return [answered_of(examples.records[row], answers[row], self._tokens) for row in rows]
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None

@@ -17,7 +17,8 @@ from befit.adapters.keys import EVERYTHING
 from befit.config import Experiment, load_experiment
 from befit.errors import ConfigError, ModelError
 from befit.flower.server_app import run_over
-from befit.host import Host, load_model
+from befit.host import Host
+from befit.loading import load_model
 from befit.runner import run
 from befit.zoo import zoo_path
 

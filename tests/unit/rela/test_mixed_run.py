@@ -21,8 +21,9 @@ from befit.engine.store import ClientStore
 from befit.errors import ConfigError, RunError
 from befit.families import part
 from befit.federate import Schedule, federate
-from befit.host import Host, load_federation
+from befit.host import Host
 from befit.ledger import Outbound
+from befit.loading import load_federation
 from befit.method import Method
 from befit.rela.relevance import relevance, similarities
 from befit.rela.sketch import SKETCH, Sketch, last_gradient

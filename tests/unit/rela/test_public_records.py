@@ -11,7 +11,8 @@ from tests.unit.tiny_models import save_gpt2
 from befit.benchmarks.registry import build
 from befit.config import load_experiment
 from befit.errors import ConfigError
-from befit.host import Host, check_needs
+from befit.host import Host
+from befit.members import check_needs
 from befit.registry import build_method
 from befit.runner import check
 

@@ -18,8 +18,9 @@ from befit.config import load_experiment
 from befit.engine.local import LocalEngine
 from befit.engine.store import ClientStore
 from befit.federate import Schedule, federate
-from befit.host import Host, load_federation
+from befit.host import Host
 from befit.ledger import Outbound
+from befit.loading import load_federation
 from befit.registry import build_method
 from befit.rela.bank import absorb
 from befit.rela.sketch import SKETCH
