@@ -80,11 +80,13 @@ class Opening:
     block   configuration of that other method, with its defaults
     stages  how many stages of the plan
     own     of a memory, at the server or a client, what these stages neither read nor write
+    train   settings of training that those stages have otherwise than the run
     """
 
     block: Mapping[str, Any]
     stages: int
     own: Callable[[Payload], Payload]
+    train: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Exchange(ABC):

@@ -47,7 +47,8 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
         return None
     if experiment.evaluate.every and not any(stage.uplink for stage in method.plan()[opening.stages :]):
         return None
-    return settings_hash(replace(experiment, method=dict(opening.block), baselines=[]))
+    train = replace(experiment.train, **opening.train)
+    return settings_hash(replace(experiment, train=train, method=dict(opening.block), baselines=[]))
 
 
 def shared_openings(keys: Iterable[str | None]) -> set[str]:

@@ -18,6 +18,7 @@ from befit.eft.rates import RATES, VALIDATION
 from befit.errors import ConfigError, NotTrained
 from befit.families import join, part
 from befit.method import Deployment, Exchange, Method, Opening, Personal
+from befit.schema import check_values, parameters_of, show
 from befit.site import ServerSite, Site
 from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
@@ -32,18 +33,19 @@ _OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
     """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base.
 
-    `rounds` in the block are those of the base's stages that would have federation.rounds.
+    `rounds` in the block are those of the base's stages that would have federation.rounds, and `train` is what the
+    base's training has otherwise than the run's `train`: all but the number of steps.
     """
     if block is None:
         return None
     from befit.registry import check_method
 
-    options, rounds = _apart(block)
+    options, rounds, changes = _apart(block)
     _, method, problems = check_method(options, "base")
     if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
         problems = [*problems, f"base.rounds: must be a whole number from 1, got {rounds!r}"]
-        method = None
-    if method is None:
+    problems = [*problems, *_otherwise(changes)[1]]
+    if method is None or problems:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
         raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
@@ -53,15 +55,36 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     return method
 
 
-def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A base's own options, and the number of its rounds, unless that is one of them."""
+def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """A base's own options; the number of its rounds and the changes of its training, unless those are among them."""
     from befit.registry import METHODS, method_names
 
     named = block.get("name")
     entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
-    if entry is None or "rounds" in {one.name for one in entry.parameters}:
-        return dict(block), None
-    return {key: value for key, value in block.items() if key != "rounds"}, block.get("rounds")
+    if entry is None:
+        return dict(block), None, None
+    ours = {"rounds", "train"} - {one.name for one in entry.parameters}
+    options = {key: value for key, value in block.items() if key not in ours}
+    return options, *(block.get(key) if key in ours else None for key in ("rounds", "train"))
+
+
+def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
+    """Settings of training that a base has for itself, and what is wrong with them."""
+    if changes is None:
+        return {}, []
+    from befit.config import TrainSettings
+    from befit.config_parse import RULES
+
+    if not isinstance(changes, Mapping):
+        return {}, [f"base.train: must be settings of train, such as {{lr: 1e-4}}, got {show(changes)}"]
+    if "max_steps" in changes:
+        return {}, ["base.train.max_steps: a base trains for train.max_steps in a round; give it more or fewer rounds"]
+    known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
+    rules = {f"base.{name}": rule for name, rule in RULES.items()}
+    values, problems = check_values(known, changes, "base.train.", rules=rules)
+    if not problems and values.get("momentum") and values.get("optimiser") != "sgd":
+        problems = ["base.train.momentum: belongs to sgd; give base.train.optimiser: sgd too"]
+    return values, problems
 
 
 def with_layout(layout: Layout, base: Method | None) -> Layout:
@@ -92,9 +115,10 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
     """The base's stages, and a personal one that fixes its result."""
     if block is None or base is None:
         return []
-    _, rounds = _apart(block)
+    _, rounds, changes = _apart(block)
+    train, _ = _otherwise(changes)
     stages = [
-        replace(stage, exchange=_OfBase(stage.exchange), rounds=rounds if stage.rounds is None else stage.rounds)
+        replace(stage, exchange=_OfBase(stage.exchange, train), rounds=rounds if stage.rounds is None else stage.rounds)
         for stage in base.plan()
     ]
     return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
@@ -106,7 +130,10 @@ def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Openin
         return None
     from befit.registry import check_method
 
-    return Opening(check_method(block, "base")[0], len(base_stages(block, base)), lambda memory: own(memory, FIXED))
+    options, rounds, changes = _apart(block)
+    resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
+    stages = len(base_stages(block, base))
+    return Opening(resolved, stages, lambda memory: own(memory, FIXED), _otherwise(changes)[0])
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:
@@ -128,18 +155,25 @@ def load_base(client: Payload, site: Site) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OfBase(Exchange):
-    """A stage of the base on its part of the memories."""
+    """A stage of the base on its part of the memories.
+
+    train  what of the settings of training it has otherwise
+    """
 
     exchange: Exchange
+    train: Mapping[str, Any]
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(part(server, BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        site = replace(site, budget=replace(site.budget, **self.train))
         memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
         return with_base(own(client), memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        budget = None if site.budget is None else replace(site.budget, **self.train)
+        site = replace(site, budget=budget)
         return with_base(own(server), self.exchange.aggregate(part(server, BASE), updates, site, at))
 
     def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

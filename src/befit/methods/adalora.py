@@ -28,7 +28,7 @@ class AdaLora(OnBase):
     """Start with more ranks than the budget, and take the least important away until r L are left.
 
     rank        r of the budget: r L ranks for L target modules, anywhere in the model
-    base        block of a method whose result is personalised: {name: fedit, rounds: 100}; null: bare backbone
+    base        the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     init_rank   ranks of every module at the start; null: 1.5 r
     alpha       delta = alpha / init_rank * B diag(lambda) A
     orthogonal  weight of the mean distance of A A^T and B^T B from the identity; 0 leaves it out

@@ -33,7 +33,7 @@ class BayesTune(OnBase):
     parameters     the client's own limit in trained numbers of A and B, in place of rank
     megabytes      the same limit in 10^6 bytes of float32
     limits         budgets of single clients: the first pattern of ids that fits, with rank, parameters or megabytes
-    base           block of a method whose result is personalised: {name: fedit, rounds: 100}; null: bare backbone
+    base           the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale          s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs         passes over the client's examples, in the search and in the training; null: by train.max_steps
     rounds_search  how many times train.max_steps the search takes, without epochs

@@ -45,7 +45,7 @@ class FedL2P(OnBase):
     """Federate a network that predicts a learning rate for each A and B; each client then trains LoRA at its own.
 
     rank          r of the budget: r ranks in each of L target modules; the network is for this r alone
-    base          block of a method whose result is personalised: {name: fedit, rounds: 100}; null: bare backbone
+    base          the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale         s of delta = s B A; alpha is s r
     epochs        passes over the training examples, in each training of a round and at the end; null: train.max_steps
     validation    share of a client's training examples that only hypergradients see

@@ -38,7 +38,7 @@ class FedP2EFT(Method):
     parameters       the client's own limit in trained numbers of A and B, in place of rank
     megabytes        the same limit in 10^6 bytes of float32
     limits           budgets of single clients: the first pattern of ids that fits, with rank, parameters or megabytes
-    base             block of a method whose result is personalised: {name: fedit, rounds: 100}; null: bare backbone
+    base             the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale            s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs           passes over the client's examples, in a round's search and in the training; null: train.max_steps
     lr_lambda        learning rate of the scales (Adam)

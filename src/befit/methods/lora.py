@@ -19,7 +19,7 @@ class Lora(OnBase):
     """Train one adapter alone with rank r in each module: what every other way to spend r L ranks has to beat.
 
     rank    r of the budget: r ranks in each of L target modules
-    base    block of a method whose result is personalised: {name: fedit, rounds: 100}; null: bare backbone
+    base    the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale   s of delta = s B A; alpha is s r
     epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
 

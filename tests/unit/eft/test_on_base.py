@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,17 @@ from tests.conftest import assert_near
 from tests.unit.methods.federation import Clients
 
 from befit.adapters.keys import join
+from befit.config import load_experiment
+from befit.errors import ConfigError
 from befit.families import part
 from befit.method import Method
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
+from befit.registry import build_method
+from befit.rundir import read_lines
+from befit.runner import run
 
 BASE = {"name": "fedit", "rank": 2}
 # Nobody has to choose: with ranks to drop, the rounding of a merge could decide which.
@@ -62,3 +68,44 @@ def test_personalising_a_base_is_personalising_a_backbone_into_which_it_is_merge
     for key, report in expected_reports.items():
         # Scales that are still all but equal differ by little more than their rounding.
         assert reports[key] == pytest.approx(report, rel=1e-3, abs=1e-6), key
+
+
+def base_losses(path: Path) -> list[tuple[int, str, float]]:
+    lines = [line for line in read_lines(path / "metrics.jsonl") if line["kind"] == "train"]
+    return [(line["round"], line["client"], line["loss"]) for line in lines if line["stage"] == "federate"]
+
+
+@pytest.mark.parametrize("changes", [{"lr": 0.05}, {"optimiser": "sgd", "momentum": 0.9, "lr": 0.5, "batch_size": 3}])
+def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Loss by loss that of FedIT run with those settings, and what is trained on top of it has the run's."""
+    shared: dict[str, Any] = {
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "federation": {"rounds": 2},
+        "report": {"plots": False}, "baselines": [],
+    }  # fmt: skip
+    usual, fedit = {"max_steps": 2, "lr": 1e-3}, {"name": "fedit", "rank": 2}
+    alone = run(load_experiment({**shared, "method": fedit, "train": {**usual, **changes}}), out=tmp_path / "alone")
+    plain = run(load_experiment({**shared, "method": fedit, "train": usual}), out=tmp_path / "plain")
+    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes}}
+    on_base = run(load_experiment({**shared, "method": lora, "train": usual}), out=tmp_path / "on")
+    assert base_losses(on_base.path) == base_losses(alone.path) != base_losses(plain.path)
+    steps = [line for line in read_lines(on_base.path / "metrics.jsonl")
+             if line["kind"] == "train" and line["stage"] == "budget"]  # fmt: skip
+    examples = {client: row["train_examples"] for client, row in on_base.results["clients"].items()}
+    assert {line["client"]: line["steps"] for line in steps} == {
+        client: -(-count // 10) for client, count in examples.items()
+    }, "batches of ten, as the run has them"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lr": -1}, r"base\.train\.lr: must be positive, got -1"),
+        ({"rate": 1}, r"base\.train\.rate: unknown key"),
+        ({"max_steps": 3}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
+        ({"momentum": 0.5}, r"base\.train\.momentum: belongs to sgd"),
+        (0.1, r"base\.train: must be settings of train, such as"),
+    ],
+)
+def test_settings_that_a_base_cannot_have_are_refused(changes: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, "train": changes}})
