@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# `results` takes about an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
+# `results` takes just under an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
 # done twice.
 # $(BIN)/python benchmarks/offline_results.py $(OUT)/* then writes the tables of docs/results.md.
 results: RECIPES := $(RESULTS)

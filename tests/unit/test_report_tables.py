@@ -274,3 +274,16 @@ def test_runs_are_called_what_their_papers_call_them():
         "mine",
         "fedit-x",
     ]
+
+
+def test_costs_of_a_step_stand_beside_each_other_and_families_only_where_there_are_several():
+    local, potara = ({"compute": 1.0, "memory": 1.0}, {"compute": 2.015, "memory": 1.25})
+    costs = {"potara": {"model": potara}, "local": {"model": local}}
+    assert tables.cost_table(result_of(TWO, costs=costs)) == (
+        ["", "compute of a step", "memory"], [["Local", "1.00", "1.00"], ["Potara", "2.02", "1.25"]]
+    )  # fmt: skip
+    costs["potara"]["large"] = {"compute": 3.0, "memory": None}
+    headers, rows = tables.cost_table(result_of(TWO, costs=costs))
+    assert headers[1] == "family" and rows[-1] == ["Potara", "large", "3.00", "–"]  # noqa: RUF001
+    for nothing in ({}, {"potara": {}, "local": {}}, {"potara": {"model": {**potara, "compute": None}}}):
+        assert tables.cost_table(result_of(TWO, costs=nothing))[1] == []

@@ -22,6 +22,7 @@ from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
+    COST_NOTE,
     GROUPS_SHOWN,
     OVER_TIME_NOTE,
     client_notes,
@@ -48,6 +49,7 @@ def render_markdown(record: RunRecord) -> str:
     parts += _newcomers(results)
     parts += _section("Failures", tables.failure_table(results), failure_note(results))
     parts += _section("Communication", tables.communication_table(results), COMMUNICATION_NOTE)
+    parts += _section("Compute and memory", tables.cost_table(results), COST_NOTE)
     parts += _section(f"What the stages of {run_title(results['method'])} took", tables.stage_table(record.ledger))
     parts += _section("Mean over rounds", tables.curve_table(results))
     parts += _section("Diagnostics", tables.diagnostics_table(results))

@@ -27,6 +27,7 @@ from befit.report.plots import Plot, plots_of
 from befit.report.record import RunRecord, export_note, written_files
 from befit.report.words import (
     COMMUNICATION_NOTE,
+    COST_NOTE,
     GROUPS_SHOWN,
     OVER_TIME_NOTE,
     client_notes,
@@ -70,6 +71,8 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
         over_time_note=OVER_TIME_NOTE,
         communication=tables.communication_table(results),
         communication_note=COMMUNICATION_NOTE,
+        costs=tables.cost_table(results),
+        cost_note=COST_NOTE,
         per_client=tables.client_communication_table(results),
         stages=tables.stage_table(record.ledger),
         curve=tables.curve_table(results),

@@ -25,8 +25,8 @@ from befit.report.numbers import (
 from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
-    "OVER_TIME", "Table", "client_communication_table", "client_table", "communication_table", "curve_table",
-    "diagnostics_table",
+    "OVER_TIME", "Table", "client_communication_table", "client_table", "communication_table", "cost_table",
+    "curve_table", "diagnostics_table",
     "failure_table", "headline", "is_numeric", "over_time_table", "stage_table", "summary_table", "updates_differ",
 ]  # fmt: skip
 
@@ -156,6 +156,33 @@ def communication_table(results: Mapping[str, Any]) -> Table:
         up, down = score_of(sent, "bytes_up"), score_of(sent, "bytes_down")
         means = (None if total is None or not clients else total / clients for total in (up, down))
         rows.append([title, *map(bytes_text, (up, down, *means, score_of(sent, "bytes_scoring")))])
+    return headers, rows
+
+
+def cost_table(results: Mapping[str, Any]) -> Table:
+    """Compute and memory of a step of training of each run, in units of fine-tuning one adapter, by backbone.
+
+    Empty where no run says so, as with quantised weights.
+    """
+    costs = results.get("costs") or {}
+    found = [
+        (run_title(label), family, one)
+        for label in [*baseline_labels(results), results["method"]]
+        for family, one in (costs.get(label) or {}).items()
+        if one.get("compute") is not None
+    ]
+    several = len({family for _, family, _ in found}) > 1
+    public = any(one.get("public_records") for _, _, one in found)
+    headers = ["", *["family"] * several, "compute of a step", "memory", *["public records"] * public]
+    rows = [
+        [
+            title,
+            *[plain(family)] * several,
+            *(NOTHING if one.get(key) is None else f"{one[key]:.2f}" for key in ("compute", "memory")),
+            *[str(one.get("public_records") or 0)] * public,
+        ]
+        for title, family, one in found
+    ]
     return headers, rows
 
 

@@ -14,6 +14,7 @@ from befit.report.weights import by_group, weight_note
 
 __all__ = [
     "COMMUNICATION_NOTE",
+    "COST_NOTE",
     "GROUPS_SHOWN",
     "OVER_TIME_NOTE",
     "client_notes",
@@ -48,6 +49,10 @@ _KEPT = "guard_kept_"
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
     "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
+)
+COST_NOTE = (
+    "Counted from shapes, as befit cost does: 1 is a step of fine-tuning one adapter of the method's size on that "
+    "backbone. What a run took is in the table of its stages."
 )
 OVER_TIME_NOTE = (
     "Own: each client's model on its own test examples; others: on those of all other clients, mean over clients. Over "
