@@ -140,8 +140,8 @@ def values_of(records: Sequence[Record], field: str, label_names: Sequence[str],
         if not isinstance(value, (str, int)) or not str(value).strip():
             raise DataError(f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
                             f"must be text or a whole number, got {show(value)}")  # fmt: skip
-        named = field == "label" and isinstance(value, int) and value < len(label_names)
-        values.append(label_names[value] if named else str(value).strip())
+        is_class = field == "label" and isinstance(value, int) and value < len(label_names)
+        values.append(label_names[int(value)] if is_class else str(value).strip())
     return tuple(values)
 
 

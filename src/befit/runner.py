@@ -356,14 +356,15 @@ def add_groups(
             return {**by_record(rows, key, measured, wins), "of": "examples"}
         return by_group(rows, infos, key, measured, wins)
 
-    keys = [key for key in group_keys(infos) if key != evaluate.by]
-    if keys := [*keys, *[evaluate.by] * (evaluate.by is not None)]:
-        results["groups"] = {key: grouped(runs, key, metrics) for key in keys}
+    of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
+    found = {key: grouped(runs, key, metrics) for key in dict.fromkeys([*group_keys(infos), *of_examples])}
+    if groups := {key: one for key, one in found.items() if one["groups"]}:
+        results["groups"] = groups
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
         ranks = {label: one.get("rank") for label, one in settings}
         measured = budget_metrics([*runs.values()], metrics)
         for budget, there in by_budget(runs, ranks, measured).items():
-            for key in keys:
+            for key in groups:
                 results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, measured)
 
 

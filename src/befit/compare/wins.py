@@ -68,8 +68,8 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
     made = []
     for pool in pools_of(runs):
         for setup in setups:
-            keys = [key for key in _keys(setup, budgets, pool) if key != evaluate.by]
-            for key in [*keys, *[evaluate.by] * (evaluate.by is not None)]:
+            of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
+            for key in dict.fromkeys([*_keys(setup, budgets, pool), *of_examples]):
                 found = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
                 at = {name: _at(setup, name, pool, found, metrics, counted) for name in budgets}
                 if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):

@@ -65,7 +65,8 @@ def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         return dict(block), None, None
     ours = {"rounds", "train"} - {one.name for one in entry.parameters}
     options = {key: value for key, value in block.items() if key not in ours}
-    return options, *(block.get(key) if key in ours else None for key in ("rounds", "train"))
+    rounds, train = (block.get(key) if key in ours else None for key in ("rounds", "train"))
+    return options, rounds, train
 
 
 def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,17 +86,26 @@ def by_record(
         (client, name.removeprefix(COUNT)): row[name]
         for rows in runs.values() for client, row in rows.items() for name in row if name.startswith(COUNT)
     }  # fmt: skip
-    infos = {f"{client}, {value}": {key: value} for client, value in held}
+    infos = {json.dumps([client, value]): {key: value} for client, value in held}
     parts = {
         label: {
-            f"{client}, {value}": {
+            json.dumps([client, value]): {
                 **{metric: rows.get(client, {}).get(f"{metric} of {value}") for metric in metrics}, "examples": count,
             }
             for (client, value), count in held.items()
         }
         for label, rows in runs.items()
     }  # fmt: skip
-    return by_group(parts, dict(sorted(infos.items(), key=lambda one: one[1][key])), key, metrics, wins)
+    return by_group(parts, dict(sorted(infos.items(), key=lambda one: _place(one[1][key]))), key, metrics, wins)
+
+
+def _place(value: str) -> tuple[bool, int, str]:
+    """Numbers by size, then words.
+
+    >>> sorted(["10", "b", "2", "a"], key=_place)
+    ['2', '10', 'a', 'b']
+    """
+    return not value.isdecimal(), int(value) if value.isdecimal() else 0, value
 
 
 def by_budget(
