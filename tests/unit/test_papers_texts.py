@@ -22,7 +22,9 @@ from befit.benchmarks.papers.scenarios import read_scenario
 from befit.benchmarks.registry import build
 from befit.config import load_experiment
 from befit.errors import ConfigError, DataError
+from befit.models import load_backbone
 from befit.runner import run
+from befit.tasks import make_task
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,28 @@ def test_eight_tasks_are_eight_clients_with_options_by_name(commonsense):
         .train[0]["instruction"]
         .endswith("option1: cup\noption2: box\n\nAnswer format: option1/option2")
     )
+
+
+@pytest.mark.parametrize("answers", ["sentence", "name"])
+@pytest.mark.parametrize("said", ["{}", "{}: because", "The answer is {}.", "THE CORRECT ANSWER IS: {}"])
+def test_a_name_alone_is_an_answer_however_it_is_put(commonsense, answers, said, tmp_path):
+    """Specification, 2.2: the first of the allowed names in what was generated."""
+    save_llama(tmp_path)
+    federation = build("commonsense-8", None, {"root": str(commonsense), **SIZES, "answers": answers})
+    model = load_experiment({"model": {"id": str(tmp_path)}, "benchmark": "commonsense-8", "method": "local"}).model
+    tokenizer = load_backbone(model, "causal-lm", (), 0).processor
+    tokenizer.model_max_length = 4096
+    task = make_task("causal-lm", tokenizer, max_length=4096, metrics=["choice_parse"])
+    for task_of, client in zip(TASKS, federation.clients, strict=True):
+        examples = task.prepare(client.test)
+        right = [record["choices"].index(record["output"]) for record in client.test]
+        names = [task_of.names(len(record["choices"])) for record in client.test]
+        given = [said.format(named[at]) for named, at in zip(names, right, strict=True)]
+        assert task.compared(given, examples, range(len(given))) == {"choice_parse": 1.0, "unparsable": 0.0}
+        other = [said.format(named[at - 1]) for named, at in zip(names, right, strict=True)]
+        assert task.compared(other, examples, range(len(other))) == {"choice_parse": 0.0, "unparsable": 0.0}
+        silent = ["the correct answer is"] * len(given)
+        assert task.compared(silent, examples, range(len(silent))) == {"choice_parse": 0.0, "unparsable": 1.0}
 
 
 def test_context_comes_before_the_question_and_boolqs_passage_only_where_wanted(commonsense):

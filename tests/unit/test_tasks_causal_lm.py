@@ -54,6 +54,16 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path):
     assert batch["labels"].tolist() == [[-100] * 8 + [9, 10, 3]]
 
 
+def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path):
+    """Llama 3.2's template does, unless it is told which: the prompts of a run that goes on tomorrow must not differ."""
+    dated = ("{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y %f') %}{% endif %}"
+             "{{ date_string }} ")  # fmt: skip
+    save_llama(tmp_path, dated + CHAT)
+    _, task = load(tmp_path)
+    read = task.tokenizer.decode(task.prompt_tokens(RECORDS[2]))
+    assert task.prompt_tokens(RECORDS[2]) == task._tokens("26 Jul 2024 user : copy # assistant :"), read
+
+
 def test_a_template_that_begins_a_sequence_itself_begins_it_once(tmp_path):
     """The released code of FedP2EFT has the beginning-of-sequence token twice, from the template and the tokenizer."""
     save_llama(tmp_path, "{{ bos_token }} " + CHAT)
@@ -154,7 +164,7 @@ def test_a_long_prompt_is_not_trained_on_and_read_whole_where_it_is_measured(tmp
     readable = task.evaluate(model, task.prepare([just, long]), 2, "cpu")
     scored = task.evaluate(model, examples, 2, "cpu")
     assert scored["loss"] == pytest.approx(readable["loss"])  # the prompt that cannot be read has no tokens to count
-    assert task.compared(["a b c", "a b c", ""], examples)["exact_match"] == pytest.approx(2 / 3)
+    assert task.compared(["a b c", "a b c", ""], examples, range(3))["exact_match"] == pytest.approx(2 / 3)
     assert task.headline(model, examples, 2, "cpu") == scored["exact_match"]
     with pytest.raises(DataError, match="prompts of all 1 examples fill the 16 tokens"):
         task.evaluate(model, task.prepare([beyond]), 2, "cpu")
@@ -281,6 +291,8 @@ def test_prompts_follow_the_setting(tmp_path):
         ("rouge1", "running dogs", "runs dog", 0),
         ("rouge1_stem", "running dogs", "runs dog", 1),
         ("rougeL", "b a c", "a b c", 2 / 3),
+        ("rouge2", "a b d c", "a b c", 2 / 5),  # one pair of three and of two
+        ("rouge2_unicode", "中 文 字", "中 文", 2 / 3),
         ("rougeL", "中文", "中文", 0),
         ("rougeL_unicode", "中文", "中国", 1 / 2),
         ("rouge1_unicode", "हिन्दी Café!", "हिन्दी CAFÉ", 1),
@@ -376,6 +388,9 @@ def test_ties_go_to_the_first_choice_and_are_counted(tmp_path):
             choice("a", "a", "b " * 60),
             "prompt and choice .* have 8 and 60 tokens; a choice needs one, and both have to fit 64",
         ),
+        ({**choice("a", "a", "b"), "choice_names": "ab"}, "choice_names must be a list of strings, got 'ab'"),
+        ({**choice("a", "a", "b"), "choice_names": ["x"]}, "choice_names must be 2 different texts, one for each"),
+        ({**choice("a", "a", "b"), "choice_names": ["x", " x"]}, "choice_names must be 2 different texts"),
         ({**choice("a", "a", "b"), "references": "a"}, "references must be a list of strings, got 'a'"),
     ],
 )

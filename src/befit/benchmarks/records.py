@@ -32,7 +32,7 @@ OPTIONAL = {
 }
 # Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
 # names that hold something else.
-LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "references")}
+LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "choice_names", "references")}
 
 
 @dataclass(frozen=True, slots=True)

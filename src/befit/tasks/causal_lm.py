@@ -28,7 +28,7 @@ from befit.tasks.base import (
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.prompts import CHATS, TEMPLATES, plain_prompt, render
+from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, plain_prompt, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ IGNORED = -100
 
 class CausalLM(Task):
     """Records hold `instruction`, perhaps `input`, and `output`; perhaps `references`, all the answers that count as
-    right (the output alone otherwise), and `choices`, the answers to choose from, one of which is the output.
+    right (the output alone otherwise), `choices`, the answers to choose from, one of which is the output, and
+    `choice_names`, how a generated answer may name each of these in fewer words.
 
     The answer and the end-of-sequence token follow the prompt; only they are learnt. Prompt and answer are tokenised
     apart, so that training and generation see the same prompt tokens. Longer sequences lose their end: the first
@@ -240,10 +241,11 @@ class CausalLM(Task):
 
     def compared(self, answers: Sequence[str], examples: PaddedExamples, rows: Sequence[int]) -> dict[str, float]:
         """The metrics of the generated answers to the examples at `rows`; of all examples there is one answer."""
-        named = examples.options.texts if examples.options is not None else ()
+        options = examples.options
+        texts, names = (options.texts, options.names or options.texts) if options is not None else ((), ())
         return compare(
-            [answers[row] for row in rows], [examples.references[row] for row in rows], self.generated,
-            [named[row] for row in rows] if named else (),
+            *([held[row] for row in rows] for held in (answers, examples.references)), self.generated,
+            *([held[row] for row in rows] if held else () for held in (texts, names)),
         )  # fmt: skip
 
     def predict(
@@ -264,7 +266,7 @@ class CausalLM(Task):
             raise DataError(f"{where}: input must be a string, got {extra!r}")
         if self.prompt in CHATS:
             turn = {"role": "user", "content": f"{instruction}\n\n{extra}" if extra else instruction}
-            text = self.tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+            text = chat_text(self.tokenizer, [turn])
             once_more = [self.tokenizer.bos_token_id] if self.prompt == "chat-bos" else []
             return once_more + self._tokens(text, where)
         if extra and self.prompt not in TEMPLATES and "{input}" not in self.prompt:
@@ -286,10 +288,11 @@ class CausalLM(Task):
         """The answers to choose from, where a metric needs them. None of them is cut."""
         if not self.likelihoods and "choice_parse" not in self.generated:
             return None
-        texts, sequences, labels, right = [], [], [], []
+        texts, names, sequences, labels, right = [], [], [], [], []
         for position, (record, prompt) in enumerate(zip(records, prompts, strict=True)):
             where = record_name(record, position)
             texts.append(_choices(record, where))
+            names.append(_names(record, texts[-1], where))
             right.append(texts[-1].index(record["output"]))
             for text in texts[-1]:
                 answer = self._tokens(text, where)
@@ -300,7 +303,7 @@ class CausalLM(Task):
                 labels.append([*[IGNORED] * len(prompt), *answer])
         tokens = {"input_ids": pad_right(sequences, self.tokenizer.pad_token_id), "labels": pad_right(labels, IGNORED)}
         lengths = torch.tensor([len(row) for row in sequences], dtype=torch.long)
-        return Options(PaddedExamples(tokens, lengths), texts, right)
+        return Options(PaddedExamples(tokens, lengths), texts, right, names)
 
     def _tokens(self, text: str, where: str = "the text") -> list[int]:
         try:
@@ -347,6 +350,19 @@ def _choices(record: Record, where: str) -> tuple[str, ...]:
         raise DataError(f"{where}: choices must be at least two different texts, got {list(given)!r}")
     if record["output"] not in given:
         raise DataError(f"{where}: its output {record['output']!r} is not among its choices {list(given)!r}")
+    return tuple(given)
+
+
+def _names(record: Record, choices: Sequence[str], where: str) -> tuple[str, ...]:
+    """How an answer names each choice."""
+    given = record.get("choice_names")
+    if given is None:
+        return tuple(choices)
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
+        raise DataError(f"{where}: choice_names must be a list of strings, got {given!r}")
+    if len(given) != len(choices) or len({one.strip() for one in given} - {""}) < len(given):
+        raise DataError(f"{where}: choice_names must be {len(choices)} different texts, one for each of its choices, "
+                        f"got {list(given)!r}")  # fmt: skip
     return tuple(given)
 
 

@@ -25,12 +25,14 @@ class Options:
 
     examples  a prompt and one answer each; only the answer's tokens are judged, without an end token
     texts     the answers of each record
+    names     how a generated answer names each of them
     right     which of them is the expected one, counted from 0
     """
 
     examples: PaddedExamples
     texts: Sequence[Sequence[str]]
     right: Sequence[int]
+    names: Sequence[Sequence[str]] = ()
 
 
 def choice_metrics(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["CHATS", "PROMPTS", "plain_prompt", "prompt_problem", "render"]
+__all__ = ["CHATS", "PROMPTS", "chat_text", "plain_prompt", "prompt_problem", "render"]
 
 _ALPACA = {
     True: "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -22,6 +23,16 @@ _PLAIN = {
 TEMPLATES: Mapping[str, Mapping[bool, str]] = {"plain": _PLAIN, "alpaca": _ALPACA}
 CHATS = ("chat", "chat-bos")  # the tokenizer's template, and that after one more beginning-of-sequence token
 PROMPTS = ("auto", *CHATS, *TEMPLATES)
+# What templates that tell a model the date write where nobody says which: Llama 3's fall back to this day.
+_DATE = "26 Jul 2024"
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation in the tokenizer's template, up to where the answer begins.
+
+    A template that writes the date gets one that never changes: a run would else read other prompts on another day.
+    """
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=_DATE)
 
 
 def render(prompt: str, instruction: str, extra: str = "") -> str:

@@ -16,8 +16,8 @@ __all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_ch
 
 # Of a generated answer; those of the likelihood of given answers are `befit.tasks.choices`.
 GENERATED = (
-    "exact_match", "token_f1", "rouge1", "rougeL", "rouge1_stem", "rougeL_stem", "rouge1_unicode", "rougeL_unicode",
-    "rougeL_char", *METEORS, "choice_parse",
+    "exact_match", "token_f1", "rouge1", "rouge2", "rougeL", "rouge1_stem", "rouge2_stem", "rougeL_stem",
+    "rouge1_unicode", "rouge2_unicode", "rougeL_unicode", "rougeL_char", *METEORS, "choice_parse",
 )  # fmt: skip
 LIKELIHOOD = ("choice_sum", "choice_per_token", "choice_per_char")
 METRICS = ("token_accuracy", *GENERATED, *LIKELIHOOD)
@@ -28,18 +28,20 @@ def compare(
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = ("exact_match", "rougeL"),
     choices: Sequence[Sequence[str]] = (),
+    names: Sequence[Sequence[str]] = (),
 ) -> dict[str, float]:
     """The mean of each metric over all answers, each against the best of its references.
 
     exact_match     equal after NFKC, case folding and stripping
     token_f1        F-measure of the bags of words, in the same normal form
-    rouge1, rougeL  F-measures of rouge-score, which sees only a-z and 0-9: no use for other scripts
+    rouge1, rouge2, rougeL  F-measures of rouge-score, which sees only a-z and 0-9: no use for other scripts
     …_stem          with Porter's stemmer, for English
     …_unicode       words of any script, with their marks; one character each where a script has no spaces
     rougeL_char     on characters other than white space, capitals and signs among them; for answers of a word or two
     meteor_…        see `befit.tasks.meteor`: with exact words and stems alone, or as NLTK has it
     choice_parse    the first of the record's choices that the answer names is the expected one (see `parsed_choice`);
-                    `unparsable` is the share of answers that name none
+                    `unparsable` is the share of answers that name none. `names` are how answers name the choices, where
+                    that is shorter, such as answer1 of "the correct answer is answer1"
 
     Sources: Lin 2004 (ROUGE); benchmark specification, section 4. Raises DataError without answers.
     """
@@ -48,7 +50,9 @@ def compare(
     values: dict[str, float] = {}
     for name in metrics:
         if name == "choice_parse":
-            found = [parsed_choice(answer, options) for answer, options in zip(answers, choices, strict=True)]
+            found = [
+                parsed_choice(answer, *named) for answer, *named in zip(answers, choices, names or choices, strict=True)
+            ]
             right = [one in given for one, given in zip(found, references, strict=True)]
             values |= {name: statistics.fmean(right), "unparsable": found.count(None) / len(found)}
         else:
@@ -69,14 +73,19 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold().strip()
 
 
-def parsed_choice(answer: str, choices: Sequence[str]) -> str | None:
+def parsed_choice(answer: str, choices: Sequence[str], names: Sequence[str] = ()) -> str | None:
     """The choice that stands first in the answer, whatever its case; of those at one place the longest. None: none.
+
+    names  how an answer names each choice; the choices themselves without
 
     >>> parsed_choice("The correct answer is Answer10.", ["answer1", "answer10"])
     'answer10'
+    >>> parsed_choice("It is B.", ["I choose a", "I choose b"], ["a", "b"])
+    'I choose b'
     """
     text = normal(answer)
-    places = [(text.find(normal(choice)), -len(normal(choice)), choice) for choice in choices]
+    named = zip(choices, map(normal, names or choices), strict=True)
+    places = [(text.find(name), -len(name), choice) for choice, name in named]
     return min((place for place in places if place[0] >= 0), default=(0, 0, None))[2]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.errors import DataError
-from befit.tasks.prompts import render
+from befit.tasks.prompts import chat_text, render
 
 __all__ = ["MARK", "checked_turns", "dialogue"]
 
@@ -67,17 +67,13 @@ def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where:
 
 def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
     """The conversation up to where an answer is to follow, by the chat template, for texts or for lists of parts."""
-    as_parts = "probe" not in template(tokenizer, [{"role": "user", "content": "probe"}])
+    as_parts = "probe" not in chat_text(tokenizer, [{"role": "user", "content": "probe"}])
     messages = [
         {"role": turn["role"], "content": parts_of(turn["content"]) if as_parts else
          turn["content"].replace(MARK, image_token)}
         for turn in turns
     ]  # fmt: skip
-    return template(tokenizer, messages)
-
-
-def template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return chat_text(tokenizer, messages)
 
 
 def parts_of(text: str) -> list[dict[str, str]]:

@@ -51,14 +51,20 @@ class Task:
 def rendered(task: Task, question: Question, with_name_only: bool) -> dict[str, Any]:
     """A causal-lm record: what is asked, the options, a line naming the allowed answers; the answer as a sentence.
 
-    `choices` are the outputs of all options, for scoring by likelihood and by what an answer names.
+    `choices` are the outputs of all options, for scoring by likelihood; an answer names one by its name alone, in a
+    sentence or not (`choice_names`).
     """
     names = task.names(len(question.options) or 2)
     options = [f"{name}: {text}" for name, text in zip(names, question.options, strict=False)]
     lines = [task.sentence, "", question.text, *([""] if options else []), *options, "",
              f"Answer format: {'/'.join(names)}"]  # fmt: skip
     outputs = names if with_name_only else [f"the correct answer is {name}" for name in names]
-    return {"instruction": "\n".join(lines), "output": outputs[question.answer], "choices": outputs}
+    return {
+        "instruction": "\n".join(lines),
+        "output": outputs[question.answer],
+        "choices": outputs,
+        "choice_names": names,
+    }
 
 
 def text(row: Row, field: str) -> str:
