@@ -137,9 +137,9 @@ def values_of(records: Sequence[Record], field: str, label_names: Sequence[str],
             raise DataError(f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
                             f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}")  # fmt: skip
         value = record[field]
-        if not isinstance(value, (str, int)) or not str(value).strip():
+        if not isinstance(value, (str, int)) or not str(value).strip() or not str(value).isprintable():
             raise DataError(f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
-                            f"must be text or a whole number, got {show(value)}")  # fmt: skip
+                            f"must be text of one line or a whole number, got {show(value)}")  # fmt: skip
         is_class = field == "label" and isinstance(value, int) and value < len(label_names)
         values.append(label_names[int(value)] if is_class else str(value).strip())
     return tuple(values)

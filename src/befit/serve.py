@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from befit.engine.guard import check_declared, check_finite
-from befit.evaluate.groups import COUNT
+from befit.evaluate.groups import COUNT, at_budget
 from befit.method import Deployment, Method
 from befit.site import Site
 from befit.types import Payload, Score, Stage, Tick
@@ -60,7 +60,7 @@ def score(
             headline over those clients is the metric `others` (FedMosaic specification, section 6)
 
     What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
-    scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy of ar r4`.
+    scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
     """
     deployed = deployment(method, site, store, received, at, rounds)
     site.model.load(deployed.arrays)
@@ -81,7 +81,7 @@ def score(
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
             found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
-        metrics |= {f"{metric} {name}": value for metric, value in found.items() if not metric.startswith(COUNT)}
+        metrics |= {at_budget(metric, name): value for metric, value in found.items() if not metric.startswith(COUNT)}
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -119,7 +119,7 @@ def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tm
         for budget, at in {"": found, **found["budgets"]}.items():
             for ward, group in at["groups"].items():
                 counts = [row[f"examples of {ward}"] for row in view["clients"].values()]
-                name = f"accuracy of {ward} {budget}".rstrip()
+                name = f"accuracy{' ' * bool(budget)}{budget} of {ward}"
                 right = [row[name] * count for row, count in zip(view["clients"].values(), counts, strict=True)]
                 assert group["clients"] == size and group["examples"] == sum(counts)
                 assert group["scores"]["bayestune"]["accuracy"] == pytest.approx(sum(right) / sum(counts))
@@ -128,7 +128,7 @@ def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tm
             wards = [name.removeprefix("examples of ") for name in row if name.startswith("examples of ")]
             assert sum(row[f"examples of {ward}"] for ward in wards) == row["examples"] == 16
             for end in ("", " r2", " r4"):
-                over = sum(row[f"accuracy of {ward}{end}"] * row[f"examples of {ward}"] for ward in wards)
+                over = sum(row[f"accuracy{end} of {ward}"] * row[f"examples of {ward}"] for ward in wards)
                 assert over / 16 == pytest.approx(row[f"accuracy{end}"])
             assert not any(name.endswith((" r2", " r4")) for name in row if name.startswith("examples"))
     assert {"r2", "r4"} == found["budgets"].keys() and "local" in found["budgets"]["r4"]["wins"]
@@ -166,19 +166,18 @@ def test_a_client_without_a_score_leaves_its_values_unmeasured() -> None:
     assert found["groups"]["v"]["examples"] == 5 and found["wins"] == {"x": 1, "y": 0}
 
 
-def test_a_budget_has_scores_of_values_of_its_own() -> None:
-    row = {
-        "m": 0.5,
-        "m r2": 0.5,
-        "m r4": 0.6,
-        "m of ru": 0.1,
-        "m of ru r2": 0.1,
-        "m of ru r4": 0.2,
-        "examples of ru": 3,
-    }
-    found = at_budgets({"a": row, "b": {"m": 0.1, "m r2": 0.1, "m r4": 0.1, "m of ru": 0.9}}, 2, ["m"])
+def test_a_budget_has_scores_of_values_of_its_own_whatever_the_values_are_called() -> None:
+    row = {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "m of ru": 0.1, "m r2 of ru": 0.1, "m r4 of ru": 0.2,
+           "examples of ru": 3, "m of ru r4": 0.7, "m r2 of ru r4": 0.7, "m r4 of ru r4": 0.8, "examples of ru r4": 5}  # fmt: skip
+    rows = {"a": row, "b": {"m": 0.1, "m r2": 0.1, "m r4": 0.1, "m of ru": 0.9}}
+    found = at_budgets(rows, 2, ["m"])
+    assert list(found) == ["r2", "r4"]
     assert found["r4"]["a"]["m of ru"] == 0.2 and found["r4"]["a"]["examples of ru"] == 3
+    assert found["r4"]["a"]["m of ru r4"] == 0.8 and found["r4"]["a"]["examples of ru r4"] == 5
     assert found["r4"]["b"]["m of ru"] is None  # not measured there, whatever it was elsewhere
+    groups = by_record({"x": found["r4"]}, "kind", ["m"])["groups"]
+    scores = {name: group["scores"]["x"]["m"] for name, group in groups.items()}
+    assert scores == pytest.approx({"ru": 0.2, "ru r4": 0.8})
 
 
 @pytest.mark.parametrize(
@@ -197,9 +196,11 @@ def test_a_field_that_gives_no_groups_is_refused_before_training(field: str, tol
         check(load_experiment(values))
 
 
-@pytest.mark.parametrize("value", [None, 0.5, "", ["de"]])
+@pytest.mark.parametrize("value", [None, 0.5, "", ["de"], "a\tb"])
 def test_a_value_that_cannot_name_a_group_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"here: record 'x' \(position 1\): kind, .* must be text or a whole number"):
+    with pytest.raises(
+        DataError, match=r"here: record 'x' \(position 1\): kind, .* must be text of one line or a whole number"
+    ):
         values_of([{"kind": "a"}, {"id": "x", "kind": value}], "kind", (), "here")
 
 

@@ -55,7 +55,7 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path):
 
 
 def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path):
-    """Llama 3.2's template does, unless it is told which: the prompts of a run that goes on tomorrow must not differ."""
+    """Llama 3.2's does, unless it is told which: the prompts of a run that goes on tomorrow must be the same."""
     dated = ("{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y %f') %}{% endif %}"
              "{{ date_string }} ")  # fmt: skip
     save_llama(tmp_path, dated + CHAT)

@@ -83,8 +83,8 @@ def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
     known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
     rules = {f"base.{name}": rule for name, rule in RULES.items()}
     values, problems = check_values(known, changes, "base.train.", rules=rules)
-    if not problems and values.get("momentum") and values.get("optimiser") != "sgd":
-        problems = ["base.train.momentum: belongs to sgd; give base.train.optimiser: sgd too"]
+    if not problems and values.get("momentum") and values.get("optimiser", "sgd") != "sgd":
+        problems = [f"base.train.momentum: belongs to sgd, but base.train.optimiser is {values['optimiser']}"]
     return values, problems
 
 

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "COUNT",
     "Rows",
+    "at_budget",
     "at_budgets",
     "budget_metrics",
     "by_budget",
@@ -139,20 +140,31 @@ def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str
     names = measured_budgets(rows, metrics[0])
     if not names:
         return {} if rank is None or not rows else {f"r{rank}": rows}
-    there = {name: {one.removesuffix(f" {name}") for row in rows.values() for one in row if one.endswith(f" {name}")}
-             for name in names}  # fmt: skip
+    measured = dict.fromkeys(key for row in rows.values() for key in row)
     return {
         name: {
-            client: {**row, **{one: row.get(f"{one} {name}") for one in there[name] | {*metrics}}}
+            client: {**row, **{one: row.get(at_budget(one, name)) for one in measured
+                               if one in metrics or at_budget(one, name) in measured}}
             for client, row in rows.items()
         }
         for name in names
-    }
+    }  # fmt: skip
+
+
+def at_budget(metric: str, budget: str) -> str:
+    """What a metric is called where it was measured at a further budget; of a value of `evaluate.by` too, which may be
+    any text.
+
+    >>> at_budget("accuracy", "r4"), at_budget("accuracy of type r2", "r4")
+    ('accuracy r4', 'accuracy r4 of type r2')
+    """
+    name, of, value = metric.partition(" of ")
+    return f"{name} {budget}{of}{value}"
 
 
 def measured_budgets(rows: Rows, metric: str) -> list[str]:
     """The budgets that a run measured by name, "r2", "r4", …; none for a run that has its rank alone."""
-    keys = (key for row in rows.values() for key in row if key.startswith(f"{metric} r"))
+    keys = (key for row in rows.values() for key in row if key.startswith(f"{metric} r") and " of " not in key)
     return list(dict.fromkeys(key.removeprefix(f"{metric} ") for key in keys))
 
 

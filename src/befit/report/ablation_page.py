@@ -108,4 +108,4 @@ def _option(value: Any) -> str:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value

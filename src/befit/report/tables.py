@@ -179,11 +179,20 @@ def cost_table(results: Mapping[str, Any]) -> Table:
             title,
             *[plain(family)] * several,
             *(NOTHING if one.get(key) is None else f"{one[key]:.2f}" for key in ("compute", "memory")),
-            *[str(one.get("public_records") or 0)] * public,
+            *[_public_text(one.get("public_records") or {})] * public,
         ]
         for title, family, one in found
     ]
     return headers, rows
+
+
+def _public_text(records: Mapping[str, float]) -> str:
+    """
+    >>> _public_text({"client": 0.0, "server": 80.0, "each": 39.87})
+    '80 at the server, 39.9 for each reply'
+    """
+    places = {"client": "at every client", "server": "at the server", "each": "for each reply"}
+    return ", ".join(f"{count:.3g} {places[key]}" for key, count in records.items() if count) or NOTHING
 
 
 def client_communication_table(results: Mapping[str, Any]) -> Table:

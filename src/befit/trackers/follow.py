@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from befit.evaluate.groups import COUNT
 from befit.trackers.base import Tracker, check_trackers, make_tracker
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             grouped.setdefault(f"{stage}/train/loss", []).append(value)
         elif kind == "diagnostic":
             grouped.setdefault(f"{stage}/diagnostic/{line['name']}", []).append(value)
-        elif kind == "score":
+        elif kind == "score" and not line["metric"].startswith(COUNT):
             name = f"{stage}/{line['split']}/{line['metric']}"
             grouped.setdefault(name, []).append(value)
             scored.add(name)

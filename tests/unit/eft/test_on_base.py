@@ -102,7 +102,7 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(changes: dict[
         ({"lr": -1}, r"base\.train\.lr: must be positive, got -1"),
         ({"rate": 1}, r"base\.train\.rate: unknown key"),
         ({"max_steps": 3}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
-        ({"momentum": 0.5}, r"base\.train\.momentum: belongs to sgd"),
+        ({"momentum": 0.5, "optimiser": "adamw"}, r"base\.train\.momentum: belongs to sgd"),
         (0.1, r"base\.train: must be settings of train, such as"),
     ],
 )
