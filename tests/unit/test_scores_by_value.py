@@ -168,7 +168,8 @@ def test_a_client_without_a_score_leaves_its_values_unmeasured() -> None:
 
 def test_a_budget_has_scores_of_values_of_its_own_whatever_the_values_are_called() -> None:
     row = {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "m of ru": 0.1, "m r2 of ru": 0.1, "m r4 of ru": 0.2,
-           "examples of ru": 3, "m of ru r4": 0.7, "m r2 of ru r4": 0.7, "m r4 of ru r4": 0.8, "examples of ru r4": 5}  # fmt: skip
+           "examples of ru": 3, "m of ru r4": 0.7, "m r2 of ru r4": 0.7,
+           "m r4 of ru r4": 0.8, "examples of ru r4": 5}  # fmt: skip
     rows = {"a": row, "b": {"m": 0.1, "m r2": 0.1, "m r4": 0.1, "m of ru": 0.9}}
     found = at_budgets(rows, 2, ["m"])
     assert list(found) == ["r2", "r4"]

@@ -12,7 +12,10 @@ from befit.report.tables import Table
 __all__ = ["budget_name", "budget_tables", "count_or_nothing", "win_rows", "wins_tables"]
 
 FEW_GROUPS, MANY_METHODS = 8, 8  # more methods than these in no more groups: groups are the columns
-WINS_NOTE = "Best in a group is who is strictly ahead in its score, over all of its test examples and the mean over seeds, however little; a tie is nobody's. A count, and no statement that a difference is more than chance."
+WINS_NOTE = (
+    "Best in a group is who is strictly ahead in its score, over all of its test examples and the mean over seeds, "
+    "however little; a tie is nobody's. A count, and no statement that a difference is more than chance."
+)
 GROUPS_NOTE = (
     "Mean ± SD over seeds (n - 1; papers that divide by n print sqrt((n - 1) / n) of it). A group's score is over all "
     "of its test examples."

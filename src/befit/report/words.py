@@ -51,9 +51,9 @@ COMMUNICATION_NOTE = (
     "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
 )
 COST_NOTE = (
-    "Counted from shapes, as befit cost does: 1 is a step of fine-tuning one adapter of that method's own rank, so rows "
-    "of other ranks have other units. Public records are those of a round, in records of such fine-tuning. What a run "
-    "took is in the table of its stages."
+    "Counted from shapes, as befit cost does: 1 is a step of fine-tuning one adapter of that method's own rank, so "
+    "rows of other ranks have other units. Public records are those of a round, in records of such fine-tuning. What a "
+    "run took is in the table of its stages."
 )
 OVER_TIME_NOTE = (
     "Own: each client's model on its own test examples; others: on those of all other clients, mean over clients. Over "
