@@ -77,16 +77,16 @@ class Deployment:
 class Opening:
     """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
 
-    block   configuration of that other method, with its defaults
-    stages  how many stages of the plan
-    own     of a memory, at the server or a client, what these stages neither read nor write
-    train   settings of training that those stages have otherwise than the run
+    block     configuration of that other method, with its defaults
+    stages    how many stages of the plan
+    own       of a memory, at the server or a client, what these stages neither read nor write
+    settings  what those stages have otherwise than the run, by block of the configuration
     """
 
     block: Mapping[str, Any]
     stages: int
     own: Callable[[Payload], Payload]
-    train: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
 class Exchange(ABC):

@@ -47,8 +47,8 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
         return None
     if experiment.evaluate.every and not any(stage.uplink for stage in method.plan()[opening.stages :]):
         return None
-    train = replace(experiment.train, **opening.train)
-    return settings_hash(replace(experiment, train=train, method=dict(opening.block), baselines=[]))
+    blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
+    return settings_hash(replace(experiment, method=dict(opening.block), baselines=[], **blocks))
 
 
 def shared_openings(keys: Iterable[str | None]) -> set[str]:

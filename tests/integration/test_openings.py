@@ -168,6 +168,8 @@ def test_what_decides_the_base_decides_the_key() -> None:
     apart = {**lora, "base": {"name": "fedit", "rank": 2, "train": {"lr": 0.1}}}
     assert key(["train.lr=0.5"], apart) == key(["train.lr=0.2"], apart) == key(["train.lr=0.1"], lora) != key([], lora)
     assert key(["train.batch_size=3"], apart) != key([], apart)
+    dropping = {**lora, "base": {"name": "fedit", "rank": 2, "dropout": 0.1}}
+    assert key([], dropping) == key(["adapter.dropout=0.1"], lora) != key([], lora)
     assert key([], OURS["LoRA"]) is None, "no base"
     # Scores after every round of the base would be the whole method's, unless it still has something to federate.
     assert key(["evaluate.every=1"], lora) is None

@@ -218,6 +218,15 @@ class AdaptedModel:
             self._state.require_gradients(chosen, False)
 
     @contextmanager
+    def dropping(self, rate: float) -> Iterator[None]:
+        """With this probability of dropping an input of the low-rank adapters in training."""
+        before, self._router.dropout = self._router.dropout, rate
+        try:
+            yield
+        finally:
+            self._router.dropout = before
+
+    @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:
         """Call `recorder(slot/module, branch, input, output gradient)` in every backward pass of an active branch."""
         self._router.recorder = recorder

@@ -6,6 +6,7 @@ What the other method keeps, at the server and at the clients, stands in our mem
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Upd
 __all__ = ["base_opening", "base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
 
 BASE, FIXED = "base", "fixed"
+_OF_A_BASE = ("rounds", "train", "dropout")
 _SLOTS = "fixed@slots"
 _LINEAR = ("B", "weight", "bias")  # of an adapter and of a dense update: the output is as many times as large as they
 _OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
@@ -33,18 +35,26 @@ _OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
     """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base.
 
-    `rounds` in the block are those of the base's stages that would have federation.rounds, and `train` is what the
-    base's training has otherwise than the run's `train`: all but the number of steps.
+    `rounds` in the block are those of the base's stages that would have federation.rounds, `train` is what the base's
+    training has otherwise than the run's `train`: all but the number of steps; and `dropout` its adapter dropout.
     """
     if block is None:
         return None
     from befit.registry import check_method
 
-    options, rounds, changes = _apart(block)
+    options, given = _apart(block)
     _, method, problems = check_method(options, "base")
+    problems = [
+        f"{one} A base has rounds, train and dropout too" if ": unknown key" in one else one for one in problems
+    ]
+    rounds, dropout = given.get("rounds"), given.get("dropout")
     if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
-        problems = [*problems, f"base.rounds: must be a whole number from 1, got {rounds!r}"]
-    problems = [*problems, *_otherwise(changes)[1]]
+        problems.append(f"base.rounds: must be a whole number from 1, got {rounds!r}")
+    if dropout is not None and (
+        isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1
+    ):
+        problems.append(f"base.dropout: must be at least 0 and below 1, got {dropout!r}")
+    problems += _otherwise(given.get("train"))[1]
     if method is None or problems:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
@@ -55,18 +65,17 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     return method
 
 
-def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-    """A base's own options; the number of its rounds and the changes of its training, unless those are among them."""
+def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A base's own options, and what it has otherwise than the run, unless its method has options of those names."""
     from befit.registry import METHODS, method_names
 
     named = block.get("name")
     entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
     if entry is None:
-        return dict(block), None, None
-    ours = {"rounds", "train"} - {one.name for one in entry.parameters}
-    options = {key: value for key, value in block.items() if key not in ours}
-    rounds, train = (block.get(key) if key in ours else None for key in ("rounds", "train"))
-    return options, rounds, train
+        return dict(block), {}
+    ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}
+    return ({key: value for key, value in block.items() if key not in ours},
+            {key: value for key, value in block.items() if key in ours})  # fmt: skip
 
 
 def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
@@ -116,10 +125,15 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
     """The base's stages, and a personal one that fixes its result."""
     if block is None or base is None:
         return []
-    _, rounds, changes = _apart(block)
-    train, _ = _otherwise(changes)
+    _, given = _apart(block)
+    train, _ = _otherwise(given.get("train"))
+    rounds, dropout = given.get("rounds"), given.get("dropout")
     stages = [
-        replace(stage, exchange=_OfBase(stage.exchange, train), rounds=rounds if stage.rounds is None else stage.rounds)
+        replace(
+            stage,
+            exchange=_OfBase(stage.exchange, train, dropout),
+            rounds=rounds if stage.rounds is None else stage.rounds,
+        )
         for stage in base.plan()
     ]
     return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
@@ -131,10 +145,11 @@ def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Openin
         return None
     from befit.registry import check_method
 
-    options, rounds, changes = _apart(block)
+    options, given = _apart(block)
+    rounds, dropout = given.get("rounds"), given.get("dropout")
     resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
-    stages = len(base_stages(block, base))
-    return Opening(resolved, stages, lambda memory: own(memory, FIXED), _otherwise(changes)[0])
+    settings = {"train": _otherwise(given.get("train"))[0], "adapter": {} if dropout is None else {"dropout": dropout}}
+    return Opening(resolved, len(base_stages(block, base)), lambda memory: own(memory, FIXED), settings)
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:
@@ -158,18 +173,22 @@ def load_base(client: Payload, site: Site) -> tuple[str, ...]:
 class _OfBase(Exchange):
     """A stage of the base on its part of the memories.
 
-    train  what of the settings of training it has otherwise
+    train    what of the settings of training it has otherwise
+    dropout  its adapter dropout; None for the run's
     """
 
     exchange: Exchange
     train: Mapping[str, Any]
+    dropout: float | None
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(part(server, BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         site = replace(site, budget=replace(site.budget, **self.train))
-        memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
+        dropping = nullcontext() if self.dropout is None else site.model.dropping(self.dropout)
+        with dropping:
+            memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
         return with_base(own(client), memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:

@@ -75,17 +75,23 @@ def base_losses(path: Path) -> list[tuple[int, str, float]]:
     return [(line["round"], line["client"], line["loss"]) for line in lines if line["stage"] == "federate"]
 
 
-@pytest.mark.parametrize("changes", [{"lr": 0.05}, {"optimiser": "sgd", "momentum": 0.9, "lr": 0.5, "batch_size": 3}])
-def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(changes: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "dropout"),
+    [({"lr": 0.05}, 0.0), ({"optimiser": "sgd", "momentum": 0.9, "lr": 0.5, "batch_size": 3}, 0.0), ({}, 0.5)],
+)
+def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
+    changes: dict[str, Any], dropout: float, tmp_path: Path
+) -> None:
     """Loss by loss that of FedIT run with those settings, and what is trained on top of it has the run's."""
     shared: dict[str, Any] = {
         "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "federation": {"rounds": 2},
         "report": {"plots": False}, "baselines": [],
     }  # fmt: skip
     usual, fedit = {"max_steps": 2, "lr": 1e-3}, {"name": "fedit", "rank": 2}
-    alone = run(load_experiment({**shared, "method": fedit, "train": {**usual, **changes}}), out=tmp_path / "alone")
+    as_alone = {**shared, "method": fedit, "train": {**usual, **changes}, "adapter": {"dropout": dropout}}
+    alone = run(load_experiment(as_alone), out=tmp_path / "alone")
     plain = run(load_experiment({**shared, "method": fedit, "train": usual}), out=tmp_path / "plain")
-    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes}}
+    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes, "dropout": dropout}}
     on_base = run(load_experiment({**shared, "method": lora, "train": usual}), out=tmp_path / "on")
     assert base_losses(on_base.path) == base_losses(alone.path) != base_losses(plain.path)
     steps = [line for line in read_lines(on_base.path / "metrics.jsonl")
@@ -104,8 +110,11 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(changes: dict[
         ({"max_steps": 3}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
         ({"momentum": 0.5, "optimiser": "adamw"}, r"base\.train\.momentum: belongs to sgd"),
         (0.1, r"base\.train: must be settings of train, such as"),
+        ({"dropout": 1.0}, r"base\.dropout: must be at least 0 and below 1, got 1\.0"),
+        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train and dropout too"),
     ],
 )
 def test_settings_that_a_base_cannot_have_are_refused(changes: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, "train": changes}})
+        given = changes if isinstance(changes, dict) and {"dropout", "trian"} & {*changes} else {"train": changes}
+        build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, **given}})
