@@ -15,6 +15,7 @@ from befit.method import Deployment
 from befit.methods.feddpa import feddpa
 from befit.methods.ffa_lora import ffa_lora
 from befit.methods.fisher_merging import fisher_merging
+from befit.methods.interpolation import interpolation
 from befit.methods.potara import potara
 from befit.recipe.branches import check_same_start
 from befit.recipe.recipe import Recipe
@@ -208,6 +209,55 @@ def test_the_guard_deploys_what_scores_best_on_validation_data(best: str, merge_
         found = site.logits(batch)
     with torch.no_grad(), clients.model.active(best):
         torch.testing.assert_close(found, site.logits(batch), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("w", [0.0, 0.25, 0.5, 1.0])
+def test_interpolation_by_a_given_weight_is_the_line_between_both(w: float) -> None:
+    method = interpolation(rank=2, alpha=4.0, w=w)
+    clients = Clients(method, count=1)
+    _randomise(clients, ("shared", "personal"))
+    fed, local = (clients.model.dump(slot(name)) for name in ("shared", "personal"))
+    merged, numbers = _rule(method)(clients.sites["a"], AT)
+    assert numbers == {"w": w} and len(merged) == len(fed) == len(local)
+    for key, value in merged.items():
+        expected = w * fed[to_slot(key, "shared")] + (1 - w) * local[to_slot(key, "personal")]
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("best", "w"), [("shared", 1.0), ("personal", 0.0)])
+def test_interpolation_picks_the_weight_that_scores_best_on_validation_data(best: str, w: float) -> None:
+    """One parent is so strong, and the other so harmful, that nothing between wins but what is all but the strong one:
+    of several weights with its score the one nearest to 0.5 is kept."""
+    method = interpolation(rank=2, alpha=4.0, w=None, steps=4)
+    clients = Clients(method, count=1)
+    site = clients.sites["a"]
+    _make_right_and_wrong(clients, best, "personal" if best == "shared" else "shared")
+    fed, local = (clients.model.dump(slot(name)) for name in ("shared", "personal"))
+    scores = {}
+    for weight in (0.0, 0.25, 0.5, 0.75, 1.0):
+        state = {
+            to_slot(key, "merged"): weight * fed[key] + (1 - weight) * local[to_slot(key, "personal")] for key in fed
+        }
+        with clients.model.using(state, "merged"):
+            found = site.task.evaluate(clients.model.backbone, site.examples("val"), 64, "cpu")
+        scores[weight] = found[site.task.metric]
+    assert scores[w] == max(scores.values()) > scores[1 - w]
+    _, numbers = _rule(method)(site, AT)
+    kept = [weight for weight, score in scores.items() if score == max(scores.values())]
+    assert numbers["w"] == min(kept, key=lambda weight: (abs(weight - 0.5), weight)) == site.report["w"]
+
+
+def test_interpolation_with_equal_scores_takes_the_middle_and_refuses_what_is_no_weight() -> None:
+    method = interpolation(rank=2, alpha=4.0, w=None, steps=5)
+    clients = Clients(method, count=1)
+    _randomise(clients, ("shared",))
+    clients.model.load({to_slot(key, "personal"): value for key, value in clients.model.dump(slot("shared")).items()})
+    _, numbers = _rule(method)(clients.sites["a"], AT)  # whatever the weight, the model is the same
+    assert numbers == {"w": 0.4}
+    assert method.needs.splits == ("train", "val") and interpolation().needs.splits == ("train",)
+    for wrong in ({"w": 1.5}, {"w": -0.1}, {"steps": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            interpolation(**wrong)  # type: ignore[arg-type]
 
 
 def test_sampled_fisher_draws_labels_from_each_model_and_repeats_by_seed() -> None:
