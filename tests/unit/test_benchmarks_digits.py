@@ -38,7 +38,20 @@ def accuracy(model, client):
         return float((model(pixel_values=pixels).logits.argmax(-1) == labels).float().mean())
 
 
-@pytest.mark.parametrize("arguments", [{}, {"seed": 4}, {"clients": 20}, {"partition": "shards"}, {"alpha": 5.0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"seed": 4},
+        {"clients": 20},
+        {"partition": "shards"},
+        {"alpha": 5.0},
+        {"partition": "balanced"},
+        {"partition": "quantity", "alpha": 2.0},
+        {"partition": "iid"},
+        {"partition": "classes", "classes": 3},
+    ],
+)
 def test_every_private_image_is_held_once_and_no_public_one(arguments):
     federation = digits(**arguments)
     held = {split: [i for client in federation.clients for i in indices(getattr(client, split))] for split in SPLITS}
@@ -90,6 +103,34 @@ def test_a_small_alpha_is_more_skewed_than_a_large_one():
         return np.mean([max(np.bincount([r["label"] for r in c.train])) / len(c.train) for c in clients])
 
     assert skew(0.1) > skew(1.0) > skew(100.0)
+
+
+def test_other_divisions_skew_sizes_or_labels_alone_and_train_and_test_alike():
+    def table(split, **arguments):
+        """(clients, classes): how many images of each class."""
+        labels = [[record["label"] for record in getattr(one, split)] for one in digits(**arguments).clients]
+        return np.stack([np.bincount(one, minlength=10) for one in labels])
+
+    def of_labels(counts):
+        return counts / counts.sum(1, keepdims=True)
+
+    for arguments in ({"partition": "quantity", "alpha": 0.5}, {"partition": "iid"}):
+        train, test = (table(split, **arguments) for split in ("train", "test"))
+        assert of_labels(train).max() < 0.4 and of_labels(test).max() < 0.4  # no client has one class mostly
+        uneven = train.sum(1).max() / train.sum(1).min()
+        assert uneven > 3 if arguments["partition"] == "quantity" else uneven == 1
+        np.testing.assert_allclose(train.sum(1) / 500, test.sum(1) / 647, atol=0.02)
+    balanced = table("train", partition="balanced", alpha=0.3)
+    assert balanced.sum(1).max() <= 50 + balanced.max(1).max() and of_labels(balanced).max(1).mean() > 0.4
+    few, few_test = (table(split, partition="classes", classes=3) for split in ("train", "test"))
+    assert ((few > 0).sum(1) == 3).all() and ((few > 0) == (few_test > 0)).all() and ((few > 0).sum(0) == 3).all()
+    np.testing.assert_allclose(few / few.sum(0), few_test / few_test.sum(0), atol=0.05)
+    with pytest.raises(DataError, match="500 examples are too few for 60 clients with 10 each"):
+        digits(partition="quantity", clients=60)
+    with pytest.raises(
+        DataError, match=r"partition classes leaves a client \d+ training or test images, and 20 is the"
+    ):
+        digits(partition="classes", clients=12, classes=1)
 
 
 def test_shards_give_a_client_few_classes():
@@ -192,5 +233,8 @@ def test_damaged_or_missing_weights_are_refused_before_they_are_used(tmp_path, m
 def test_an_unknown_partition_is_refused_by_name():
     from befit.benchmarks.registry import build
 
-    with pytest.raises(ConfigError, match=r'benchmark.partition: "shard" is not one of dirichlet, shards. Did you'):
+    with pytest.raises(
+        ConfigError,
+        match=r'"shard" is not one of dirichlet, balanced, quantity, iid, classes, shards. Did you',
+    ):
         build("digits", None, {"partition": "shard"})

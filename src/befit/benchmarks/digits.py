@@ -14,11 +14,14 @@ from befit.benchmarks.partition import (
     Partition,
     dirichlet_shares,
     generator,
+    iid,
     partition_hash,
     redraw_until,
     shards,
+    shares_as,
     split_by_shares,
 )
+from befit.benchmarks.partition_sizes import classes_per_client, dirichlet_balanced, quantity
 from befit.benchmarks.registry import benchmark
 from befit.errors import DataError
 
@@ -26,6 +29,9 @@ __all__ = ["digits", "private_partition", "public_digits"]
 
 PUBLIC = 500  # file indices 0-499 train the backbone; the file roughly follows writers
 SIZES = {"train": 500, "val": 150, "test": 647}
+
+
+Division = Literal["dirichlet", "balanced", "quantity", "iid", "classes", "shards"]
 
 
 @benchmark(
@@ -36,7 +42,7 @@ SIZES = {"train": 500, "val": 150, "test": 647}
     task="image-classification",
 )
 def digits(
-    clients: int = 10, alpha: float = 0.5, partition: Literal["dirichlet", "shards"] = "dirichlet", seed: int = 0
+    clients: int = 10, alpha: float = 0.5, partition: Division = "dirichlet", classes: int = 2, seed: int = 0
 ) -> Federation:
     """Real digits of other writers than those the backbone was trained on, as far as the file's order tells.
 
@@ -44,8 +50,10 @@ def digits(
     clients would hold images that their backbone has seen.
 
     clients    number of clients
-    alpha      of the Dirichlet distribution of each class over clients; small is skewed
-    partition  dirichlet, or shards: two blocks of the sorted labels for each client
+    alpha      of the Dirichlet distribution of each class over clients, or of sizes; small is skewed
+    partition  dirichlet; balanced: the same, with sizes that are nearly equal; quantity: sizes alone are skewed; iid;
+               classes: so many for each client; shards: as many blocks of the sorted labels
+    classes    of a client, for partition: classes and shards
     seed       of the split into train, val and test, and of the partition
 
     Every client has at least 20 training and 20 test images (10 with more than 12 clients), or there is an error.
@@ -54,12 +62,14 @@ def digits(
     parts = shipped(clients, alpha, seed) if partition == "dirichlet" else None
     source = "shipped"
     if parts is None:
-        parts, source = private_partition(labels, clients, alpha, partition, seed), "generated"
+        parts, source = private_partition(labels, clients, alpha, partition, seed, classes), "generated"
     held: list[ClientData] = []
     for index in range(clients):
         train, val, test = (records(images, labels, parts[split][index]) for split in SIZES)
         held.append(ClientData(f"client-{index:02d}", train, val, test))
     arguments = {"clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
+    if partition in ("classes", "shards"):
+        arguments["classes"] = classes
     manifest = {
         "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
         "partition": {"name": partition, "args": arguments, "seed": seed, "indices": source,
@@ -98,18 +108,27 @@ def records(
 
 
 def private_partition(
-    labels: NDArray[np.int64], clients: int, alpha: float, partition: str, seed: int
+    labels: NDArray[np.int64], clients: int, alpha: float, partition: Division, seed: int, classes: int = 2
 ) -> dict[str, Partition]:
-    """Indices of every client in train, val and test. With Dirichlet, one draw of shares serves all three."""
+    """Indices of every client in train, val and test. One draw of shares serves all three, but with shards and iid."""
     order = PUBLIC + generator(seed, "digits", "split").permutation(len(labels) - PUBLIC)
     ends = np.cumsum(list(SIZES.values()))[:-1]
     pools = dict(zip(SIZES, np.split(order, ends), strict=True))
     minimum = 20 if clients <= 12 else 10
-    if partition == "shards":
-        made = {split: shards(labels[pool], clients, 2, seed, "digits", split) for split, pool in pools.items()}
-        return {split: [pools[split][part] for part in parts] for split, parts in made.items()}
-
     drawn: dict[str, Partition] = {}
+    if partition != "dirichlet":
+        first = divided(labels[pools["train"]], clients, alpha, partition, seed, classes, minimum)
+        for split, pool in pools.items():
+            parts = first if split == "train" else (
+                shares_as(labels[pools["train"]], first, labels[pool], generator(seed, "digits", split))
+                if partition not in ("shards", "iid")
+                else divided(labels[pool], clients, alpha, partition, seed, classes, minimum, split)
+            )  # fmt: skip
+            drawn[split] = [pool[part] for part in parts]
+        if (least := min(map(len, [*drawn["train"], *drawn["test"]]))) < minimum:
+            raise DataError(f"digits: partition {partition} leaves a client {least} training or test images, and "
+                            f"{minimum} is the least; take fewer clients, another seed or more even parts")  # fmt: skip
+        return drawn
 
     def draw(rng: np.random.Generator) -> Partition:
         shares = dirichlet_shares(10, clients, alpha, rng)
@@ -119,6 +138,24 @@ def private_partition(
 
     redraw_until(draw, lambda parts: min(map(len, parts)), minimum, seed, "digits", "shares")
     return drawn
+
+
+def divided(
+    labels: NDArray[np.int64], clients: int, alpha: float, partition: Division, seed: int, classes: int, minimum: int,
+    stage: str = "train",
+) -> Partition:  # fmt: skip
+    """Indices of every client by a rule other than plain Dirichlet."""
+    if partition == "shards":
+        return shards(labels, clients, classes, seed, "digits", stage)
+    if partition == "iid":
+        return iid(len(labels), clients, seed, "digits", stage)
+    if partition == "classes":
+        return classes_per_client(labels, clients, classes, seed, "digits", stage)
+    if partition == "balanced":
+        return dirichlet_balanced(labels, clients, alpha, seed, "digits", stage, minimum)
+    sizes = quantity(len(labels), clients, alpha, minimum, seed, "digits")
+    order = generator(seed, "digits", stage).permutation(len(labels))
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])]
 
 
 def shipped(clients: int, alpha: float, seed: int) -> dict[str, Partition] | None:

@@ -19,7 +19,7 @@ from befit.errors import DataError
 
 __all__ = [
     "Partition", "dirichlet_class", "dirichlet_shares", "generator", "iid", "lda_equal", "lda_mixtures", "natural",
-    "partition_hash", "redraw_until", "shards", "split_by_shares",
+    "partition_hash", "redraw_until", "shards", "shares_as", "split_by_shares",
 ]  # fmt: skip
 
 Labels = Sequence[int] | NDArray[np.integer]
@@ -70,6 +70,20 @@ def split_by_shares(
         for client, block in enumerate(np.split(members, ends[:-1])):
             parts[client].append(block)
     return [np.sort(np.concatenate(blocks)).astype(np.int64) for blocks in parts]
+
+
+def shares_as(
+    known: Labels, parts: Sequence[NDArray[np.integer]], labels: Labels, rng: np.random.Generator
+) -> Partition:
+    """Deal other examples of the same classes as these are: of every class the clients' shares are what they are there.
+
+    known, parts  labels of the examples that are dealt already, and which of them each client has
+    """
+    known = np.asarray(known)
+    counts = np.stack([np.bincount(known[part], minlength=int(known.max()) + 1) for part in parts], axis=1)
+    totals = counts.sum(1, keepdims=True)
+    shares = np.where(totals > 0, counts / np.maximum(totals, 1), 1 / len(parts))
+    return split_by_shares(labels, shares, rng)
 
 
 def _largest_remainder(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
