@@ -127,10 +127,8 @@ def test_other_divisions_skew_sizes_or_labels_alone_and_train_and_test_alike():
     np.testing.assert_allclose(few / few.sum(0), few_test / few_test.sum(0), atol=0.05)
     with pytest.raises(DataError, match="500 examples are too few for 60 clients with 10 each"):
         digits(partition="quantity", clients=60)
-    with pytest.raises(
-        DataError, match=r"partition classes leaves a client \d+ training or test images, and 20 is the"
-    ):
-        digits(partition="classes", clients=12, classes=1)
+    with pytest.raises(DataError, match="partition iid leaves a client 8 training or test images, and 10 is the least"):
+        digits(partition="iid", clients=60)
 
 
 def test_shards_give_a_client_few_classes():

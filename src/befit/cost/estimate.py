@@ -61,6 +61,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         (label, build_method(config))
         for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
     ]
+    experiment = _with_largest_batch(experiment, [method for _, method in runs])
     known = {client.id: client.info for client in federation.clients}
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
     if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
@@ -197,6 +198,15 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
     too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
     return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
             "can have"] if too_large else []  # fmt: skip
+
+
+def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
+    """With the largest batch of the run, which may be that of a method's base."""
+    openings = [opening for method in methods if (opening := method.opening()) is not None]
+    largest = max(opening.settings.get("train", {}).get("batch_size", 0) for opening in openings) if openings else 0
+    if largest <= experiment.train.batch_size:
+        return experiment
+    return replace(experiment, train=replace(experiment.train, batch_size=largest))
 
 
 def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:

@@ -22,7 +22,7 @@ from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.registry import build_method
 from befit.rundir import read_lines
-from befit.runner import run
+from befit.runner import check, run
 
 BASE = {"name": "fedit", "rank": 2}
 # Nobody has to choose: with ranks to drop, the rounding of a merge could decide which.
@@ -118,3 +118,12 @@ def test_settings_that_a_base_cannot_have_are_refused(changes: Any, told: str) -
     with pytest.raises(ConfigError, match=told):
         given = changes if isinstance(changes, dict) and {"dropout", "trian"} & {*changes} else {"train": changes}
         build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, **given}})
+
+
+def test_an_estimate_counts_the_larger_batch_of_a_base() -> None:
+    plain: dict[str, Any] = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": []}
+    based = {**plain, "method": {"name": "lora", "base": {"name": "fedit", "train": {"batch_size": 200}}}}
+    found = check(load_experiment(based))
+    expected = check(load_experiment({**plain, "method": "fedit", "train": {"batch_size": 200}}))
+    assert found["memory_parts_mib"]["activations"] == expected["memory_parts_mib"]["activations"]
+    assert any("fewer training examples than train.batch_size (200)" in one for one in found["warnings"])
