@@ -219,8 +219,8 @@ def leading_labels(pool, split):
 
 
 def test_a_client_of_xnli_draws_train_and_test_from_one_mixture(xnli_defaults):
-    """At alpha 0.01 a mixture is one label. A label's third of the rows suffices six clients of twenty, so the first six
-    get what they draw, whoever else wants it; newcomers have the clients' mixtures."""
+    """At alpha 0.01 a mixture is one label. A third of the rows is enough for six clients of twenty, so that the first
+    six get what they draw, whoever else wants it; newcomers have the clients' mixtures."""
     folder, _ = xnli_defaults
     for seed in (1, 2):
         found = build("xnli-600", None, {"root": str(folder), "alpha": 0.01, "seed": seed})

@@ -148,8 +148,8 @@ def test_a_task_with_too_few_questions_fills_its_test_first_or_is_refused(flan):
         build("flan-8", None, {"root": str(flan), **sizes, "on_shortage": "fail"})
 
 
-def test_a_client_of_flan_has_2000_300_and_100_records_by_default(tmp_path):
-    """Texts shorter than a run are questions of their own; one more than the three sizes need are left over."""
+def test_a_client_of_flan_has_2000_training_100_validation_and_300_test_records_by_default(tmp_path):
+    """Different texts that are shorter than a run are different questions, of which one is left over here."""
     for task in TASKS_OF_FLAN.values():
         rows = [{"inputs": f"{task} {number}", "targets": "yes", "task": task} for number in range(2401)]
         write_lines(tmp_path / "train" / f"{task}_10templates_train.jsonl", rows)
