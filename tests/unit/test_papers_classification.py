@@ -90,6 +90,23 @@ def test_train_and_test_are_divided_alike(tmp_path):
             assert counts[0] == counts[1]
 
 
+def test_validation_is_divided_by_the_shares_of_train_and_test(tmp_path):
+    """Largest remainders are within one of the exact count, so shares of n and m images differ by at most 1/n + 1/m."""
+    rng = np.random.default_rng(0)
+    data = {split: (rng.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 200))
+            for split in ("train", "test")}  # fmt: skip
+    for split in data:
+        write_cifar(tmp_path, data, split)
+    arguments = {"root": str(tmp_path), "minimum_train": 1, "minimum_test": 1, "val_fraction": 0.5}
+    found = build("cifar100-10", None, arguments)
+    for label in (3, 7):
+        counts = {split: np.array([sum(record["label"] == label for record in getattr(one, split))
+                                   for one in found.clients]) for split in ("train", "val", "test")}  # fmt: skip
+        for split in ("train", "test"):
+            bound = 1 / counts["val"].sum() + 1 / counts[split].sum()
+            assert abs(counts["val"] / counts["val"].sum() - counts[split] / counts[split].sum()).max() <= bound
+
+
 def test_minimums_that_no_draw_reaches_are_named(parquet, monkeypatch):
     monkeypatch.setattr("befit.benchmarks.partition._ATTEMPTS", 5)
     with pytest.raises(DataError, match="gives every client 500 training and 5 test images; use a larger alpha"):
@@ -195,6 +212,37 @@ def test_labels_of_xnli_are_skewed_for_clients_and_newcomers_alike(xnli_defaults
         assert own < 0.2 and others > 0.5
 
 
+def leading_labels(pool, split):
+    """The most frequent label of every client, and its share."""
+    shares = np.stack([label_shares(getattr(one, split), 3) for one in pool])
+    return shares.argmax(1), shares.max(1)
+
+
+def test_a_client_of_xnli_draws_train_and_test_from_one_mixture(xnli_defaults):
+    """At alpha 0.01 a mixture is one label. A third of the rows is enough for six clients of twenty, so that the first
+    six get what they draw, whoever else wants it; newcomers have the clients' mixtures."""
+    folder, _ = xnli_defaults
+    for seed in (1, 2):
+        found = build("xnli-600", None, {"root": str(folder), "alpha": 0.01, "seed": seed})
+        first = [leading_labels(pool[:6], split)
+                 for pool in (found.clients, found.newcomers) for split in ("train", "test")]  # fmt: skip
+        assert min(shares.min() for _, shares in first) > 0.8
+        assert len({tuple(labels) for labels, _ in first}) == 1
+        assert len(set(first[0][0])) > 1
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_seed_chooses_the_rows_of_xnlis_pools(xnli_root, split):
+    """Of 60 and 30 rows, 20 and 10 are a pool's: no two of these seeds agree on them."""
+    rows = [[frozenset(record["text"].split()[-1] for one in pool for record in getattr(one, split))
+             for pool in (found.clients, found.newcomers)]
+            for seed in (42, 42, 52, 62)
+            for found in [build("xnli-600", None, {"root": str(xnli_root), **TINY, "seed": seed})]]  # fmt: skip
+    assert rows[0] == rows[1]
+    for position in (0, 1):
+        assert len({pools[position] for pools in rows}) == 3
+
+
 def test_newcomers_that_share_the_clients_indices_have_nearly_no_skew(xnli_defaults):
     """Trap 9.1-6 of the specification: its own run of the released partitioner found 0.39 of training labels."""
     folder, own = xnli_defaults
@@ -203,9 +251,10 @@ def test_newcomers_that_share_the_clients_indices_have_nearly_no_skew(xnli_defau
     assert mean_largest(shared.clients[:20], "train", 3) == mean_largest(own.clients[:20], "train", 3) > 0.65
 
 
-def test_shared_indices_divide_newcomers_as_the_clients_are(xnli_root):
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_shared_indices_divide_newcomers_as_the_clients_are(xnli_root, split):
     def positions(pool):
-        return [[record["id"].split("-")[2] for record in one.train] for one in pool]
+        return [[record["id"].split("-")[2] for record in getattr(one, split)] for one in pool]
 
     shared = build("xnli-600", None, {"root": str(xnli_root), **TINY, "unseen": "shared_indices"})
     own = build("xnli-600", None, {"root": str(xnli_root), **TINY})
@@ -252,6 +301,21 @@ def test_masakhanews_gives_half_of_every_language_to_newcomers(news):
         assert sizes == [(24 + 2 * position + 6) // 2] * 2
     texts = [record["text"] for pool in (found.clients, found.newcomers) for one in pool for record in one.train]
     assert len(texts) == len(set(texts)) and any("validation" in text for text in texts)
+
+
+def test_the_seed_chooses_the_halves_of_masakhanews(news):
+    """12 test rows have 924 halves, other splits many more: three seeds agree on none of these."""
+    halves = []
+    for seed in (42, 42, 52, 62):
+        found = build("masakhanews-320", None, {"root": str(news), "clients": 3, "seed": seed})
+        halves.append({
+            (language, split): frozenset(record["text"] for one in found.clients if one.info["language"] == language
+                                         for record in getattr(one, split))
+            for language in masakhanews.LANGUAGES for split in ("train", "test")
+        })  # fmt: skip
+    assert halves[0] == halves[1]
+    for key in halves[0]:
+        assert len({one[key] for one in halves}) == 3, key
 
 
 def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_test(tmp_path):

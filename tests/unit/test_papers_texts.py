@@ -17,6 +17,7 @@ from tiny_models import save_llama
 
 from befit.benchmarks.papers.commonsense_tasks import TASKS
 from befit.benchmarks.papers.fedaya import NEWCOMERS
+from befit.benchmarks.papers.flan import TASKS as TASKS_OF_FLAN
 from befit.benchmarks.papers.flan import groups
 from befit.benchmarks.papers.scenarios import read_scenario
 from befit.benchmarks.registry import build
@@ -84,6 +85,13 @@ def test_context_comes_before_the_question_and_boolqs_passage_only_where_wanted(
         assert ("passage" in clients["boolq"].train[0]["instruction"]) is with_passage
         text = clients["social_i_qa"].train[0]["instruction"]
         assert text.index("context") < text.index("why?") < text.index("answer1: a")
+
+
+def test_a_start_of_hellaswag_follows_what_it_is_about(commonsense):
+    found = build("commonsense-8", None, {"root": str(commonsense), **SIZES})
+    (one,) = (one for one in found.clients if one.id == "hellaswag")
+    for record in (*one.train, *one.val, *one.test):
+        assert record["instruction"].split("\n")[2].startswith("Sailing: start ")
 
 
 def test_no_question_of_the_test_is_trained_on(commonsense):
@@ -164,6 +172,15 @@ def test_a_task_with_too_few_questions_fills_its_test_first_or_is_refused(flan):
         build("flan-8", None, {"root": str(flan), **sizes, "on_shortage": "fail"})
 
 
+def test_a_client_of_flan_has_2000_training_100_validation_and_300_test_records_by_default(tmp_path):
+    """Different texts that are shorter than a run are different questions, of which one is left over here."""
+    for task in TASKS_OF_FLAN.values():
+        rows = [{"inputs": f"{task} {number}", "targets": "yes", "task": task} for number in range(2401)]
+        write_lines(tmp_path / "train" / f"{task}_10templates_train.jsonl", rows)
+    found = build("flan-8", None, {"root": str(tmp_path)})
+    assert {(len(one.train), len(one.val), len(one.test)) for one in found.clients} == {(2000, 100, 300)}
+
+
 def test_words_of_a_template_join_no_questions():
     """Thirty different questions with one ending of eleven words stay thirty: the run is in more than 20 of them."""
     ending = "so now answer this question as well as you ever can"
@@ -217,6 +234,12 @@ def test_all_references_count_and_the_first_is_learnt(sni):
     number = record["output"].split()[1]
     assert record["references"] == [f"output {number}", "or this"]
     assert record["instruction"] == f"Say what it is.\n\nInput: input {number}\n\nOutput:"
+
+
+def test_a_client_of_sni_has_500_training_50_validation_and_50_test_records_by_default(tmp_path):
+    write_json(tmp_path / "tasks" / "task001_one.json", sni_task(601))
+    (one,) = build("sni-10", None, {"root": str(tmp_path), "tasks": ["task001_one"]}).clients
+    assert (len(one.train), len(one.val), len(one.test)) == (500, 50, 50)
 
 
 def test_an_input_that_comes_twice_is_used_once(sni, tmp_path):
