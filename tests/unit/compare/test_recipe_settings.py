@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from befit.claim import settings_hash
 from befit.compare.comparison import make_plan
 from befit.compare.plan import Plan, plan_recipe
 from befit.compare.recipe import read_recipe
@@ -114,18 +115,19 @@ def test_potara_has_the_settings_of_its_table_in_every_cell(name: str) -> None:
 
 @pytest.mark.parametrize("name", POTARA)
 def test_potara_merges_its_rounds_alone_with_its_rounds_of_fedit(name: str) -> None:
-    found = with_method(name, "potara")
-    assert found
-    for label, one in found.items():
+    """So do its controls, half of each and the weight that is picked on validation examples."""
+    found, controls = with_method(name, "potara"), with_method(name, "interpolation")
+    assert found and {one.method["w"] for one in controls.values()} == {0.5, None}
+    for label, one in {**found, **controls}.items():
         method = one.method
         assert (method["rounds_local"], method["rounds_fedit"]) == (BRANCH, POTARA[name].fedit), label
-        assert method["samples"] == 30, label  # [P]
+        assert method.get("samples", 30) == 30, label  # [P]
 
 
 @pytest.mark.parametrize("name", POTARA)
 def test_baselines_of_potara_have_their_rounds(name: str) -> None:
     """The rounds of a branch of Potara where a run is called so."""
-    others = {"potara", "fisher_merging", "local"}
+    others = {"potara", "fisher_merging", "interpolation", "local"}
     for label, one in cells(name):
         if one.method["name"] == "local":
             assert one.method["rounds"] == (BRANCH if "branch" in label else POTARA[name].local), label
@@ -134,7 +136,6 @@ def test_baselines_of_potara_have_their_rounds(name: str) -> None:
             assert one.method.get("rounds_local") is None, label
 
 
-@pytest.mark.xfail(reason="the recipes merge 600 rounds of FedIT, the paper those of Potara", strict=True)
 @pytest.mark.parametrize("name", ["potara/cifar100-10", "potara/cifar100-20"])
 def test_fisher_merging_has_the_two_models_of_potara(name: str) -> None:
     """Section 5.7 of Potara's specification, and the upload in its section 5.8: 471.9 MB are 400 rounds."""
@@ -148,7 +149,7 @@ def test_cifar_is_divided_at_an_alpha_of_a_half_and_swept_over_the_customary_thr
     for name in ("potara/cifar100-10", "potara/cifar100-20"):
         assert {one.benchmark.arguments["alpha"] for _, one in cells(name) if one.benchmark} == {0.5}
     swept = [one.benchmark.arguments["alpha"] for _, one in cells("potara/cifar100-alpha") if one.benchmark]
-    assert sorted(set(swept)) == [0.1, 0.5, 1.0] and len(swept) == 3 * 3 * len(SEEDS)
+    assert sorted(set(swept)) == [0.1, 0.5, 1.0] and len(swept) == 5 * 3 * len(SEEDS)
 
 
 # Aggregation to guidance: its specification, sections 5 and 7, where alpha, dropout, strength and schedule are [D].
@@ -393,7 +394,20 @@ def test_bases_of_fedp2eft_have_their_rounds_rates_and_sizes(name: str) -> None:
             assert cell.experiment.method["base"]["lr_scale"] == 1.0, cell.label
 
 
+@pytest.mark.parametrize("name", P2EFT)
+def test_lora_at_other_rates_differs_from_lora_in_its_rate_alone(name: str) -> None:
+    """At the first rate its cells are those of the paper's table, so that one directory has them once."""
+    known = {settings_hash(cell.experiment) for cell in planned(name, P2EFT[name].grid).cells
+             if cell.experiment.method["name"] == "lora"}  # fmt: skip
+    swept = planned(f"{name}-rates").cells
+    rates = sorted({cell.experiment.train.lr for cell in swept})
+    assert rates[0] == 1e-4 and rates[-1] >= 10 * rates[0]
+    for cell in swept:
+        at_first = replace(cell.experiment, train=replace(cell.experiment.train, lr=rates[0]))
+        assert settings_hash(at_first) in known, cell.label
+
+
 def test_no_recipe_of_a_paper_is_left_out() -> None:
     there = {path.relative_to(RECIPES).with_suffix("").as_posix()
              for path in RECIPES.glob("*/*.yaml") if path.parent.name != "offline"}  # fmt: skip
-    assert there == {*POTARA, GUIDANCE, *MOSAIC, MIXES, *P2EFT}
+    assert there == {*POTARA, GUIDANCE, *MOSAIC, MIXES, *P2EFT, *(f"{name}-rates" for name in P2EFT)}
