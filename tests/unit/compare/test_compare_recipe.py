@@ -221,8 +221,8 @@ def test_methods_of_a_recipe_are_its_runs_of_these_beside_the_reference() -> Non
 
 
 def test_tables_of_a_recipe_keep_the_rows_and_columns_that_have_runs_of_the_methods() -> None:
-    """Rows Ditto, FedIT, FedSA; columns low, middle, high. Nothing is left of Ditto and of the middle, where FedIT is not
-    run, and of FedSA high alone, being the reference."""
+    """Rows Ditto, FedIT, FedSA; columns low, middle, high. Nothing is left of Ditto, nor of the middle, where FedIT is
+    not run, and of FedSA high alone, being the reference."""
     axes = {
         "method": {"Ditto": {"method": "ditto"}, "FedIT": {"method": "fedit"}, "FedSA": {"method": "fedsa"}},
         "lr": {"low": {"train.lr": 0.1}, "middle": {"train.lr": 0.2}, "high": {"train.lr": 0.3}},
