@@ -34,7 +34,9 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            "--methods", metavar="NAME,NAME,...", help="Of an experiment. Default: its own and its baselines."
+            "--methods",
+            metavar="NAME,NAME,...",
+            help="Which of an experiment's (default: its own, its baselines) or of a recipe's, whose reference stays.",
         ),
     ] = None,
     seeds: Annotated[

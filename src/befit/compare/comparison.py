@@ -55,10 +55,9 @@ def make_plan(
         return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
     recipe = isinstance(source, Mapping) and names_runs(source)
     if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
-        if methods is not None:
-            raise ConfigError(["--methods: is for configurations; a recipe names its own runs"], "the command")
         assert not isinstance(source, Experiment)
-        return plan_recipe(read_recipe(source), seeds, overrides, reference)
+        plan = plan_recipe(read_recipe(source), seeds, overrides, reference)
+        return plan if methods is None else plan.only(methods)
     return plan_config(source, methods, seeds, overrides, reference)
 
 
@@ -76,7 +75,8 @@ def compare(
     """Run every method with every seed, unless `out` holds the run already, and write what came out.
 
     source     a recipe, a configuration, or the plan that `make_plan` made of one
-    methods    of a configuration: which; default: its own and its baselines
+    methods    of a configuration: which; default: its own and its baselines. Of a recipe: its runs of these, beside the
+               reference; default: all
     seeds      default: the recipe's, or the configuration's only one
     overrides  `key=value` on top of every run
     reference  label of the run that the others are compared with; default: the recipe's, else local, else the first

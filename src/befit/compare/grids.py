@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from befit.compare.cells import Collector
@@ -29,6 +29,21 @@ class GridTable:
     runs: Mapping[tuple[int, int], str]
     reasons: Mapping[tuple[int, int], str]
     paper: Mapping[tuple[int, int], float]
+
+    def only(self, labels: Container[str]) -> GridTable | None:
+        """The rows and columns that have any of these runs, without other runs and the paper's numbers for them; None
+        where no run is left."""
+        runs = {place: label for place, label in self.runs.items() if label in labels}
+        dropped = self.runs.keys() - runs
+        rows, columns = sorted({i for i, _ in runs}), sorted({j for _, j in runs})
+        places = {(i, j): (rows.index(i), columns.index(j)) for i in rows for j in columns if (i, j) not in dropped}
+
+        def moved(values: Mapping[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
+            return {places[place]: value for place, value in values.items() if place in places}
+
+        kept = replace(self, rows=tuple(self.rows[i] for i in rows), columns=tuple(self.columns[j] for j in columns),
+                       runs=moved(self.runs), reasons=moved(self.reasons), paper=moved(self.paper))  # fmt: skip
+        return kept if runs else None
 
 
 def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axis]) -> GridTable:

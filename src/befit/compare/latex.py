@@ -12,13 +12,13 @@ from befit.compare.summary import limit_of, verdict
 from befit.compare.tables import clients_of
 from befit.compare.wins_latex import latex_wins
 from befit.limit import limit_sentence
-from befit.report.numbers import bytes_text, plain
+from befit.report.numbers import bytes_text, is_share, plain
 
 __all__ = ["escape_latex", "render_latex"]
 
 
 def render_latex(results: Mapping[str, Any]) -> str:
-    """All grids, wins, the table of all runs, scores beside it, and the clients. Shares are in percent."""
+    """All grids, wins, the table of all runs, what was measured beside it, and the clients. Shares are in percent."""
     limit = limit_sentence(limit_of(results))
     parts = [
         f"% {plain(results['title'])}",
@@ -26,7 +26,7 @@ def render_latex(results: Mapping[str, Any]) -> str:
         r"% needs \usepackage{booktabs}",
     ]
     parts += [_grid(results, grid) for grid in results["tables"]]
-    parts += [*latex_wins(results), _runs(results), *_beside(results), _clients(results)]
+    parts += [*latex_wins(results), _runs(results), *_others(results), *_beside(results), _clients(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -87,6 +87,20 @@ def _runs(results: Mapping[str, Any]) -> str:
         f"from {escape_latex(reference)} (paired $t$ test over seeds, $p < 0.05$ after Holm's correction)"
     )
     return latex_table("l" + "r" * (len(headers) - 1), [latex_line(headers)], body, caption, "runs")
+
+
+def _others(results: Mapping[str, Any]) -> list[str]:
+    """Metrics beside the headline, where there are any; newcomers apart."""
+    made = []
+    for one in results["other_metrics"]:
+        pool, metrics = one["pool"], one["metrics"]
+        headers = ["", *(f"{name} (%)" if is_share(name) else name for name in metrics)]
+        body = [" & ".join([escape_latex(label), *(latex_spread(run["scores"][name], name, False) for name in metrics)])
+                + r" \\" for label, run in one["runs"].items()]  # fmt: skip
+        caption = f"Metrics beside {escape_latex(results['metric'])}, {seeds_text(results)}, of the mean over {pool}"
+        name = "other-metrics" + "-newcomers" * (pool == "newcomers")
+        made.append(latex_table("l" + "r" * len(metrics), [latex_line(headers)], body, caption, name))
+    return made
 
 
 def _beside(results: Mapping[str, Any]) -> list[str]:

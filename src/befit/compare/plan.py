@@ -43,6 +43,20 @@ class Plan:
         runs = tuple(replace(run, cells=run.cells[:1]) for run in self.runs)
         return replace(self, name=f"{self.name}-trial", seeds=self.seeds[:1], runs=runs)
 
+    def only(self, methods: Sequence[str]) -> Plan:
+        """The runs of these methods, and the reference; of tables, the rows and columns that have any of them.
+
+        Raises ConfigError where there is no run of a method.
+        """
+        known = list(dict.fromkeys(run.method for run in self.runs))
+        problems = [f"--methods: no run is of {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"
+                    for name in dict.fromkeys(methods) if name not in known]  # fmt: skip
+        if problems or not methods:
+            raise ConfigError(problems or ["--methods: must name at least one method"], "the command")
+        runs = tuple(run for run in self.runs if run.method in methods or run.label == self.reference)
+        tables = (table.only({run.label for run in runs}) for table in self.tables)
+        return replace(self, runs=runs, tables=tuple(table for table in tables if table is not None))
+
 
 def plan_config(
     source: Experiment | Mapping[str, Any] | Path | str,

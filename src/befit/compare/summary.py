@@ -14,6 +14,7 @@ from befit.compare.beside import COMPARED
 from befit.compare.collect import Finished, Scores
 from befit.compare.execute import CellFailure
 from befit.compare.grids import GridTable
+from befit.compare.other_metrics import other_metrics
 from befit.compare.plan import Plan
 from befit.compare.statistics import LEAST_PAIRS, LEVEL, Spread, holm, paired, reach, signed_ranks, spread
 from befit.compare.wins import budget_means, wins_of
@@ -42,6 +43,7 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
         "higher_is_better": True, "seeds": list(plan.seeds), "reference": plan.reference,
         "runs": [_run(run, compared.get(run.run.label), beside.get(run.run.label, {})) for run in runs],
         "tables": [_table(table) for table in plan.tables],
+        "other_metrics": other_metrics(runs),
         "budgets": budget_means(runs),
         "wins": wins_of(runs),
         "failures": [{"run": one.label, "seed": one.seed, "error": one.error, "traceback": one.traceback}

@@ -7,6 +7,7 @@ from typing import Any
 
 from befit.ablations.base import Titled
 from befit.compare.beside import beside_tables
+from befit.compare.other_metrics import other_tables
 from befit.compare.statistics import LEAST_PAIRS, LEVEL
 from befit.compare.summary import verdict
 from befit.compare.texts import difference_text, p_text
@@ -39,7 +40,7 @@ def all_tables(results: Mapping[str, Any]) -> list[Titled]:
     if len(results["runs"]) > 1:
         made.append(Titled(f"Differences from {plain(results['reference'])}", difference_table(results),
                            difference_note(results)))  # fmt: skip
-    made += beside_tables(results)
+    made += [*other_tables(results), *beside_tables(results)]
     made.append(Titled("Cost", cost_table(results), COST_NOTE))
     made += [one for one in wins if one.detail]
     made.append(Titled("Clients", client_table(results), client_note(results), detail=True))

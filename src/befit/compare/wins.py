@@ -51,7 +51,8 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
     ->  pool ("clients" or "newcomers"), setup, by (language), of ("clients" or "examples"), metrics (by which wins are
         counted), budgets, methods (labels of series), and per budget: `at` with seeds, runs (labels), `groups`
         (clients, examples, `scores` per method: a spread or None; best, tied), `mean` (over groups, per method), `wins`
-        (per method; None without score or rival), and `nobody`: groups that nobody wins
+        (per method; None without score or rival), and `nobody`: groups that nobody wins. Where metrics other than
+        the headline count, `other_metrics` has the last four of each of them, with the best and the wins by it alone
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients, or over
     their examples in the group where the records say which those are (`evaluate.by`). Only seeds count that all methods
@@ -98,38 +99,49 @@ def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
 def _at(
     setup: Setup, budget: str, pool: str, grouped: Grouped, metrics: Sequence[str], counted: Sequence[str]
 ) -> dict[str, Any]:
-    """All groups at one budget: scores by the first of the metrics, the best by those that count."""
+    """All groups at one budget: scores by the first of the metrics, the best by those that count; then these alone."""
     found = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
     seeds = _common([set(by_seed) for _, by_seed in found.values()])
     made = [grouped({label: by_seed[seed] for label, (_, by_seed) in found.items()}) for seed in seeds]
-    names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
-    groups: dict[str, Any] = {}
-    for name in names:
-        over = {label: {metric: _all_of([one[name]["scores"][label][metric] for one in made]) for metric in metrics}
-                for label in found}  # fmt: skip
-        means = {label: {metric: None if values is None else round(statistics.fmean(values), _DIGITS)
-                         for metric, values in one.items()} for label, one in over.items()}  # fmt: skip
-        best = winner(means, counted)
-        groups[name] = {
-            "clients": made[0][name]["clients"],
-            "examples": made[0][name]["examples"],
-            "scores": {label: _spread(one[metrics[0]]) for label, one in over.items()},
-            "best": best,
-            "tied": [] if best else _tied({label: one[metrics[0]] for label, one in means.items()}),
-        }
-    means_by_seed = {
-        label: _all_of([_all_mean([one[name]["scores"][label][metrics[0]] for name in names]) for one in made])
-        for label in found
-    }
-    measured = {label for label in found if any(group["scores"][label] is not None for group in groups.values())}
-    rivals = measured if len(measured) > 1 else set[str]()
+    others = {metric: _scored(made, list(found), metric, [metric]) for metric in counted if metric != metrics[0]}
     return {
         "seeds": seeds,
         "runs": {label: run for label, (run, _) in found.items()},
+        **_scored(made, list(found), metrics[0], counted),
+        **({"other_metrics": others} if others else {}),
+    }
+
+
+def _scored(
+    made: Sequence[Mapping[str, Any]], methods: Sequence[str], metric: str, deciding: Sequence[str]
+) -> dict[str, Any]:
+    """Of the groups of every seed, the scores in one metric, and who is best by the deciding ones."""
+    names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
+    groups: dict[str, Any] = {}
+    for name in names:
+        over = {label: {one: _all_of([seed[name]["scores"][label][one] for seed in made])
+                        for one in dict.fromkeys([metric, *deciding])} for label in methods}  # fmt: skip
+        means = {label: {one: None if values is None else round(statistics.fmean(values), _DIGITS)
+                         for one, values in found.items()} for label, found in over.items()}  # fmt: skip
+        best = winner(means, deciding)
+        groups[name] = {
+            "clients": made[0][name]["clients"],
+            "examples": made[0][name]["examples"],
+            "scores": {label: _spread(found[metric]) for label, found in over.items()},
+            "best": best,
+            "tied": [] if best else _tied({label: found[metric] for label, found in means.items()}),
+        }
+    means_by_seed = {
+        label: _all_of([_all_mean([seed[name]["scores"][label][metric] for name in names]) for seed in made])
+        for label in methods
+    }
+    measured = {label for label in methods if any(group["scores"][label] is not None for group in groups.values())}
+    rivals = measured if len(measured) > 1 else set[str]()
+    return {
         "groups": groups,
         "mean": {label: _spread(values) for label, values in means_by_seed.items()},
         "wins": {label: sum(group["best"] == label for group in groups.values()) if label in rivals else None
-                 for label in found},
+                 for label in methods},
         "nobody": sum(not group["best"] and _several(group["scores"]) for group in groups.values()),
     }  # fmt: skip
 

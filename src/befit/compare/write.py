@@ -12,6 +12,7 @@ from befit.ablations.base import Titled
 from befit.compare.collect import collect
 from befit.compare.execute import CellFailure
 from befit.compare.latex import render_latex
+from befit.compare.other_metrics import client_scores
 from befit.compare.plan import Plan
 from befit.compare.plots import plots_of
 from befit.compare.summary import summarise
@@ -49,10 +50,12 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
 
 
 def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for every run, seed and client."""
+    """One row for every run, seed and client; metrics beside the headline stand last."""
+    others = client_scores(results)
     return [
         {"run": run["label"], "method": run["method"], "seed": cell["seed"], "client": client,
-         results["metric"]: value, "examples": cell["examples"][client], "folder": cell["folder"]}
+         results["metric"]: value, "examples": cell["examples"][client], "folder": cell["folder"],
+         **others.get((run["label"], cell["seed"]), {}).get(client, {})}
         for run in results["runs"] for cell in run["seeds"] for client, value in cell["clients"].items()
     ]  # fmt: skip
 

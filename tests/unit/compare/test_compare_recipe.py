@@ -208,6 +208,39 @@ CONFIG = {"name": "mine", **BASE, "method": {"name": "potara", "rank": 2, "alpha
           "baselines": ["local", {"name": "fedit", "rank": 3}]}  # fmt: skip
 
 
+def test_methods_of_a_recipe_are_its_runs_of_these_beside_the_reference() -> None:
+    made = plan(methods=["fedit"])
+    assert list(made.runs) == list(plan().runs) and made.reference == "Alone"
+    assert [run.label for run in plan(methods=["fedit"], reference="FedIT").runs] == ["FedIT"]
+    with pytest.raises(ConfigError) as caught:
+        plan(methods=["local", "fedti", "fedsa"])
+    assert caught.value.problems == (
+        "--methods: no run is of 'fedti'. Did you mean: fedit? Known: local, fedit",
+        "--methods: no run is of 'fedsa'. Did you mean: fedit? Known: local, fedit",
+    )
+
+
+def test_tables_of_a_recipe_keep_the_rows_and_columns_that_have_runs_of_the_methods() -> None:
+    """Rows Ditto, FedIT, FedSA; columns low, middle, high. Nothing is left of Ditto, nor of the middle, where FedIT is
+    not run, and of FedSA high alone, being the reference."""
+    axes = {
+        "method": {"Ditto": {"method": "ditto"}, "FedIT": {"method": "fedit"}, "FedSA": {"method": "fedsa"}},
+        "lr": {"low": {"train.lr": 0.1}, "middle": {"train.lr": 0.2}, "high": {"train.lr": 0.3}},
+    }
+    excluded = [{"when": {"method": "FedIT", "lr": "middle"}, "because": "it diverges"},
+                {"when": {"method": "FedIT", "lr": "high"}, "because": "it hangs"}]  # fmt: skip
+    numbers = {"Ditto": {"low": 1.0}, "FedIT": {"low": 2.0, "high": 3.0}, "FedSA": {"low": 4.0, "high": 5.0}}
+    one = {"axes": axes, "rows": ["method"], "columns": ["lr"], "exclude": excluded, "paper": numbers}
+    ditto = {"axes": {"lr": axes["lr"]}, "method": {"name": "ditto", "rank": 2}}
+    change = {"runs": {}, "grids": {"g": one, "without": ditto}}
+    made = plan(change, methods=["fedit"], reference="FedSA · high")
+    assert [run.label for run in made.runs] == ["FedIT · low", "FedSA · high"]
+    (table,) = made.tables
+    assert (table.rows, table.columns) == ((("FedIT",), ("FedSA",)), (("low",), ("high",)))
+    assert table.runs == {(0, 0): "FedIT · low", (1, 1): "FedSA · high"}
+    assert table.reasons == {(0, 1): "it hangs"} and table.paper == {(0, 0): 2.0, (0, 1): 3.0, (1, 1): 5.0}
+
+
 def test_without_methods_a_configuration_is_its_method_and_its_baselines() -> None:
     made = make_plan(CONFIG, seeds=[0, 1])
     assert [run.label for run in made.runs] == ["local", "fedit", "potara"]
@@ -233,8 +266,8 @@ def test_mistakes_of_the_command_are_named() -> None:
         plan(overrides=["train.lr"])
     with pytest.raises(ConfigError, match="--seeds: must be different whole numbers"):
         make_plan(CONFIG, seeds=[1, 1])
-    with pytest.raises(ConfigError, match="--methods: is for configurations"):
-        make_plan(RECIPE, methods=["local"])
+    with pytest.raises(ConfigError, match="--methods: must name at least one method"):
+        make_plan(RECIPE, methods=[])
 
 
 def test_what_decides_numbers_decides_the_folder_and_nothing_else_does() -> None:

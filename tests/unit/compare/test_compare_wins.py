@@ -172,6 +172,10 @@ def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_we
         cells = [replace(cell(0, {**alike, **own}), metric="rougeL") for own in ({}, more)]
         (one,) = wins_of([Finished(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
         assert one["at"]["r4"]["groups"]["ar"]["best"] == best and len(one["metrics"]) == (3 if best == "B" else 1)
+        others = {name: {run: score["mean"] for run, score in found["groups"]["ar"]["scores"].items()}
+                  for name, found in one["at"]["r4"].get("other_metrics", {}).items()}  # fmt: skip
+        at_four = {"A": pytest.approx(0.5), "B": pytest.approx(0.6)}
+        assert others == ({"rouge1": at_four, "exact_match": at_four} if best == "B" else {})
 
 
 def test_only_the_metrics_that_count_decide_a_win() -> None:
