@@ -244,9 +244,12 @@ class CausalLM(Task):
         options = examples.options
         texts, names = (options.texts, options.names or options.texts) if options is not None else ((), ())
         return compare(
-            *([held[row] for row in rows] for held in (answers, examples.references)), self.generated,
-            *([held[row] for row in rows] if held else () for held in (texts, names)),
-        )  # fmt: skip
+            [answers[row] for row in rows],
+            [examples.references[row] for row in rows],
+            self.generated,
+            [texts[row] for row in rows] if texts else (),
+            [names[row] for row in rows] if names else (),
+        )
 
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
