@@ -19,6 +19,7 @@ from befit.benchmarks.papers.commonsense_tasks import TASKS
 from befit.benchmarks.papers.fedaya import NEWCOMERS
 from befit.benchmarks.papers.flan import TASKS as TASKS_OF_FLAN
 from befit.benchmarks.papers.flan import groups
+from befit.benchmarks.papers.llm_adapters import FOLDERS
 from befit.benchmarks.papers.scenarios import read_scenario
 from befit.benchmarks.registry import build
 from befit.config import load_experiment
@@ -54,6 +55,68 @@ def test_eight_tasks_are_eight_clients_with_options_by_name(commonsense):
         .train[0]["instruction"]
         .endswith("option1: cup\noption2: box\n\nAnswer format: option1/option2")
     )
+
+
+@pytest.fixture
+def adapters(tmp_path):
+    """What LLM-Adapters has of every data set: 30 training and 12 test questions, one of ARC-Easy in both."""
+    for task in TASKS:
+        names = task.names(3) if task.option else ["true", "false"]
+        folder = tmp_path / "dataset" / FOLDERS[task.name]
+        for split, count, first in (("train", 30, 0), ("test", 12, 1000)):
+            rows = []
+            for number in range(first, first + count):
+                text = (
+                    "the same in both" if task.name == "arc_easy" and number in (0, 1000) else f"{task.name} {number}"
+                )
+                rows.append({"instruction": f"Please choose: {text}\n\nAnswer format: {'/'.join(names)}", "input": "",
+                             "output": f"the correct answer is {names[1]}", "answer": names[1]})  # fmt: skip
+            write_json(folder / f"{split}.json", rows)
+    return tmp_path
+
+
+@pytest.mark.parametrize("answers", ["sentence", "name"])
+def test_questions_are_read_as_llm_adapters_words_them(adapters, answers):
+    given = {**SIZES, "root": str(adapters), "files": "llm-adapters", "answers": answers}
+    found = build("commonsense-8", None, given)
+    assert [one.id for one in found.clients] == [task.name for task in TASKS]
+    for task, one in zip(TASKS, found.clients, strict=True):
+        names = task.names(3) if task.option else ["true", "false"]
+        assert (len(one.train), len(one.test)) == (SIZES["train"], SIZES["test"])
+        for record in (*one.train, *one.test):
+            assert record["instruction"].startswith("Please choose: ") and record["choice_names"] == names
+            expected = names if answers == "name" else [f"the correct answer is {name}" for name in names]
+            assert record["choices"] == expected and record["output"] == expected[1]
+    assert found.manifest["training_records_dropped_for_the_test"]["arc_easy"] in (0, 1)
+    assert found.manifest["partition"]["args"]["files"] == "llm-adapters"
+    assert {entry["id"] for entry in found.manifest["sources"]} == {"the repository AGI-Edgerunners/LLM-Adapters"}
+    sixteen = build("commonsense-16", None, {**given, "train": 10})
+    assert len(sixteen.clients) == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"instruction": "Which?"},
+            'instruction must end in a line such as "Answer format: answer1/answer2", got "Which',
+        ),
+        ({"answer": "answer9"}, 'answer must be one of answer1, answer2, answer3, .* got "answer9"'),
+        ({"output": "answer2"}, 'and output "the correct answer is answer1" and so on; got "answer2" and "answer2"'),
+    ],
+)
+def test_what_is_not_as_llm_adapters_has_it_is_named(adapters, change, told):
+    path = adapters / "dataset" / "ARC-Challenge" / "train.json"
+    rows = json.loads(path.read_text())
+    write_json(path, [{**rows[0], **change}, *rows[1:]])
+    with pytest.raises(DataError, match=f"train.json, .*{told}"):
+        build("commonsense-8", None, {**SIZES, "root": str(adapters), "files": "llm-adapters"})
+    path.unlink()
+    with pytest.raises(DataError, match=r"Get the repository AGI-Edgerunners/LLM-Adapters and put it into"):
+        build("commonsense-8", None, {**SIZES, "root": str(adapters), "files": "llm-adapters"})
+    for wrong in ({"hub": True, "root": ""}, {"with_passage": True}):
+        with pytest.raises(ConfigError, match=r"files: llm-adapters is on no hub, and has BoolQ without its passages"):
+            build("commonsense-8", None, {**SIZES, "root": str(adapters), "files": "llm-adapters", **wrong})
 
 
 @pytest.mark.parametrize("answers", ["sentence", "name"])

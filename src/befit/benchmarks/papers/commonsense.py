@@ -11,6 +11,7 @@ import numpy as np
 from befit.benchmarks.base import ClientData, Federation
 from befit.benchmarks.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
 from befit.benchmarks.papers.commonsense_tasks import TASKS, Question, Task, rendered
+from befit.benchmarks.papers.llm_adapters import LLM_ADAPTERS, adapters_rows, as_published
 from befit.benchmarks.papers.source import Place, read_split
 from befit.benchmarks.readers import Row
 from befit.benchmarks.registry import benchmark
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["commonsense_8", "commonsense_16"]
 
 Answers = Literal["sentence", "name"]
+Files = Literal["sources", "llm-adapters"]
 
 
 @benchmark(
@@ -34,7 +36,7 @@ Answers = Literal["sentence", "name"]
 def commonsense_8(
     root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,
     with_passage: bool = False, answers: Answers = "sentence", seed: int = 42,
-    revisions: dict[str, str] | None = None,
+    revisions: dict[str, str] | None = None, files: Files = "sources",
 ) -> Federation:  # fmt: skip
     """Eight tasks, one a client: training and validation from the train split, the test from the split with labels.
 
@@ -47,9 +49,11 @@ def commonsense_8(
     answers       sentence: the answer to learn is "the correct answer is X"; name: X alone
     seed          of which records are drawn
     revisions     hub id to the commit that is wanted
+    files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
+                  repository as root
     """
     arguments = {"train": train, "val": val, "test": test, "with_passage": with_passage, "answers": answers,
-                 "seed": seed}  # fmt: skip
+                 "seed": seed, "files": files}  # fmt: skip
     return federation("commonsense-8", 1, Place("commonsense-8", root, hub, revisions), arguments)
 
 
@@ -64,7 +68,7 @@ def commonsense_8(
 def commonsense_16(
     root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,
     with_passage: bool = False, answers: Answers = "sentence", seed: int = 42,
-    revisions: dict[str, str] | None = None,
+    revisions: dict[str, str] | None = None, files: Files = "sources",
 ) -> Federation:  # fmt: skip
     """`commonsense-8` with two clients a task, which share no training record and have the same test.
 
@@ -77,9 +81,11 @@ def commonsense_16(
     answers       sentence: the answer to learn is "the correct answer is X"; name: X alone
     seed          of which records are drawn
     revisions     hub id to the commit that is wanted
+    files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
+                  repository as root
     """
     arguments = {"train": train, "val": val, "test": test, "with_passage": with_passage, "answers": answers,
-                 "seed": seed}  # fmt: skip
+                 "seed": seed, "files": files}  # fmt: skip
     return federation("commonsense-16", 2, Place("commonsense-16", root, hub, revisions), arguments)
 
 
@@ -87,13 +93,18 @@ def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) ->
     if problems := [f"benchmark.{key}: must be {least} or more, got {arguments[key]}"
                     for key, least in (("train", 1), ("val", 0), ("test", 1)) if arguments[key] < least]:  # fmt: skip
         raise ConfigError(problems, "the benchmark")
-    place.check([task.source for task in TASKS])
+    published = arguments["files"] == "llm-adapters"
+    if published and (place.hub or arguments["with_passage"]):
+        raise ConfigError(["benchmark.files: llm-adapters is on no hub, and has BoolQ without its passages; give root, "
+                           "without hub and with_passage"], "the benchmark")  # fmt: skip
+    place.check([LLM_ADAPTERS] if published else [task.source for task in TASKS])
     held: list[ClientData] = []
     entries: list[dict[str, Any]] = []
     dropped: dict[str, int] = {}
     for task in TASKS:
-        pools = {split: pool(place, name, task, split, arguments, entries) for split in ("train", task.test)}
-        test = pools[task.test][: arguments["test"]]
+        tested = "test" if published else task.test
+        pools = {split: pool(place, name, task, split, arguments, entries) for split in ("train", tested)}
+        test = pools[tested][: arguments["test"]]
         if len(test) < arguments["test"]:
             raise DataError(f"{task.name}: {len(test)} records are too few to test on {arguments['test']}")
         asked = {same_text(one["instruction"]) for one in test}
@@ -102,8 +113,9 @@ def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) ->
         for index, (train, val) in enumerate(dealt(task.name, free, each, arguments)):
             client = task.name if each == 1 else f"{task.name}-{index + 1}"
             held.append(ClientData(client, train, val, tuple(test), {"task": task.name}))
+    said = arguments if published else {key: value for key, value in arguments.items() if key != "files"}
     return assemble(
-        name, "1", "causal-lm", held, partition="by_task", arguments=arguments, sources=entries,
+        name, "1", "causal-lm", held, partition="by_task", arguments=said, sources=entries,
         notes={"training_records_dropped_for_the_test": dropped},
     )  # fmt: skip
 
@@ -112,11 +124,17 @@ def pool(
     place: Place, name: str, task: Task, split: str, arguments: dict[str, Any], entries: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A split's records in random order; what was read is noted in `entries`."""
-    rows, sha256 = ordered(read_split(place, task.source, split, task.fields), task.fields)
-    entries.append(source_entry(place, task.source, split, len(rows), sha256))
+    published, with_name_only = arguments["files"] == "llm-adapters", arguments["answers"] == "name"
+    if published:
+        source, (rows, sha256) = replace(LLM_ADAPTERS, config=task.name), adapters_rows(place, task.name, split)
+    else:
+        source = task.source
+        rows, sha256 = ordered(read_split(place, source, split, task.fields), task.fields)
+    entries.append(source_entry(place, source, split, len(rows), sha256))
     made = []
     for row in shuffled(rows, arguments["seed"], name, f"{task.name}/{split}"):
-        record = rendered(task, question(task, row, arguments["with_passage"]), arguments["answers"] == "name")
+        record = (as_published(row, with_name_only) if published else
+                  rendered(task, question(task, row, arguments["with_passage"]), with_name_only))  # fmt: skip
         made.append({"id": f"{task.name}-{split}-{len(made):05d}", "task": task.name, **record})
     return made
 
