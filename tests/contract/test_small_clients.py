@@ -57,7 +57,7 @@ def test_a_client_with_one_example_takes_part_and_gets_its_adapter(
     assert done.results["failures"] == []
     name = "adapter_model.safetensors" if row["adapter"].endswith("/adapter") else "model.safetensors"
     assert (done.path / row["adapter"] / name).exists()
-    if "w" in row["diagnostics"]:
+    if "samples" in row["diagnostics"]:  # a weight that rests on statistics
         assert row["diagnostics"]["samples"] == 1
         assert row["diagnostics"].get("trace_shared", 0.0) == 0  # M = 1: no correlation
         assert "client-00 has 1 train examples" in caplog.text
