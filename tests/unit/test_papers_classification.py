@@ -330,6 +330,23 @@ def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_t
         assert own < 0.35 and others > 0.5
 
 
+def test_clients_of_masakhanews_share_their_mixtures_over_languages_and_pools(tmp_path):
+    """The k-th clients of two languages, or of both pools, are skewed alike; others are not (fedp2eft.md, 6.3)."""
+    write_news(tmp_path, times=20)
+    found = build("masakhanews-320", None, {"root": str(tmp_path)})
+
+    def shares(pool, language):
+        """(clients, classes), without the last two clients, who take what the others leave."""
+        held = [[record["label"] for record in one.train] for one in pool if one.info["language"] == language]
+        return np.array([np.bincount(labels, minlength=7) / len(labels) for labels in held[:-2]])
+
+    first = shares(found.clients, "amh")
+    for other in (shares(found.clients, "eng"), shares(found.newcomers, "amh"), shares(found.newcomers, "hau")):
+        apart = np.abs(first[:, None] - other[None]).sum(-1)  # (clients, clients)
+        same = np.eye(len(apart), dtype=bool)
+        assert apart[same].mean() < 0.4 < 0.7 < apart[~same].mean()
+
+
 def test_labels_of_masakhanews_are_numbers_of_all_seven_classes(news):
     found = build("masakhanews-320", None, {"root": str(news), "clients": 3})
     assert found.label_names == masakhanews.LABELS

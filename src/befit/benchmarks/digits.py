@@ -117,13 +117,15 @@ def private_partition(
     minimum = 20 if clients <= 12 else 10
     drawn: dict[str, Partition] = {}
     if partition != "dirichlet":
-        first = divided(labels[pools["train"]], clients, alpha, partition, seed, classes, minimum)
+        known = labels[pools["train"]]
+        first = divided(known, clients, alpha, partition, seed, classes, minimum, "train")
         for split, pool in pools.items():
-            parts = first if split == "train" else (
-                shares_as(labels[pools["train"]], first, labels[pool], generator(seed, "digits", split))
-                if partition not in ("shards", "iid")
-                else divided(labels[pool], clients, alpha, partition, seed, classes, minimum, split)
-            )  # fmt: skip
+            if split == "train":
+                parts = first
+            elif partition in ("shards", "iid"):
+                parts = divided(labels[pool], clients, alpha, partition, seed, classes, minimum, split)
+            else:
+                parts = shares_as(known, first, labels[pool], generator(seed, "digits", split))
             drawn[split] = [pool[part] for part in parts]
         if (least := min(map(len, [*drawn["train"], *drawn["test"]]))) < minimum:
             raise DataError(f"digits: partition {partition} leaves a client {least} training or test images, and "
@@ -142,7 +144,7 @@ def private_partition(
 
 def divided(
     labels: NDArray[np.int64], clients: int, alpha: float, partition: Division, seed: int, classes: int, minimum: int,
-    stage: str = "train",
+    stage: str,
 ) -> Partition:  # fmt: skip
     """Indices of every client by a rule other than plain Dirichlet."""
     if partition == "shards":

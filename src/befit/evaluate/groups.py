@@ -80,8 +80,8 @@ def by_record(
 
     key  that field
 
-    A client counts in every group that it has examples of, by so many of them (FedP2EFT specification, section 7:
-    "averaged per language over all samples of all clients"). Nothing where the rows have no such scores.
+    A client counts in every group that it has examples of, by so many of them: a group's score is the mean over all
+    clients' examples in it (FedP2EFT specification, section 7). Nothing where the rows have no such scores.
     """
     held = {
         (client, name.removeprefix(COUNT)): row[name]

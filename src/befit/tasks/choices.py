@@ -37,7 +37,7 @@ class Options:
 
 def choice_metrics(
     task: Task, model: nn.Module, options: Options, metrics: Sequence[str], batch_size: int, device: torch.device | str,
-    groups: Sequence[str] = (),
+    values: Sequence[str] = (),
 ) -> dict[str, float]:  # fmt: skip
     """The share of records whose expected answer scores highest (benchmark specification, section 4.6).
 
@@ -47,13 +47,13 @@ def choice_metrics(
 
     Ties go to the answer that comes first; `<metric>_ties` is the share of records with one, where there are any.
 
-    groups  one for every record, each of which is measured by itself too, see `befit.tasks.base.by_value`
+    values  one for every record, each of which is measured by itself too, see `befit.tasks.base.by_value`
     """
     sums, tokens = log_likelihoods(task, model, options.examples, batch_size, device)
     characters = torch.tensor([len(text) for texts in options.texts for text in texts])
     divisors = {"choice_sum": torch.ones_like(tokens), "choice_per_token": tokens, "choice_per_char": characters}
     counts = [len(texts) for texts in options.texts]
-    values: dict[str, float] = {}
+    found: dict[str, float] = {}
     correct: dict[str, list[bool]] = {name: [] for name in metrics}
     for name in metrics:
         ties = 0
@@ -61,11 +61,11 @@ def choice_metrics(
             best = (scores == scores.max()).nonzero()[:, 0]
             correct[name].append(int(best[0]) == right)
             ties += len(best) > 1
-        values[name] = sum(correct[name]) / len(counts)
+        found[name] = sum(correct[name]) / len(counts)
         if ties:
-            values[f"{name}_ties"] = ties / len(counts)
-    return values | by_value(
-        groups, lambda rows: {name: sum(right[row] for row in rows) / len(rows) for name, right in correct.items()}
+            found[f"{name}_ties"] = ties / len(counts)
+    return found | by_value(
+        values, lambda rows: {name: sum(right[row] for row in rows) / len(rows) for name, right in correct.items()}
     )
 
 
