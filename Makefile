@@ -43,10 +43,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 zoo: $(VENV)/.installed-dev
-	$(BIN)/python -m befit.zoo.digits_vit
-	$(BIN)/python -m befit.zoo.skills_llama
-	$(BIN)/python -m befit.zoo.digits_llava
-	$(BIN)/python -m befit.zoo.names_bert
+	$(BIN)/python -m scripts.zoo.digits_vit
+	$(BIN)/python -m scripts.zoo.skills_llama
+	$(BIN)/python -m scripts.zoo.digits_llava
+	$(BIN)/python -m scripts.zoo.names_bert
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from befit.engine.spool import Spool
+from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.types import ClientInfo, Payload, State, Update
+from befit.protocol.spool import Spool
 from common import peak_mib, publish, resident_mib
 
 RULES: dict[str, Callable[[], Merge]] = {

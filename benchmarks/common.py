@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from befit.benchmarks.base import ClientData, Federation
-from befit.benchmarks.registry import build
-from befit.config import Experiment, load_experiment
-from befit.host import Host
+from befit.config.experiment import Experiment, load_experiment
+from befit.data.federation import ClientData, Federation
+from befit.data.registry import build
+from befit.runs.host import Host
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

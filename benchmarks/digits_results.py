@@ -15,12 +15,12 @@ from typing import Any
 
 from befit.adapters.state import interpolate
 from befit.cli.run import demo_config
-from befit.config import load_experiment
-from befit.engine.wire import from_bytes
-from befit.host import Host
-from befit.registry import build_method
-from befit.runner import run
-from befit.types import State
+from befit.config.experiment import load_experiment
+from befit.core.values import State
+from befit.core.wire import from_bytes
+from befit.protocol.registry import build_method
+from befit.runs.host import Host
+from befit.runs.runner import run
 from common import HERE, RESULTS, machine
 
 GRID = [step / 10 for step in range(11)]

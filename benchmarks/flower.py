@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from befit.config import load_experiment, to_yaml
+from befit.config.experiment import load_experiment, to_yaml
 from befit.flower.app_folder import write_app
 from common import HERE, RESULTS, publish, spread
 from flower_parts import Clock, CountingProxy, Peaks, write_llama, write_texts

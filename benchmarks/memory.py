@@ -18,13 +18,13 @@ from common import host, peak_mib, publish, resident_mib
 
 
 def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
-    from befit.engine.local import LocalEngine
-    from befit.engine.wire import array_bytes
-    from befit.federate import federate
-    from befit.journal import RunJournal
-    from befit.registry import build_method
-    from befit.rundir import RunDirectory
-    from befit.runner import schedule_of
+    from befit.core.wire import array_bytes
+    from befit.protocol.federate import federate
+    from befit.protocol.registry import build_method
+    from befit.runs.directory import RunDirectory
+    from befit.runs.journal import RunJournal
+    from befit.runs.local import LocalEngine
+    from befit.runs.runner import schedule_of
 
     where = host("digits", clients, method_name, federation={"rounds": 3}, train={"max_steps": 1})
     method = build_method(method_name)

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from befit.cli.run import demo_config
-from befit.rundir import read_lines
-from befit.runner import run
+from befit.runs.directory import read_lines
+from befit.runs.runner import run
 from common import publish, spread
 
 PAPER = {"CIFAR-100, ViT-B/16": 52.06 / (0.83 * 3600), "Commonsense, Llama-3.2-3B": 0.46 / 5.92,

@@ -15,12 +15,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from befit.compare.beside import beside_tables
-from befit.compare.summary import verdict
-from befit.compare.texts import difference_text, p_text
-from befit.compare.wins_tables import budget_tables, wins_tables
 from befit.report.markdown import markdown_table
 from befit.report.numbers import NOTHING, plain, spread_text
+from befit.studies.compare.beside import beside_tables
+from befit.studies.compare.summary import verdict
+from befit.studies.compare.texts import difference_text, p_text
+from befit.studies.compare.wins_tables import budget_tables, wins_tables
 from common import RESULTS, put_section
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from befit.host import Host
-from befit.journal import RunJournal
-from befit.method import Method
-from befit.registry import build_method
-from befit.rundir import RunDirectory
-from befit.runner import pick_threads, schedule_of
-from befit.site import shuffled_batches
-from befit.types import Tick
+from befit.core.values import Tick
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.protocol.site import shuffled_batches
+from befit.runs.directory import RunDirectory
+from befit.runs.host import Host
+from befit.runs.journal import RunJournal
+from befit.runs.runner import pick_threads, schedule_of
 from common import bare_model, host, publish, spread
 
 
@@ -47,8 +47,8 @@ def bare_steps(where: Host, rounds: int, steps: int, batch_size: int) -> float:
 
 def befit_round(where: Host, method: Method, folder: Path) -> float:
     """The rounds through the whole product: kernels, guard, ledger, log, checkpoint. Scoring is not part of it."""
-    from befit.engine.local import LocalEngine
-    from befit.federate import federate
+    from befit.protocol.federate import federate
+    from befit.runs.local import LocalEngine
 
     site = where.install(method)
     directory = RunDirectory(folder, where.experiment.checkpoint.every_s)

@@ -16,9 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from befit.host import Host
-from befit.registry import build_method
-from befit.types import Payload, Tick
+from befit.core.values import Payload, Tick
+from befit.protocol.registry import build_method
+from befit.runs.host import Host
 from common import experiment, federation, peak_mib, publish, resident_mib, spread
 
 EXAMPLES, RANK = 100, 16

@@ -19,12 +19,12 @@ import torch
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.adapters.model import AdaptedModel
-from befit.config import TrainSettings
-from befit.site import Site
+from befit.core.values import ClientInfo, State, Tick
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import Site
 from befit.tasks.base import Examples
 from befit.train.loop import Pass, train
 from befit.train.paired_fisher import PairedFisher, estimate
-from befit.types import ClientInfo, State, Tick
 from common import host, publish, spread
 
 SAMPLES = 30

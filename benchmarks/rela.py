@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from befit.engine.spool import Spool
-from befit.host import Host
-from befit.registry import build_method
-from befit.rela.sketch import SKETCH, mean_sketch
-from befit.site import ServerSite
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.mosaic.sketch import SKETCH, mean_sketch
+from befit.protocol.registry import build_method
+from befit.protocol.site import ServerSite
+from befit.protocol.spool import Spool
+from befit.runs.host import Host
 from befit.train.loop import train
-from befit.types import ClientInfo, Payload, State, Tick, Update
 from common import HERE, experiment, federation, peak_mib, publish, resident_mib, spread
 
 AT = Tick("federate", 1, 10, 0)
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def vqa_host(steps: int) -> Host:
-    from befit.config import load_experiment
+    from befit.config.experiment import load_experiment
 
     changes = [f"train.max_steps={steps}"]
     return Host(load_experiment(str(HERE.parent / "configs" / "digits-vqa-hetero.yaml"), changes))

@@ -2,12 +2,12 @@
 
 from befit.adapters.keys import slot
 from befit.adapters.state import norm, weighted_mean
-from befit.config import load_experiment
-from befit.host import Host
-from befit.method import Deployment
-from befit.registry import build_method
+from befit.config.experiment import load_experiment
+from befit.core.values import Tick
+from befit.protocol.method import Deployment
+from befit.protocol.registry import build_method
+from befit.runs.host import Host
 from befit.train.loop import Pass, train
-from befit.types import Tick
 
 host = Host(load_experiment({"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "fedit"}))
 server = host.install(build_method("fedit"))  # puts the slot `shared` on the one backbone

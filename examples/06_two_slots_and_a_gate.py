@@ -10,10 +10,10 @@ from pathlib import Path
 import befit
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.recipe.route import LeaveOneOut
-from befit.registry import register
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.methods.parts.recipe.route import LeaveOneOut
+from befit.protocol.registry import register
 from befit.train.loop import Pass
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 import befit
-from befit.config import load_experiment
-from befit.engine.store import read_payload
+from befit.config.experiment import load_experiment
 from befit.flower.at_sites import hello, run_at_sites
-from befit.flower.desk import Desk
 from befit.flower.engine import checked
+from befit.flower.service import Desk
 from befit.flower.site_file import SiteFile
+from befit.protocol.store import read_payload
 
 EXPERIMENT = {
     "name": "at-sites",

@@ -8,8 +8,8 @@ from peft import PeftModel
 from transformers import ViTForImageClassification
 
 import befit
-from befit.benchmarks.digits import digits
-from befit.runner import export
+from befit.data.offline.digits import digits
+from befit.runs.runner import export
 from befit.zoo import zoo_path
 
 arguments = {"clients": 3, "alpha": 10.0}

@@ -24,16 +24,16 @@ from transformers import (
 
 from befit.adapters.layout import Layout, lora
 from befit.adapters.model import AdaptedModel
-from befit.config import TrainSettings
-from befit.seeds import derive_seed
-from befit.site import Site
+from befit.core.seeds import derive_seed
+from befit.core.values import ClientInfo, State
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import Site
 from befit.tasks.base import Examples, Task
 from befit.tasks.causal_lm import CausalLM
 from befit.tasks.examples import PaddedExamples, StackedExamples, pad_right
 from befit.tasks.image_classification import ImageClassification
 from befit.tasks.images import ImagePreprocessor
 from befit.tasks.text_classification import TextClassification
-from befit.types import ClientInfo, State
 
 # The same examples on every machine, and none that fails because the machine was busy.
 hypothesis.settings.register_profile("befit", derandomize=True, deadline=None, database=None)

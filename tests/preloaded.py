@@ -5,14 +5,14 @@ import transformers.models.bert.modeling_bert
 import transformers.models.llama.modeling_llama
 import transformers.models.vit.modeling_vit
 
-import befit.ablations.ablate
 import befit.cli.main
-import befit.compare.write
-import befit.cost.estimate
-import befit.deployed
 import befit.report.page
-import befit.runner
-from befit.registry import method_names
+import befit.runs.artifacts
+import befit.runs.estimate
+import befit.runs.runner
+import befit.studies.ablations.ablate
+import befit.studies.compare.write
+from befit.protocol.registry import method_names
 
 method_names()  # imports every method
 

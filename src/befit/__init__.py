@@ -4,13 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from befit.config import Experiment, load_experiment
-    from befit.runner import Run, run
+    from befit.config.experiment import Experiment, load_experiment
+    from befit.runs.runner import Run, run
 
-__version__ = "0.1.0"
+from befit.core.version import __version__
+
 __all__ = ["Experiment", "Run", "__version__", "load_experiment", "run"]
 
-_HOMES = {"run": "befit.runner", "Run": "befit.runner", "Experiment": "befit.config", "load_experiment": "befit.config"}
+_HOMES = {
+    "run": "befit.runs.runner",
+    "Run": "befit.runs.runner",
+    "Experiment": "befit.config.experiment",
+    "load_experiment": "befit.config.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from befit.adapters.state import fingerprint
-from befit.config import load_experiment
-from befit.engine.local import LocalEngine
-from befit.engine.store import ClientStore
-from befit.federate import Schedule, federate
-from befit.host import Host
-from befit.ledger import Outbound
-from befit.method import Method
-from befit.registry import build_method
-from befit.rundir import Checkpoint
-from befit.types import Failure, Payload, Score, Stage, Tick, Update
+from befit.config.experiment import load_experiment
+from befit.core.values import Failure, Payload, Score, Tick, Update
+from befit.protocol.engine import Checkpoint
+from befit.protocol.federate import Schedule, federate
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.protocol.stage import Stage
+from befit.protocol.store import ClientStore
+from befit.runs.host import Host
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
 
 ROUNDS = 3
 # What a method does beside local training, as little of it as shows.

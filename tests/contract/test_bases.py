@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from befit.adapters.bayestune import BUDGETED
-from befit.config import load_experiment
-from befit.errors import ConfigError
-from befit.federate import final_download
-from befit.method import Deployment, Method
-from befit.registry import method_names
-from befit.types import Tick
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError
+from befit.core.values import Tick
+from befit.protocol.federate import final_download
+from befit.protocol.method import Deployment, Method
+from befit.protocol.registry import method_names
 
 from .conftest import LITTLE, Play, built
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from befit.adapters.state import fingerprint
-from befit.engine.guard import Guard
-from befit.engine.local import LocalEngine
-from befit.errors import NotEnoughReplies, PayloadMismatch
-from befit.host import Host
-from befit.types import ClientInfo, Cost, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.core.errors import NotEnoughReplies, PayloadMismatch
+from befit.core.values import ClientInfo, Cost, Failure, Payload, State, TensorSpec, Tick, Update
+from befit.protocol.guard import Guard
+from befit.runs.host import Host
+from befit.runs.local import LocalEngine
 
 from .conftest import ROUNDS, Play
 
@@ -148,8 +148,8 @@ def test_a_client_whose_update_fails_keeps_its_memory_of_before(play: Play, host
 
 def test_a_client_that_would_send_more_than_it_declared_is_stopped_at_its_own_side(play: Play, host: Host) -> None:
     from befit.adapters.keys import slot
-    from befit.recipe.recipe import Recipe
-    from befit.registry import build_method
+    from befit.methods.parts.recipe.recipe import Recipe
+    from befit.protocol.registry import build_method
 
     class Leaking(Exception):
         pass

@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file
 
 import befit
-from befit.config import load_experiment
-from befit.deployed import predict
-from befit.engine.local import LocalEngine
-from befit.engine.store import ClientStore
-from befit.errors import ConfigError
-from befit.families import ByFamily, each_family, join, part
-from befit.federate import Schedule, federate
-from befit.host import Host
-from befit.ledger import Outbound
-from befit.members import family_settings
-from befit.registry import build_method
-from befit.runner import check, relative_costs
-from befit.types import Payload
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError
+from befit.core.values import Payload
+from befit.protocol.federate import Schedule, federate
+from befit.protocol.per_family import ByFamily, each_family, join, part
+from befit.protocol.registry import build_method
+from befit.protocol.store import ClientStore
+from befit.runs.artifacts import predict
+from befit.runs.clients import family_settings
+from befit.runs.host import Host
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
+from befit.runs.runner import check, relative_costs
 
 from .conftest import Memo, Stop
 

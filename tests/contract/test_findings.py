@@ -12,22 +12,22 @@ import torch
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.claim import locked
-from befit.config import load_experiment
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError, RunError
+from befit.core.values import Failure, Payload, Tick
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
-from befit.engine.local import LocalEngine
-from befit.engine.store import ClientStore
-from befit.errors import ConfigError, RunError
-from befit.federate import resolved_stages
-from befit.host import Host
-from befit.ledger import Outbound
-from befit.recipe.personal import LocalTraining, Use
-from befit.recipe.recipe import Recipe
-from befit.registry import build_method
-from befit.runner import run
+from befit.methods.parts.recipe.personal import LocalTraining, Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.federate import resolved_stages
+from befit.protocol.registry import build_method
+from befit.protocol.store import ClientStore
+from befit.runs.host import Host
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
+from befit.runs.provenance import locked
+from befit.runs.runner import run
 from befit.train.loop import Pass
-from befit.types import Failure, Payload, Tick
 
 from .conftest import Play
 
@@ -68,7 +68,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     make.client = ""  # type: ignore[attr-defined]
     batches = loop.Site.batches if hasattr(loop, "Site") else None
-    from befit.site import Site
+    from befit.protocol.site import Site
 
     real_batches = batches or Site.batches
 
@@ -104,7 +104,7 @@ def test_bytes_of_exchanges_that_failed_are_counted(tmp_path: Path, poisoned: No
 
 
 def test_an_old_score_does_not_stand_for_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import befit.engine.local as local
+    import befit.runs.local as local
 
     real = local.score
 

@@ -9,15 +9,15 @@ import torch
 
 from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
-from befit.cost.estimate import communication
-from befit.engine.local import LocalEngine
-from befit.engine.wire import array_bytes
-from befit.federate import final_download
-from befit.host import Host
-from befit.ledger import Outbound
-from befit.registry import get_method, method_names
-from befit.site import Site
-from befit.types import Failure, Payload, Score, Tick
+from befit.core.values import Failure, Payload, Score, Tick
+from befit.core.wire import array_bytes
+from befit.protocol.federate import final_download
+from befit.protocol.registry import get_method, method_names
+from befit.protocol.site import Site
+from befit.runs.estimate import communication
+from befit.runs.host import Host
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
 
 from .conftest import ROUNDS, BackToFront, Memo, Once, Outcome, Play, Stop, built, stages_of
 

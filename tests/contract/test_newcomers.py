@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from befit.config import Experiment, load_experiment
-from befit.errors import ConfigError, DataError, RunError
-from befit.federate import resolved_stages
-from befit.host import Host
-from befit.loading import load_federation
-from befit.newcomers import measure_newcomers
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, DataError, RunError
+from befit.protocol.federate import resolved_stages
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
-from befit.runner import export, predict, run
+from befit.runs.host import Host
+from befit.runs.loading import load_federation
+from befit.runs.newcomers import measure_newcomers
+from befit.runs.runner import export, predict, run
 
 from .conftest import ROUNDS, Once, built
 from .test_methods import EVERY_METHOD

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from befit.benchmarks.base import Federation
-from befit.benchmarks.digits import digits
-from befit.config import Experiment, load_experiment
-from befit.errors import ConfigError, DataError, RunError
-from befit.host import Host
-from befit.registry import method_names
-from befit.runner import run
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, DataError, RunError
+from befit.data.federation import Federation
+from befit.data.offline.digits import digits
+from befit.protocol.registry import method_names
+from befit.runs.host import Host
+from befit.runs.runner import run
 
 from .conftest import LITTLE
 
@@ -140,7 +140,7 @@ def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tm
     settings = replace(experiment("potara"), baselines=[{"name": "local"}, {"name": "fedit"}])
     done = run(load_experiment(settings), out=tmp_path / "run")
     from befit.adapters.state import interpolate, rename
-    from befit.engine.wire import from_bytes
+    from befit.core.wire import from_bytes
 
     def arrays(folder: Path, client: str) -> dict[str, object]:
         found, _ = from_bytes((folder / "clients" / client / "deployment.safetensors").read_bytes())

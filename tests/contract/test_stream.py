@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import befit
-from befit.config import load_experiment
-from befit.errors import DataError
-from befit.host import Host
-from befit.rundir import read_lines
-from befit.stream import Stream
-from befit.types import Tick
+from befit.config.experiment import load_experiment
+from befit.core.errors import DataError
+from befit.core.values import Tick
+from befit.data.stream import Stream
+from befit.runs.directory import read_lines
+from befit.runs.host import Host
 
 TASKS = [range(30), range(30, 50), range(50, 90)]
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from befit.evaluate.groups import by_group, group_keys, winner
+from befit.core.metrics import group_keys
 from befit.report.groups import group_tables
 from befit.report.markdown import markdown_table
 from befit.report.numbers import NOTHING
+from befit.runs.groups import by_group, winner
 
 INFOS = {"a": {"language": "en"}, "b": {"language": "en"}, "c": {"language": "zh"}}
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from befit.core.values import ClientInfo, Payload, Update
 from befit.merge.merge import Merge
-from befit.types import ClientInfo, Payload, Update
 
 CLIENTS = 5
 REFERENCE = np.load(Path(__file__).parent / "data" / "merging_reference.npz")

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 from befit.report.numbers import is_share
 from befit.tasks import make_task
 from befit.tasks.meteor import meteor, unavailable

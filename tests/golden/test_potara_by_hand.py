@@ -24,7 +24,7 @@ import torch
 
 from befit.adapters.keys import NOTHING
 from befit.methods.potara import PotaraMerge, closed_form_weight, merged_trace, weigh
-from befit.registry import build_method
+from befit.protocol.registry import build_method
 from befit.train.paired_fisher import Damping, PairedFisher
 
 FED = torch.tensor([[1.0, 1.0], [2.0, -1.0], [3.0, 0.0]])

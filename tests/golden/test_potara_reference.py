@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from befit.adapters.keys import select, slot
-from befit.registry import build_method
-from befit.types import Payload, State, Tick
+from befit.core.values import Payload, State, Tick
+from befit.protocol.registry import build_method
 from tests.conftest import make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 from tests.unit.train.test_persample_oracles import ROWS, TWO, looped

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from befit.ablations import registry
-from befit.ablations.ablate import ablate
 from befit.cli.main import app
-from befit.config import load_experiment, to_yaml
+from befit.config.experiment import load_experiment, to_yaml
+from befit.studies.ablations import registry
+from befit.studies.ablations.ablate import ablate
 from tests.processes import PATIENCE, befit, begin
 
 CONFIG = {

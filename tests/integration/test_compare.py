@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.compare.comparison import Compared, compare, make_plan
-from befit.yamlfile import write_yaml
+from befit.core.yamlfile import write_yaml
+from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.processes import PATIENCE, befit, begin, call
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_a_process_that_dies_is_a_failure_of_its_cell_only(tmp_path: Path) -> No
         if event["kind"] == "run_started" and not killed:
             task = Path("/proc/thread-self").resolve()
             for child in (task / "children").read_text().split():
-                if "befit.compare.jobs" in Path(f"/proc/{child}/cmdline").read_text():
+                if "befit.studies.compare.jobs" in Path(f"/proc/{child}/cmdline").read_text():
                     killed.append(event["cell"])
                     os.kill(int(child), signal.SIGKILL)
                     return
@@ -189,7 +189,7 @@ def test_a_process_that_dies_is_a_failure_of_its_cell_only(tmp_path: Path) -> No
 
 
 def test_the_same_directory_is_not_used_twice_at_once_nor_for_something_else(tmp_path: Path) -> None:
-    from befit.claim import locked
+    from befit.runs.provenance import locked
 
     with locked(tmp_path / "out"):
         done = CliRunner().invoke(app, ["compare", str(_written(tmp_path)), "--out", str(tmp_path / "out"), "--quiet"])

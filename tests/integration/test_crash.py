@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from befit.runner import run
+from befit.runs.runner import run
 from tests.processes import befit, call
 
 CONFIG = """

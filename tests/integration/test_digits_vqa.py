@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 import befit
-from befit.benchmarks.digits_vqa import digits_vqa
 from befit.cli.main import app
-from befit.config import load_experiment
-from befit.runner import check
+from befit.config.experiment import load_experiment
+from befit.data.offline.digits_vqa import digits_vqa
+from befit.runs.runner import check
 from befit.tasks.images import read_image
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> befit.Run:
 def test_training_raises_the_score_above_the_backbones(run: befit.Run) -> None:
     """Of both clients, alone and together: 60 questions of four tasks each, about images that nobody trained on. When
     this was written .37 became .46 alone and .42 together."""
-    from befit.config import ModelSettings
+    from befit.config.experiment import ModelSettings
     from befit.models import load_backbone
     from befit.tasks import make_task
 
@@ -57,7 +57,7 @@ def test_what_travels_is_an_adapter_of_the_language_model(run: befit.Run) -> Non
 
 def test_a_check_names_the_images_that_do_not_fit_before_anything_runs() -> None:
     config = load_experiment(CONFIGS / "digits-vqa-fedit.yaml", ["model.max_length=40"])
-    with pytest.raises(befit.errors.DataError, match=r"client client-00, train: .*first question has .* tokens"):
+    with pytest.raises(befit.core.errors.DataError, match=r"client client-00, train: .*first question has .* tokens"):
         check(config)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from befit.errors import ConfigError
-from befit.runner import check, run
+from befit.core.errors import ConfigError
+from befit.runs.runner import check, run
 from tests.integration.test_pool import config, traces
-from tests.unit.tiny_models import save_vit
+from tests.unit.models.tiny_models import save_vit
 
 METHODS = ("fedmkt", "perada", "takfl")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from befit.config import Experiment, load_experiment
+from befit.config.experiment import Experiment, load_experiment
 from befit.flower.app_folder import write_app
-from befit.runner import run
+from befit.runs.runner import run
 from tests.integration.flower_network import Network
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from befit.config import Experiment, load_experiment
+from befit.config.experiment import Experiment, load_experiment
 from befit.flower.app_folder import write_app
 from befit.flower.doctor import Finding, examine
 from befit.flower.keys import write_certificates, write_site_keys
-from befit.runner import run
+from befit.runs.runner import run
 from tests.integration.flower_network import Network, wait_for
 from tests.unit.flower.loopback import write_site
 from tests.unit.flower.states import local_memories, same, server_memory, site_memories

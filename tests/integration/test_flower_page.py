@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from befit.config import load_experiment
-from befit.runner import run
+from befit.config.experiment import load_experiment
+from befit.runs.runner import run
 from tests.integration.flower_network import BIN, Network, free_port, wait_for
 from tests.processes import PATIENCE
 from tests.unit.flower.states import same, server_memory

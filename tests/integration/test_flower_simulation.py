@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from befit.config import load_experiment
+from befit.config.experiment import load_experiment
 from befit.flower.app_folder import write_app
-from befit.runner import run
+from befit.runs.runner import run
 from tests.integration.flower_network import SimulatedNetwork
 from tests.unit.flower.states import local_memories, same, server_memory
 from tests.unit.flower.test_simulation import simulated_memories

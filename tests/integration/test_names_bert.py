@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from befit import Run
-from befit.config import load_experiment
-from befit.runner import predict, run
+from befit.config.experiment import load_experiment
+from befit.runs.runner import predict, run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-bert.yaml"
 SHORT = ["benchmark={name: names, languages: [en, zh], clients_per_language: 2}", "federation.rounds=2",

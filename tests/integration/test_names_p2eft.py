@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from befit import Run
-from befit.config import load_experiment
-from befit.eft.structure import read_structures
-from befit.runner import run
+from befit.config.experiment import load_experiment
+from befit.report.structure import read_structures
+from befit.runs.runner import run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-p2eft.yaml"
 SHORT = ["benchmark={name: names, languages: [en, zh], clients_per_language: 2}", "federation={rounds: 1, cohort: 2}",

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from befit.compare.comparison import Compared, compare, make_plan
-from befit.config import load_experiment
-from befit.errors import NotTrained
-from befit.openings import opening_key
-from befit.recipe.recipe import Recipe
-from befit.runner import run
+from befit.config.experiment import load_experiment
+from befit.core.errors import NotTrained
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.runs.runner import run
+from befit.runs.shared_stages import opening_key
+from befit.studies.compare.comparison import Compared, compare, make_plan
 
 BASES = {"FedIT": {"name": "fedit", "rank": 2}, "Ditto": {"name": "ditto", "rank": 2}}
 OURS = {

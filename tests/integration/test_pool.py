@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from befit.config import load_experiment
-from befit.errors import RunError
-from befit.host import Host
-from befit.runner import run
+from befit.config.experiment import load_experiment
+from befit.core.errors import RunError
+from befit.runs.host import Host
+from befit.runs.runner import run
 
 
 def config(workers: int, **changes: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def children() -> list[int]:
     """Processes of this one that still run."""
     text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
     alive = [int(pid) for pid in text.split()]
-    return [pid for pid in alive if b"befit.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in alive if b"befit.runs.pool" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_data_that_only_this_process_has_is_refused(tmp_path: Path) -> None:

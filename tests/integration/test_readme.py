@@ -67,16 +67,16 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
 
 
 def test_the_method_table_is_the_registrys() -> None:
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "docs" / "update_readme.py")
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # other tests may have registered methods of their own in this process
-    lines = (f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r})",
+    lines = (f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
              "from update_readme import method_table; print(method_table(), end='')")  # fmt: skip
     table = call(program, "\n".join(lines), cwd=ROOT)
     assert table.returncode == 0, table.stderr
-    assert table.stdout in TEXT, "run: python docs/update_readme.py"
+    assert table.stdout in TEXT, "run: python scripts/update_readme.py"
     assert module.updated(TEXT).count("<!-- methods -->") == 1
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from befit.benchmarks.registry import get
 from befit.cli.main import app
-from befit.compare.cells import Cell
-from befit.compare.comparison import compare, make_plan
-from befit.compare.plan import Plan
-from befit.registry import build_method
-from tests.unit import paper_data
-from tests.unit.tiny_models import save_bert, save_llama, save_vit
+from befit.data.registry import get
+from befit.protocol.registry import build_method
+from befit.studies.compare.cells import Cell
+from befit.studies.compare.comparison import compare, make_plan
+from befit.studies.compare.plan import Plan
+from tests.unit.data.papers import paper_data
+from tests.unit.models.tiny_models import save_bert, save_llama, save_vit
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -141,7 +141,7 @@ def benchmark_of(plan: Plan) -> str:
 
 
 def of_a_paper(benchmark: str) -> bool:
-    return get(benchmark).build.__module__.startswith("befit.benchmarks.papers.")
+    return get(benchmark).build.__module__.startswith("befit.data.papers.")
 
 
 def small(plan: Plan, roots: Callable[[str], Path]) -> list[str]:

@@ -10,9 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 import befit
-from befit.benchmarks.skills import skills
 from befit.cli.main import app
-from befit.config import ModelSettings, load_experiment
+from befit.config.experiment import ModelSettings, load_experiment
+from befit.data.offline.skills import skills
 from befit.models import load_backbone
 from befit.tasks import make_task
 

@@ -7,9 +7,9 @@ import pytest
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import canonical_names
 from befit.adapters.model import linear_paths
-from befit.benchmarks.names import names
-from befit.evaluate.groups import winner
+from befit.data.offline.names import names
 from befit.methods.bayestune import BayesTune
+from befit.runs.groups import winner
 from befit.tasks.text_metrics import compare
 from tests.unit.methods.federation import Clients
 

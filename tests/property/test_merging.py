@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from befit.adapters.lowrank import Pair, spectrum, stack
+from befit.core.seeds import derive_seed
 from befit.merge.fisher import fisher_mean
 from befit.merge.knots import shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise
 from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_factors, merge_tensors, merge_updates
 from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, trim
 from befit.merge.update import finish
-from befit.seeds import derive_seed
 from tests.unit.merge import oracle
 from tests.unit.merge.oracle import Updates, deltas, random_updates
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from befit.adapters.keys import EVERYTHING
-from befit.errors import IncompatibleAdapters
-from befit.registry import build_method
-from befit.site import ServerSite, Site
-from befit.types import Payload, Tick
+from befit.core.errors import IncompatibleAdapters
+from befit.core.values import Payload, Tick
+from befit.protocol.registry import build_method
+from befit.protocol.site import ServerSite, Site
 from tests.conftest import make_site
 
 LOCAL, MERGE = Tick("local", 1, 1, 0), Tick("merge", 1, 1, 0)

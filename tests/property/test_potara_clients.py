@@ -16,14 +16,14 @@ from torch import Tensor
 from befit.adapters.keys import join, select, slot, to_slot
 from befit.adapters.model import AdaptedModel
 from befit.adapters.state import rename
+from befit.core.values import Payload, State, Tick
 from befit.merge.fisher import FISHER, fisher_mean
 from befit.methods.potara import merged_trace
-from befit.registry import build_method
-from befit.site import Site
+from befit.protocol.registry import build_method
+from befit.protocol.site import Site
 from befit.tasks.base import Batch, Examples
 from befit.tasks.examples import PaddedExamples
 from befit.train.persample import sample_gradients
-from befit.types import Payload, State, Tick
 from tests.conftest import assert_near, make_site, random_state, tiny_model
 
 ROWS = 7

@@ -18,10 +18,10 @@ from befit.adapters.state import (
     scale,
     weighted_mean,
 )  # fmt: skip
-from befit.engine.wire import from_bytes, to_bytes
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
+from befit.core.values import ClientInfo, Payload, State, Update
+from befit.core.wire import from_bytes, to_bytes
 from befit.merge.merge import Merge
-from befit.types import ClientInfo, Payload, State, Update
 from tests.conftest import assert_near, assert_same
 
 SHAPES = {"shared/m/A": (2, 3), "shared/m/B": (4, 2), "shared/head/bias": (3,)}

@@ -13,7 +13,7 @@ import befit
 
 def test_run_is_a_function_before_and_after_its_module_is_loaded() -> None:
     first = befit.run
-    module = importlib.import_module("befit.runner")
+    module = importlib.import_module("befit.runs.runner")
     assert callable(first)
     assert befit.run is first is module.run
 

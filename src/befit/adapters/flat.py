@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.keys import Selector
-from befit.errors import PayloadMismatch
-from befit.types import State, TensorSpec
+from befit.core.errors import PayloadMismatch
+from befit.core.values import State, TensorSpec
 
 __all__ = ["FlatState"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
-from befit.seeds import derive_seed
+from befit.core.seeds import derive_seed
 
 __all__ = ["DENSE", "LORA", "Dense", "Form", "Lora", "ModuleShape", "kaiming_uniform"]
 

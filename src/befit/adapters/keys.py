@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from befit.types import State
+from befit.core.values import State
 
 __all__ = [
     "EVERYTHING", "NOTHING", "Selector", "block", "canonical_names", "factor", "join", "module", "select", "slot",

@@ -19,7 +19,7 @@ from befit.adapters.forms import LORA, Form, ModuleShape
 from befit.adapters.gates import SOFTMAX, Gate
 from befit.adapters.keys import join, split
 from befit.adapters.whole import WHOLE, Whole
-from befit.types import State, TensorSpec
+from befit.core.values import State, TensorSpec
 
 __all__ = ["GATE", "REFERENCES", "Extra", "Layout", "ModelShapes", "Slot", "initial_values", "lora", "whole"]
 

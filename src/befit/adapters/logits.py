@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.layer import SlotLinear
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel

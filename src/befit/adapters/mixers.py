@@ -19,8 +19,8 @@ from torch import Tensor
 
 from befit.adapters.keys import slot_of, split
 from befit.adapters.layer import Mixer, SlotLinear
-from befit.errors import ModelError
-from befit.types import State
+from befit.core.errors import ModelError
+from befit.core.values import State
 
 if TYPE_CHECKING:
     from befit.adapters.layout import Layout

@@ -15,8 +15,8 @@ from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import make_mixer
 from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
-from befit.errors import ModelError, did_you_mean
-from befit.types import State, TensorSpec
+from befit.core.errors import ModelError, did_you_mean
+from befit.core.values import State, TensorSpec
 
 __all__ = ["AdaptedModel", "find_modules", "last_projection", "linear_paths", "model_shapes"]
 

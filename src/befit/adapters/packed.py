@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from befit.types import State
+from befit.core.values import State
 
 __all__ = ["PackedState"]
 

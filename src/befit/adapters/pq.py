@@ -20,8 +20,8 @@ from torch import Tensor
 
 from befit.adapters.forms import LORA, ModuleShape
 from befit.adapters.layer import Branch, LoraBranch
-from befit.errors import ModelError
-from befit.seeds import derive_seed
+from befit.core.errors import ModelError
+from befit.core.seeds import derive_seed
 
 __all__ = ["BASIS", "Basis", "PQBranch", "PQLora", "orthonormal", "placement", "polar", "sites"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import to_slot
-from befit.errors import PayloadMismatch
-from befit.types import State, TensorSpec
+from befit.core.errors import PayloadMismatch
+from befit.core.values import State, TensorSpec
 
 __all__ = [
     "add", "check_same", "cosine", "fingerprint", "interpolate", "norm", "rename", "scale", "specs_of",

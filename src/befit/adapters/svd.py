@@ -15,7 +15,7 @@ from torch import Tensor
 
 from befit.adapters.bayestune import Budgeted, ScaledBranch
 from befit.adapters.layer import Branch
-from befit.seeds import derive_seed
+from befit.core.seeds import derive_seed
 
 __all__ = ["Svd"]
 

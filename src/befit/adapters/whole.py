@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from befit.adapters.forms import ModuleShape
 from befit.adapters.keys import Selector, split
 from befit.adapters.layer import Branch, Router
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 
 __all__ = ["EMBEDDINGS", "WHOLE", "Whole", "WholeWeights", "embeddings", "owners", "parameter_shapes"]
 

@@ -9,11 +9,11 @@ import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from befit.ablations.ablate import Finished
-    from befit.ablations.registry import Entry
+    from befit.studies.ablations.ablate import Finished
+    from befit.studies.ablations.registry import Entry
 
 OPTION = "ablation."  # what begins so is an option of the ablation, all else a change to the configuration
 
@@ -44,10 +44,10 @@ def ablate(
     if name is None:
         _list(as_json)
         return
-    from befit.ablations import registry
-    from befit.config import load_experiment
-    from befit.config_overrides import apply_overrides
-    from befit.config_seeds import parse_seeds
+    from befit.config.experiment import load_experiment
+    from befit.config.overrides import apply_overrides
+    from befit.config.seeds import parse_seeds
+    from befit.studies.ablations import registry
 
     if config is None:
         _describe(registry.get(name), as_json)
@@ -61,10 +61,10 @@ def ablate(
     experiment = load_experiment(config, [one for one in overrides or () if one not in given])
     labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
     console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
-        from befit.ablations.ablate import ablate as measure
+        from befit.studies.ablations.ablate import ablate as measure
 
         progress = Progress(console, labels, title=f"{experiment.name}: {name}", quiet=quiet)
         try:
@@ -81,7 +81,7 @@ def ablate(
 
 def _list(as_json: bool) -> None:
     """All ablations, one line each."""
-    from befit.ablations import registry
+    from befit.studies.ablations import registry
 
     entries = [registry.get(name) for name in registry.names()]
     if as_json:
@@ -103,7 +103,7 @@ def _describe(entry: Entry, as_json: bool) -> None:
             console.print()
             console.print(" ".join(paragraph.split()), markup=False)
     if options:
-        from befit.schema import plain, show
+        from befit.core.schema import plain, show
 
         rows = [[OPTION + name, p.description, show(plain(p.default))] for name, p in options.items()]
         console.print()
@@ -111,7 +111,7 @@ def _describe(entry: Entry, as_json: bool) -> None:
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    from befit.schema import plain, type_words
+    from befit.core.schema import plain, type_words
 
     options = {p.name: {"default": plain(p.default), "type": type_words(p.type), "description": p.description}
                for p in entry.parameters}  # fmt: skip

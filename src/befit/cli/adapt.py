@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import ConfigError
-from befit.storage import check_folder
+from befit.core.errors import ConfigError
+from befit.core.storage import check_folder
 
 if TYPE_CHECKING:
-    from befit.adapting import Adapted
+    from befit.studies.adapt import Adapted
 
 
 def adapt(
@@ -45,7 +45,7 @@ def adapt(
     if out is not None:
         check_folder(out)
     with only_json(as_json), warnings_to(messages()):
-        from befit.adapting import adapt as adapt_runs
+        from befit.studies.adapt import adapt as adapt_runs
 
         found = adapt_runs(
             [Path(one) for one in paths], starts=_listed(starts) or [], steps=steps, every=every, seed=seed,
@@ -69,7 +69,7 @@ def _listed(text: str | None) -> list[str] | None:
 
 
 def as_dict(found: list[Adapted]) -> dict[str, Any]:
-    from befit.adapting import summary
+    from befit.studies.adapt import summary
 
     curves = [
         {"run": one.run, "method": one.method, "start": one.start, "newcomer": one.newcomer,
@@ -82,8 +82,8 @@ def as_dict(found: list[Adapted]) -> dict[str, Any]:
 
 
 def write(out: Path, found: list[Adapted], told: dict[str, Any]) -> None:
-    from befit.report.adaptation import adaptation_csv, adaptation_page, adaptation_png
-    from befit.storage import atomic_write, write_json
+    from befit.core.storage import atomic_write, write_json
+    from befit.studies.adapt_report import adaptation_csv, adaptation_page, adaptation_png
 
     rows, metric = told["summary"], told["metric"]
     out.mkdir(parents=True, exist_ok=True)
@@ -94,8 +94,8 @@ def write(out: Path, found: list[Adapted], told: dict[str, Any]) -> None:
 
 
 def show(told: dict[str, Any]) -> None:
-    from befit.report.adaptation import adaptation_table, without
     from befit.report.numbers import plain
+    from befit.studies.adapt_report import adaptation_table, without
 
     console, metric = screen(), told["metric"]
     headers, rows = adaptation_table(told["summary"], metric)

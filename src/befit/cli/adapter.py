@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import DataError
+from befit.core.errors import DataError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="Client whose adapter is used.")]
@@ -28,7 +28,7 @@ def export(
 ) -> None:
     """Write one client's adapter as a standard PEFT checkpoint."""
     with only_json(as_json):
-        from befit.runner import export as export_adapter
+        from befit.runs.runner import export as export_adapter
 
         path = export_adapter(run, client, out, budget)
     if as_json:
@@ -54,7 +54,7 @@ def predict(
         read = [pair for one in inputs for pair in read_inputs(one)]
         values, places = [value for value, _ in read], [place for _, place in read]
         with warnings_to(messages()):
-            from befit.deployed import predict as predict_inputs
+            from befit.runs.artifacts import predict as predict_inputs
 
             answers = predict_inputs(run, client, values, places)
     if as_json:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import ConfigError, DataError
-from befit.storage import check_folder
+from befit.core.errors import ConfigError, DataError
+from befit.core.storage import check_folder
 
 if TYPE_CHECKING:
-    from befit.align.cka import LayerCka
-    from befit.site import Backbone
+    from befit.protocol.site import Backbone
+    from befit.studies.cka import LayerCka
     from befit.tasks.base import Examples
 
 _LEAST = {"blocks": 0, "samples": 1, "tokens": 2, "batch_size": 1, "memory": 1}
@@ -55,7 +55,7 @@ def cka(
     _check(records, benchmark, {"blocks": blocks or 0, "samples": samples, "tokens": tokens, "batch_size": batch_size,
                                 "memory": memory}, out)  # fmt: skip
     with only_json(as_json), warnings_to(messages()):
-        from befit.align.cka import layer_cka
+        from befit.studies.cka import layer_cka
 
         source = _source(records, task, benchmark)
         backbones, examples = load((first, second), source, overrides or [], samples, seed)
@@ -102,9 +102,9 @@ def load(
     """Both backbones, and at most so many records, drawn by the seed, in the terms of either."""
     import torch
 
-    from befit.config import load_experiment
-    from befit.loading import load_federation, load_model
-    from befit.site import Backbone
+    from befit.config.experiment import load_experiment
+    from befit.protocol.site import Backbone
+    from befit.runs.loading import load_federation, load_model
 
     rest = {**source, "method": "local", "baselines": []}
     made = [load_experiment({**rest, "model": {"id": model}}, overrides) for model in models]
@@ -134,7 +134,7 @@ def _blocks(asked: int | None, backbones: list[Backbone]) -> int:
 
 
 def as_dict(found: LayerCka, blocks: int) -> dict[str, Any]:
-    from befit.report.cka_map import layer_names
+    from befit.studies.cka_map import layer_names
 
     rows, columns = map(layer_names, found.values.shape)
     return {"models": list(found.models), "tokens": found.tokens, "records": found.records, "rows": rows,
@@ -142,8 +142,8 @@ def as_dict(found: LayerCka, blocks: int) -> dict[str, Any]:
 
 
 def write(out: Path, found: LayerCka, summary: dict[str, Any], blocks: int) -> None:
-    from befit.report.cka_map import cka_csv, cka_page, cka_png
-    from befit.storage import atomic_write, write_json
+    from befit.core.storage import atomic_write, write_json
+    from befit.studies.cka_map import cka_csv, cka_page, cka_png
 
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "cka.json", summary)

@@ -20,8 +20,8 @@ from befit.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from befit.compare.comparison import Compared
-    from befit.compare.plan import Plan
+    from befit.studies.compare.comparison import Compared
+    from befit.studies.compare.plan import Plan
 
 TRIAL_HELP = "Does all of it run? One seed, round and step on two clients (of each family) with four records a task."
 
@@ -58,14 +58,14 @@ def compare(
     The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
     """
     from befit.cli.compare_progress import CompareProgress
-    from befit.config_seeds import parse_seeds
+    from befit.config.seeds import parse_seeds
 
     console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
-        from befit.compare.comparison import compare as run_comparison
-        from befit.compare.comparison import make_plan
+        from befit.studies.compare.comparison import compare as run_comparison
+        from befit.studies.compare.comparison import make_plan
 
         plan = make_plan(source, methods=_names(methods), seeds=parse_seeds(seeds), overrides=overrides or (),
                          reference=reference, trial=trial)  # fmt: skip
@@ -93,8 +93,8 @@ def check_recipe(recipe: Path, overrides: Sequence[str], data: bool, as_json: bo
     """What `befit check` says of a recipe."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
-        from befit.compare.check import check_plan
-        from befit.compare.comparison import make_plan
+        from befit.studies.compare.check import check_plan
+        from befit.studies.compare.comparison import make_plan
 
         plan = make_plan(recipe, overrides=overrides)
         found = check_plan(plan, data)
@@ -127,7 +127,7 @@ def _names(text: str | None) -> list[str] | None:
 def _show(plan: Plan, done: Compared) -> None:
     if done.results is None:
         return
-    from befit.compare.tables import screen_tables
+    from befit.studies.compare.tables import screen_tables
 
     console = screen()
     for one in screen_tables(done.results):

@@ -14,7 +14,7 @@ from befit.cli.progress import RunProgress, seconds_left
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from befit.compare.plan import Plan
+    from befit.studies.compare.plan import Plan
 
 __all__ = ["CompareProgress"]
 

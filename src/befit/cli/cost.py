@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from befit.cli.output import only_json, print_json, print_table, screen
-from befit.errors import ConfigError
-from befit.schema import show
+from befit.core.errors import ConfigError
+from befit.core.schema import show
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -61,7 +61,7 @@ def cost(
     with only_json(as_json):
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
-        from befit.registry import standard_method
+        from befit.protocol.registry import standard_method
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
@@ -91,7 +91,7 @@ def cost(
 def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The methods by name, or what is wrong with them."""
     from befit.cost.arguments import chosen_methods
-    from befit.registry import method_names
+    from befit.protocol.registry import method_names
 
     try:
         return chosen_methods(names or method_names(), assignments), ()

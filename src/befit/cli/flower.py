@@ -11,7 +11,7 @@ import typer
 
 from befit.cli.doctor import doctor
 from befit.cli.output import print_json, print_table, screen
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def write(
     as_json: Json = False,
 ) -> None:
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
-    from befit.config import load_experiment
+    from befit.config.experiment import load_experiment
     from befit.flower.app_folder import start_command, write_app
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"])
@@ -117,8 +117,8 @@ def node_config(
     as_json: Json = False,
 ) -> None:
     """Explain what a site sets, check its file, and print the command that connects it."""
+    from befit.core.schema import parameters_of, type_words
     from befit.flower.site_file import SiteFile, load_site
-    from befit.schema import parameters_of, type_words
 
     parameters = parameters_of(SiteFile)
     found = load_site(site) if site.exists() else None

@@ -19,12 +19,12 @@ from befit.cli.output import (
     print_warning,
     screen,
 )
-from befit.schema import REQUIRED, Parameter, plain, show, type_words
+from befit.core.schema import REQUIRED, Parameter, plain, show, type_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from befit.config import Experiment
+    from befit.config.experiment import Experiment
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -38,8 +38,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
-    from befit.checking import check_everything
-    from befit.compare.recipe import is_recipe
+    from befit.runs.check import check_everything
+    from befit.studies.compare.study import is_recipe
 
     if is_recipe(config):
         check_recipe(config, overrides or (), data, as_json)
@@ -66,7 +66,7 @@ def check(
 
 def _checked(experiment: Experiment) -> dict[str, Any]:
     """What the check finds, with what reading the data and preparing it warned of among the warnings."""
-    from befit.runner import check as check_experiment
+    from befit.runs.runner import check as check_experiment
 
     logged: list[str] = []
     try:
@@ -81,7 +81,7 @@ def _checked(experiment: Experiment) -> dict[str, Any]:
 
 def methods(as_json: Json = False) -> None:
     """List the methods."""
-    from befit.registry import get_method, method_names
+    from befit.protocol.registry import get_method, method_names
 
     with only_json(as_json):
         entries = [get_method(name) for name in method_names()]
@@ -101,7 +101,7 @@ def benchmarks(
     as_json: Json = False,
 ) -> None:
     """List the benchmarks, or say what the arguments of one are."""
-    from befit.benchmarks import registry
+    from befit.data import registry
 
     with only_json(as_json):
         entries = [registry.get(one) for one in ([name] if name else registry.names())]
@@ -137,7 +137,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say what a method does, where it comes from, what its arguments are and what travels."""
-    from befit.registry import get_method
+    from befit.protocol.registry import get_method
 
     with only_json(as_json):
         entry = get_method(method)
@@ -193,7 +193,7 @@ def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _arguments(factory: Any) -> tuple[Parameter, ...]:
-    from befit.schema import parameters_of
+    from befit.core.schema import parameters_of
 
     return parameters_of(factory)
 

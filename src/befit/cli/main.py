@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit import __version__
 from befit.cli import (
     ablate,
     adapt,
@@ -29,7 +28,8 @@ from befit.cli import (
     worker,
 )
 from befit.cli.output import messages, print_error
-from befit.errors import BefitError, RunError
+from befit.core.errors import BefitError, RunError
+from befit.core.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, print_warning, screen, warnings_to
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from befit.benchmarks.base import Federation
-    from befit.benchmarks.overview import Holding, Overview
+    from befit.data.federation import Federation
+    from befit.data.overview import Holding, Overview
 
 SHOWN_CLIENTS = 40
 SHOWN_NAMES = 10
@@ -34,7 +34,7 @@ def partition(
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError([f"--out: must end in {' or '.join(PICTURES)}, got {out}"], "the command")
     with only_json(as_json), warnings_to(messages()):
-        from befit.benchmarks.overview import overview
+        from befit.data.overview import overview
 
         seen = overview(federation_of(source, overrides or []))
         if out is not None:
@@ -50,12 +50,12 @@ def partition(
 def federation_of(source: str, overrides: list[str]) -> Federation:
     """The federation of a configuration, or of a benchmark with arguments."""
     if Path(source).suffix in (".yaml", ".yml") or Path(source).is_file():
-        from befit.config import load_experiment
-        from befit.loading import load_federation
+        from befit.config.experiment import load_experiment
+        from befit.runs.loading import load_federation
 
         return load_federation(load_experiment(Path(source), overrides))
-    from befit.benchmarks.registry import build, get
-    from befit.config_overrides import apply_overrides
+    from befit.config.overrides import apply_overrides
+    from befit.data.registry import build, get
 
     get(source)  # a name that is none is told before its arguments
     values: dict[str, object] = {}
@@ -65,8 +65,8 @@ def federation_of(source: str, overrides: list[str]) -> Federation:
 
 
 def write(out: Path, seen: Overview) -> None:
+    from befit.core.storage import atomic_write
     from befit.report.partition_map import partition_page, partition_png
-    from befit.storage import atomic_write
 
     atomic_write(out, partition_png(seen) if out.suffix == ".png" else partition_page(seen).encode())
 

@@ -14,8 +14,8 @@ from befit.cli.output import messages, only_json, print_json, print_table, scree
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from befit.config import Experiment
-    from befit.runner import Run
+    from befit.config.experiment import Experiment
+    from befit.runs.runner import Run
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else, on standard output.")]
@@ -34,14 +34,14 @@ def demo(
 
     Everything it needs comes with befit: no download, no GPU.
     """
-    from befit.config import load_experiment
+    from befit.config.experiment import load_experiment
 
     _run(load_experiment(demo_config(seed)), out, resume=False, as_json=as_json, quiet=quiet)
 
 
 def demo_config(seed: int = 0) -> dict[str, Any]:
     """The configuration of the demo, with one seed for partition, adapters and batches."""
-    from befit.yamlfile import parse_yaml
+    from befit.core.yamlfile import parse_yaml
 
     values = parse_yaml(files("befit.cli").joinpath("demo.yaml").read_text(encoding="utf-8"), "demo.yaml")
     values["benchmark"]["seed"] = values["federation"]["seed"] = seed
@@ -67,10 +67,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Federate, personalise, export every client's adapter and write a report."""
-    from befit.compare.recipe import is_recipe
-    from befit.config import load_experiment
-    from befit.errors import ConfigError
-    from befit.limit import trial_overrides
+    from befit.config.experiment import load_experiment
+    from befit.core.errors import ConfigError
+    from befit.data.limit import trial_overrides
+    from befit.studies.compare.study import is_recipe
 
     if trial and config.is_file() and is_recipe(config):
         raise ConfigError([f"this is a recipe, which names runs: befit compare {config} --trial"], str(config))
@@ -92,17 +92,17 @@ def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
 
 
 def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
-    from befit.config import run_names
+    from befit.config.experiment import run_names
 
     out = out or default_out(experiment.name, resume)
     name, *baselines = run_names(experiment)
     names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
     console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.journal",)):
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
-        from befit.runner import run as run_experiment
+        from befit.runs.runner import run as run_experiment
 
         progress = Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet)
         try:

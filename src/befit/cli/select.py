@@ -9,7 +9,7 @@ import typer
 
 from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 
 
 def select(
@@ -39,9 +39,9 @@ def select(
     if pair is not None and (len(pair) != 2 or not all(pair)):
         raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
     with only_json(as_json), warnings_to(messages()):
-        from befit.choosing import choose_models
-        from befit.config import load_experiment
-        from befit.config_seeds import parse_seeds
+        from befit.config.experiment import load_experiment
+        from befit.config.seeds import parse_seeds
+        from befit.studies.select import choose_models
 
         wanted = parse_seeds(seeds)
         experiment = load_experiment(config, overrides or ())
@@ -59,7 +59,7 @@ def select(
 
 
 def show(found: dict[str, Any]) -> None:
-    from befit.yamlfile import write_yaml
+    from befit.core.yamlfile import write_yaml
 
     console = screen()
     seeds = found["seeds"] if len(found["seeds"]) > 1 else []

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.errors import ModelError, did_you_mean
+from befit.core.errors import ModelError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +56,7 @@ def builtin_architectures() -> Mapping[str, Mapping[str, Any]]:
 
     Their numbers of parameters are those that are published: tests/unit/cost/test_architectures.py has the list.
     """
-    from befit.yamlfile import parse_yaml
+    from befit.core.yamlfile import parse_yaml
 
     return parse_yaml(_FILE.read_text(encoding="utf-8"), _FILE.name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from befit.config_overrides import apply_overrides
-from befit.errors import ConfigError, did_you_mean
-from befit.registry import check_method, get_method, method_names
+from befit.config.overrides import apply_overrides
+from befit.core.errors import ConfigError, did_you_mean
+from befit.protocol.registry import check_method, get_method, method_names
 
 if TYPE_CHECKING:
-    from befit.method import Method
+    from befit.protocol.method import Method
 
 __all__ = ["chosen_methods"]
 

@@ -13,13 +13,13 @@ from befit.adapters.forms import LORA
 from befit.adapters.keys import slot_of, split
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.model import find_modules, model_shapes
+from befit.core.errors import ConfigError
+from befit.core.values import TensorSpec
 from befit.cost.architecture import Architecture
 from befit.cost.compute import public_records, relative_compute, relative_memory
 from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
-from befit.errors import ConfigError
-from befit.method import Method
-from befit.types import TensorSpec
+from befit.protocol.method import Method
 
 __all__ = ["compare", "method_cost", "with_savings"]
 

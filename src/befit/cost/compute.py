@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of
+from befit.core.values import TensorSpec
 from befit.cost.parameters import count
-from befit.train.work import PublicWork, Work
-from befit.types import TensorSpec
+from befit.protocol.work import PublicWork, Work
 
 __all__ = ["alone", "public_records", "relative_compute", "relative_memory", "step_cost"]
 

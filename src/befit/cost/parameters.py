@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from math import prod
 
 from befit.adapters.keys import Selector, slot_of, split
-from befit.types import TensorSpec
+from befit.core.values import TensorSpec
 
 __all__ = ["count", "slot_sizes"]
 

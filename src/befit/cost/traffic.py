@@ -11,9 +11,9 @@ from math import prod
 
 import torch
 
-from befit.federate import resolved_stages
-from befit.method import Method
-from befit.types import TensorSpec
+from befit.core.values import TensorSpec
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method
 
 __all__ = ["StageTraffic", "communication", "stage_traffic", "totals"]
 

@@ -11,10 +11,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from befit.config import Experiment
-from befit.errors import ConfigError
-from befit.registry import get_method
-from befit.schema import Parameter, parameters_of
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError
+from befit.core.schema import Parameter, parameters_of
+from befit.protocol.registry import get_method
 
 __all__ = [
     "ARGUMENTS", "AT_SERVER", "AT_SITE", "NOWHERE", "TRAVELS", "harmless", "method_of", "refused_in_method",
@@ -67,7 +67,7 @@ _OF_THE_SERVER = frozenset({"align.folder"})  # arguments that are used at the s
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """The blocks and keys that travel. Raises ConfigError for a setting that cannot be used at sites."""
-    from befit.config import to_dict
+    from befit.config.experiment import to_dict
 
     values, problems = to_dict(experiment), []
     settings: dict[str, Any] = {}

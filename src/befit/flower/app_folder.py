@@ -9,14 +9,14 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from befit import __version__
-from befit.benchmarks.layout import client_entries
-from befit.config import Experiment, to_yaml
-from befit.errors import RunError
+from befit.config.experiment import Experiment, to_yaml
+from befit.core.errors import RunError
+from befit.core.storage import atomic_write
+from befit.core.version import __version__
+from befit.data.files.layout import client_entries
 from befit.flower.allowed import settings_of
-from befit.flower.census import client_ids
-from befit.loading import load_federation, resolve_model
-from befit.storage import atomic_write
+from befit.flower.remote_clients import client_ids
+from befit.runs.loading import load_federation, resolve_model
 
 __all__ = ["start_command", "write_app"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from befit.config import CheckpointSettings, Experiment
+from befit.config.experiment import CheckpointSettings, Experiment
 from befit.flower.allowed import method_of, settings_of
-from befit.flower.census import remote_host
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
-from befit.journal import Observer
-from befit.loading import resolve_model
-from befit.runner import Run, run
+from befit.flower.remote_clients import remote_host
+from befit.runs.journal import Observer
+from befit.runs.loading import resolve_model
+from befit.runs.runner import Run, run
 
 __all__ = ["hello", "run_at_sites"]
 
@@ -37,7 +37,7 @@ def run_at_sites(
     resume: bool = False,
     observer: Observer | None = None,
 ) -> Run:
-    """Run an experiment into the directory `out`; see `befit.runner.run`.
+    """Run an experiment into the directory `out`; see `befit.runs.runner.run`.
 
     name  the run's name at the sites, the same when it is resumed
     said  what each client answered to `hello`, in the order that decides cohorts

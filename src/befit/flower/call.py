@@ -28,7 +28,7 @@ def call(site: SiteFile, request: bytes) -> bytes:
             return _ask(path, request)
         except (OSError, EOFError, AuthenticationError, ValueError, KeyError) as error:
             _LOG.warning("the worker at %s does not answer (%r): starting cold", path, error)
-    from befit.flower.desk import Desk
+    from befit.flower.service import Desk
 
     return Desk(site).answer(request)
 

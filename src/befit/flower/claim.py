@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from befit.errors import RunError
+from befit.core.errors import RunError
 from befit.flower.site_file import SiteFile
 
 __all__ = ["claim", "owner"]

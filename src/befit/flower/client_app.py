@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from befit.errors import ConfigError, PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.flower.call import call
 from befit.flower.records import from_content, to_content
 from befit.flower.site_file import load_site
@@ -24,7 +24,7 @@ app = ClientApp()
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
-    """The reply to any request of befit's server; see `befit.flower.desk.Desk` for what there is."""
+    """The reply to any request of befit's server; see `befit.flower.service.Desk` for what there is."""
 
     def serve(context: Context, request: bytes) -> bytes:
         path = context.node_config.get("site")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from befit.config import Experiment, load_experiment
-from befit.errors import ConfigError, PayloadMismatch
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.flower.allowed import ARGUMENTS, AT_SITE, TRAVELS, refused_in_method
 from befit.flower.site_file import SiteFile
 

@@ -9,15 +9,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from befit.config import BENCHMARK_PATHS
-from befit.errors import BefitError, ModelError, RunError, did_you_mean
+from befit.config.experiment import BENCHMARK_PATHS
+from befit.core.errors import BefitError, ModelError, RunError, did_you_mean
 from befit.flower.call import worker_file
 from befit.flower.claim import claim
 from befit.flower.consent import place_of
 from befit.flower.doctor_server import authority, server_seen, servers_own
 from befit.flower.finding import Finding
 from befit.flower.site_file import SiteFile, load_site
-from befit.registry import method_names
+from befit.protocol.registry import method_names
 
 __all__ = ["Finding", "examine"]
 
@@ -101,7 +101,7 @@ def _model(site: SiteFile, name: str) -> Finding:
 
 def _names(site: SiteFile) -> Iterator[Finding]:
     """Methods and benchmarks that no befit of this version has."""
-    from befit.benchmarks import registry
+    from befit.data import registry
 
     for key, listed, known in (("methods", site.methods or (), method_names), ("benchmarks", site.benchmarks,
                                                                                registry.names)):  # fmt: skip

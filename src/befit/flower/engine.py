@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from befit import __version__
-from befit.engine.wire import cast, payload_bytes
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.version import __version__
+from befit.core.wire import cast, payload_bytes
 from befit.flower import replies
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
-from befit.ledger import Outbound
-from befit.types import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.runs.outbound import Outbound
 
 __all__ = ["Link", "Lost", "RemoteEngine", "RemoteMemories", "ask", "checked"]
 

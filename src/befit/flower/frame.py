@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
 
 if TYPE_CHECKING:
-    from befit.types import State
+    from befit.core.values import State
 
 __all__ = ["PROTOCOL", "digest", "pack", "unpack"]
 
@@ -19,14 +19,14 @@ PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer serve
 
 def pack(header: Mapping[str, Any], arrays: State) -> bytes:
     """Header and arrays as bytes, the same for the same content. Arrays keep their dtype, bfloat16 too."""
-    from befit.engine.wire import to_bytes
+    from befit.core.wire import to_bytes
 
     return to_bytes(arrays, {"header": json.dumps(header)})
 
 
 def unpack(data: bytes, what: str) -> tuple[dict[str, Any], State]:
     """What `pack` packed. Raises PayloadMismatch, naming `what`, for anything else."""
-    from befit.engine.wire import from_bytes
+    from befit.core.wire import from_bytes
 
     arrays, metadata = from_bytes(data, what)
     try:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from befit.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, RunError
 
 __all__ = ["write_certificates", "write_site_keys"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from befit.errors import ConfigError, NotEnoughReplies, PayloadMismatch
+from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
 from befit.flower import replies
 from befit.flower.engine import Lost, checked
 from befit.flower.frame import digest

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from befit.engine.store import ClientStore, read_payload, write_payload
-from befit.errors import PayloadMismatch
-from befit.storage import atomic_write, read_bytes, read_json, write_json
-from befit.types import Payload
+from befit.core.errors import PayloadMismatch
+from befit.core.storage import atomic_write, read_bytes, read_json, write_json
+from befit.core.values import Payload
+from befit.protocol.store import ClientStore, read_payload, write_payload
 
 __all__ = ["SiteMemory", "Stamp"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
 from befit.flower.frame import digest
 
 __all__ = ["from_content", "to_content"]

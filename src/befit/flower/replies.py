@@ -1,7 +1,7 @@
 """What a site says of itself and of its work, believed only as far as it is well formed.
 
-Arrays are the guard's business (`befit.engine.guard`); these are the numbers and texts beside them, which go into logs,
-results and the report.
+Arrays are the guard's business (`befit.protocol.guard`); these are the numbers and texts beside them, which go
+into logs, results and the report.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from befit.errors import PayloadMismatch
-from befit.types import Cost, Scalar
+from befit.core.errors import PayloadMismatch
+from befit.core.values import Cost, Scalar
 
 __all__ = ["COLUMNS", "cost", "examples", "hello", "metrics", "readable", "report", "scalars"]
 

@@ -11,14 +11,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from befit.config import Experiment, load_experiment
-from befit.errors import RunError
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import RunError
+from befit.core.storage import read_json, write_json
 from befit.flower.at_sites import hello, run_at_sites
-from befit.flower.census import client_ids
 from befit.flower.link import GridLink
-from befit.journal import Observer
-from befit.runner import Run
-from befit.storage import read_json, write_json
+from befit.flower.remote_clients import client_ids
+from befit.runs.journal import Observer
+from befit.runs.runner import Run
 
 __all__ = ["run_over", "server_app"]
 
@@ -50,7 +50,7 @@ def run_over(
     grid: Grid, experiment: Experiment, out: Path, resume: bool = False, pinned: bool = True,
     observer: Observer | None = None, poll_s: float = 0.5,
 ) -> Run:  # fmt: skip
-    """Run an experiment over a grid, into the directory `out`; see `befit.runner.run`.
+    """Run an experiment over a grid, into the directory `out`; see `befit.runs.runner.run`.
 
     Which node is which client, and the run's name at the sites, are in `.sites.json` there; a resumed run needs it.
     """

@@ -8,14 +8,14 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from befit.benchmarks.base import Federation
-from befit.config import Experiment, load_experiment
-from befit.errors import PayloadMismatch
-from befit.flower.census import client_ids
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import PayloadMismatch
+from befit.data.federation import Federation
 from befit.flower.client_app import answering
-from befit.flower.desk import Desk
+from befit.flower.remote_clients import client_ids
+from befit.flower.service import Desk
 from befit.flower.site_file import SiteFile
-from befit.loading import load_federation, resolve_model
+from befit.runs.loading import load_federation, resolve_model
 
 __all__ = ["SimulatedDesk", "simulated_app"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from befit.config import BENCHMARK_PATHS
-from befit.errors import ConfigError
-from befit.schema import Rule, check_values, parameters_of
+from befit.config.experiment import BENCHMARK_PATHS
+from befit.core.errors import ConfigError
+from befit.core.schema import Rule, check_values, parameters_of
 
 __all__ = ["SiteFile", "load_site"]
 
@@ -59,7 +59,7 @@ RULES = {
 
 def load_site(path: Path | str) -> SiteFile:
     """Read a site's file; relative paths in it count from its folder. Raises ConfigError that lists every problem."""
-    from befit.yamlfile import parse_yaml
+    from befit.core.yamlfile import parse_yaml
 
     path = Path(path)
     try:

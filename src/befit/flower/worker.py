@@ -14,11 +14,11 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
-from befit import __version__
-from befit.errors import RunError
+from befit.core.errors import RunError
+from befit.core.version import __version__
 from befit.flower.call import worker_file
 from befit.flower.claim import claim
-from befit.flower.desk import Desk
+from befit.flower.service import Desk
 from befit.flower.site_file import SiteFile, load_site
 
 __all__ = ["serve_site"]

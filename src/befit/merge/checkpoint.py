@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from befit.adapters.lowrank import Pair
-from befit.errors import BefitError, ConfigError, PayloadMismatch
-from befit.storage import read_json
+from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.storage import read_json
 
 __all__ = ["CONFIG", "WEIGHTS", "Checkpoint", "Module", "check_mergeable", "open_checkpoint", "open_checkpoints"]
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from befit.adapters.keys import slot_of, split
 from befit.adapters.state import check_same
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
+from befit.core.seeds import derive_seed
+from befit.core.values import State
 from befit.merge.fisher import FISHER
 from befit.merge.rules import Entry
 from befit.merge.spaces import ModuleUpdates
-from befit.seeds import derive_seed
-from befit.types import State
 
 __all__ = ["MergeContext", "entries_of", "is_factor", "modules_of", "to_scale"]
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from befit.adapters.lowrank import inner
-from befit.errors import ConfigError, PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.seeds import derive_seed
+from befit.core.storage import write_json
 from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
 from befit.merge.spaces import Draw, ModuleUpdates, merge_factors, merge_updates
 from befit.merge.update import Finished, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
-from befit.seeds import derive_seed
-from befit.storage import write_json
 
 __all__ = ["MergedModule", "Report", "merge_checkpoints"]
 

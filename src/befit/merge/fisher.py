@@ -8,8 +8,8 @@ import torch
 
 from befit.adapters.keys import slot_of, to_slot
 from befit.adapters.state import check_same
-from befit.errors import PayloadMismatch
-from befit.types import State
+from befit.core.errors import PayloadMismatch
+from befit.core.values import State
 
 __all__ = ["FISHER", "fisher_mean"]
 

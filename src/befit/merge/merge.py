@@ -11,13 +11,13 @@ from torch import Tensor
 
 from befit.adapters.keys import split
 from befit.adapters.state import check_same, weighted_mean
-from befit.errors import ConfigError, PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.values import State, Update
 from befit.merge.clients import MergeContext, entries_of, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
 from befit.merge.spaces import Delta, Draw, Knots, merge_tensors, merge_updates
 from befit.merge.update import LowRankUpdate, finish
-from befit.types import State, Update
 
 __all__ = ["Merge", "MergeContext"]
 

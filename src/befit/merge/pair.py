@@ -14,7 +14,7 @@ from torch import Tensor
 from befit.adapters.keys import join, split, to_slot
 from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm
-from befit.types import State
+from befit.core.values import State
 
 __all__ = ["comparison", "merge_pair"]
 

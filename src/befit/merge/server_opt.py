@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import to_slot
-from befit.errors import ConfigError
-from befit.types import State
+from befit.core.errors import ConfigError
+from befit.core.values import State
 
 __all__ = ["PRIVATE", "ServerOptimiser"]
 

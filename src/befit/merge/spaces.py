@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.lowrank import Pair, stack
-from befit.errors import PayloadMismatch
+from befit.core.errors import PayloadMismatch
 from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
 from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product

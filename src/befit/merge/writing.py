@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from befit.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, RunError
 
 __all__ = ["SafetensorsFile", "check_target", "new_folder"]
 

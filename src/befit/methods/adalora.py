@@ -9,17 +9,18 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.svd import Svd
-from befit.eft.allocate import Allocator, Orthogonality, Timetable
-from befit.eft.budget import compact, kept_ranks
-from befit.eft.onbase import OnBase, kept, resume
-from befit.eft.personal import steps_for, trained
-from befit.errors import ConfigError
-from befit.method import Method, Personal
-from befit.registry import register
-from befit.site import Site
+from befit.core.errors import ConfigError
+from befit.core.values import Payload, Tick
+from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
+from befit.methods.parts.budget.budget import compact, kept_ranks
+from befit.methods.parts.budget.onbase import OnBase, kept, resume
+from befit.methods.parts.budget.personal import steps_for, trained
+from befit.protocol.method import Method, Needs
+from befit.protocol.registry import register
+from befit.protocol.site import Site
+from befit.protocol.stage import Personal, Stage
 from befit.tasks import GENERATIVE
 from befit.train.loop import Pass, train
-from befit.types import Needs, Payload, Stage, Tick
 
 
 @register("adalora", title="AdaLoRA", paper="arXiv:2303.10512", year=2023)

@@ -11,15 +11,16 @@ import torch
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout, ModelShapes
-from befit.eft.onbase import OnBase
-from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
-from befit.eft.search import Prior, Search
-from befit.eft.stages import FineTune, SearchAlone, deploy_budgets
-from befit.method import Deployment, Method
-from befit.registry import register
-from befit.site import Site
-from befit.train.work import Work
-from befit.types import Needs, Payload, Stage
+from befit.core.values import Payload
+from befit.methods.parts.budget.onbase import OnBase
+from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
+from befit.methods.parts.budget.search import Prior, Search
+from befit.methods.parts.budget.stages import FineTune, SearchAlone, deploy_budgets
+from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.registry import register
+from befit.protocol.site import Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
 
 
 @register("bayestune", title="BayesTune-LoRA", paper="arXiv:2502.04387", year=2025)

@@ -2,12 +2,12 @@
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import GATE, lora
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.recipe.route import LeaveOneOut
-from befit.registry import register
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.methods.parts.recipe.route import LeaveOneOut
+from befit.protocol.method import Needs
+from befit.protocol.registry import register
 from befit.train.loop import Pass
-from befit.types import Needs
 
 
 @register("fedalt", title="FedALT", paper="arXiv:2503.11880", year=2025)

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.registry import register
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
+from befit.protocol.work import Work
 from befit.train.loop import Pass
 from befit.train.terms import Guide
-from befit.train.work import Work
 
 if TYPE_CHECKING:
-    from befit.site import Site
+    from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
 _DUAL = ("frozen", "personal")

@@ -12,19 +12,20 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector, slot, to_slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.adapters.state import weighted_mean
-from befit.eft.base import base_slots, load_base, with_base
-from befit.eft.meta import MetaStep, improve, in_two, rated_optimiser, train_at
-from befit.eft.onbase import OnBase, kept, resume
-from befit.eft.personal import steps_for
-from befit.eft.rates import RATES, VALIDATION, RateNet, rate_multiples
-from befit.eft.stages import features_of
-from befit.errors import ConfigError
-from befit.method import Method, Personal
-from befit.registry import register
-from befit.site import ServerSite, Site
+from befit.core.errors import ConfigError
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.methods.parts.budget.base import base_slots, load_base, with_base
+from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
+from befit.methods.parts.budget.onbase import OnBase, kept, resume
+from befit.methods.parts.budget.personal import steps_for
+from befit.methods.parts.budget.rates import RATES, VALIDATION, RateNet, rate_multiples
+from befit.methods.parts.budget.stages import features_of
+from befit.protocol.method import Method, Needs
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Personal, Stage
+from befit.protocol.work import Work
 from befit.train.optim import dump_moments, learning_rate, load_moments
-from befit.train.work import Work
-from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 _BEST = "best"
 _LOSS = f"{VALIDATION}/all/loss"
@@ -194,7 +195,7 @@ class _Predict(Personal):
         load_base(client, site)
         parts = in_two(site, self.validation, at.seed)
         seen, found = features_of(client, parts, self.mask_padding, self.all_padding)
-        # In memory of their own: see `befit.eft.stages.generator_of`.
+        # In memory of their own: see `befit.methods.parts.budget.stages.generator_of`.
         multiples = rate_multiples({key: value.clone() for key, value in received.arrays.items()}, seen)
         site.report.update({"rate_mean": float(multiples.mean()), "rate_max": float(multiples.max())})
         return Payload({**client.arrays, **found, _MULTIPLES: multiples}, client.scalars), Payload()

@@ -10,8 +10,10 @@ from torch import Tensor
 from befit.adapters.keys import Selector, select, slot, slot_of
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.state import rename, specs_of
-from befit.distil.ensemble import budget_of, public_of
-from befit.distil.knowledge import (
+from befit.core.errors import ConfigError, DataError, NotTrained
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.methods.parts.distil.ensemble import budget_of, public_of
+from befit.methods.parts.distil.knowledge import (
     KNOWLEDGE,
     LOSSES,
     OWN,
@@ -23,17 +25,16 @@ from befit.distil.knowledge import (
     learnt,
     said,
 )
-from befit.distil.settings import Distillation
-from befit.distil.student import view
-from befit.distil.translate import View
-from befit.errors import ConfigError, DataError, NotTrained
-from befit.families import join, part
-from befit.method import Deployment, Method
-from befit.registry import register
-from befit.site import ServerSite, Site
+from befit.methods.parts.distil.settings import Distillation
+from befit.methods.parts.distil.student import view
+from befit.methods.parts.distil.translate import View
+from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.per_family import join, part
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import PublicWork, Work
 from befit.train.loop import Pass, train
-from befit.train.work import PublicWork, Work
-from befit.types import ClientInfo, Needs, Payload, Stage, State, TensorSpec, Tick, Update
 
 
 @register("fedmkt", title="FedMKT", paper="arXiv:2406.02224", year=2025)
@@ -44,7 +45,7 @@ class FedMKT(Method):
     rank       rank of every adapter
     alpha      its scaling: delta = alpha / rank * B A
     positions  of how many answer tokens of a public record, the first ones, probabilities travel
-    distil     public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+    distil     public records, steps and rate of the distillation, see `Distillation`
 
     For each public record the client with the lowest loss; where that is below the loss of a backbone's server model,
     the server model learns its probabilities; a client learns its server model's where that one's loss is below its

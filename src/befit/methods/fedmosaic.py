@@ -5,14 +5,14 @@ from typing import Literal
 from befit.adapters.gates import make_gate
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.pq import BASIS, Basis, PQLora
-from befit.align.settings import Alignment
-from befit.errors import ConfigError
-from befit.registry import register
-from befit.rela.mixing import Relevance, chosen, needless
-from befit.rela.mosaic import BOTH, Mosaic
-from befit.rela.options import relevance_problems
-from befit.rela.sketch import Sketch
-from befit.types import Needs
+from befit.core.errors import ConfigError
+from befit.methods.parts.mosaic.align.settings import Alignment
+from befit.methods.parts.mosaic.mixing import Relevance, chosen, needless
+from befit.methods.parts.mosaic.mosaic import BOTH, Mosaic
+from befit.methods.parts.mosaic.options import relevance_problems
+from befit.methods.parts.mosaic.sketch import Sketch
+from befit.protocol.method import Needs
+from befit.protocol.registry import register
 
 
 @register("fedmosaic", title="FedMosaic", paper="arXiv:2506.11024", year=2026)
@@ -51,7 +51,7 @@ def fedmosaic(
     share         share of the gradient's entries that travel
     mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
     gate          "scalar", one number per layer; "input", by token; "noisy-input", disturbed in training (the code)
-    align         how A and B of different backbones are aligned, see befit.align.settings.Alignment
+    align         how A and B of different backbones are aligned, see `Alignment`
 
     In a PQ block `h_own = s B (P A x + Q)` with frozen orthonormal A and B, elsewhere `h_own = s B A x`;
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`.

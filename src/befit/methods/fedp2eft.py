@@ -12,17 +12,34 @@ from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import Selector, select, slot
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.state import weighted_mean
-from befit.eft.base import base_opening, base_slots, base_stages, load_base, make_base, with_base, with_layout
-from befit.eft.generator import GENERATOR, Generator, fit, generate
-from befit.eft.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
-from befit.eft.search import Prior, Search, search
-from befit.eft.stages import FineTune, Predict, deploy_budgets, features_of, generator_of, load_scales, only_generator
-from befit.errors import ConfigError
-from befit.method import Deployment, Method, Opening
-from befit.registry import register
-from befit.site import ServerSite, Site
-from befit.train.work import Work
-from befit.types import ClientInfo, Needs, Payload, Stage, TensorSpec, Tick, Update
+from befit.core.errors import ConfigError
+from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
+from befit.methods.parts.budget.base import (
+    base_opening,
+    base_slots,
+    base_stages,
+    load_base,
+    make_base,
+    with_base,
+    with_layout,
+)
+from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
+from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
+from befit.methods.parts.budget.search import Prior, Search, search
+from befit.methods.parts.budget.stages import (
+    FineTune,
+    Predict,
+    deploy_budgets,
+    features_of,
+    generator_of,
+    load_scales,
+    only_generator,
+)
+from befit.protocol.method import Deployment, Method, Needs, Opening
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
 
 _STAGES = ("base", "generate", "scales", "budget")
 

@@ -4,11 +4,11 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.registry import register
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
 from befit.train.loop import Pass
 from befit.train.terms import L2
 

@@ -11,15 +11,15 @@ from befit.adapters.forms import DENSE, LORA
 from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
-from befit.recipe.branches import two_branches
-from befit.recipe.recipe import Recipe
-from befit.registry import register
-from befit.site import Site
+from befit.methods.parts.recipe.branches import two_branches
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
+from befit.protocol.site import Site
 from befit.train.paired_fisher import Damping, estimate
-from befit.types import Scalar, State, Tick
 
 
 @register("fisher_merging", title="Fisher merging", paper="arXiv:2111.09832", year=2022)

@@ -6,11 +6,11 @@ from typing import Literal
 
 from befit.adapters.keys import split
 from befit.adapters.layout import lora
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.recipe.ranked import Ranked, rank_problems
-from befit.registry import register
-from befit.types import State, Update
+from befit.methods.parts.recipe.ranked import Ranked, rank_problems
+from befit.protocol.registry import register
 
 
 @register("flexlora", title="FlexLoRA", paper="arXiv:2402.11505", year=2024)

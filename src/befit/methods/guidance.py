@@ -7,12 +7,12 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.recipe.route import Broadcast
-from befit.registry import register
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.methods.parts.recipe.route import Broadcast
+from befit.protocol.registry import register
 from befit.train.blend import Blend
 from befit.train.loop import Pass
 from befit.train.terms import L2, Distil, ProductDistance, Term
@@ -43,7 +43,7 @@ def guidance(
 
     rank                rank of the adapters
     alpha               their scaling: delta = alpha / rank * B A
-    merge               space, rule and finish of the merge, see befit.merge.merge.Merge
+    merge               space, rule and finish of the merge, see `Merge`
     guide               "hard" starts each round from the merged adapter; "parametric" pulls the weights to it;
                         "function" distils it; "own" ignores it (the control: own start, no guidance)
     beta                strength of guidance: the loss is (1 - beta) task + beta guidance; 0 in the first round

@@ -12,15 +12,15 @@ from befit.adapters.keys import slot, split
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import inner
 from befit.adapters.state import weighted_mean
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import State, Update
 from befit.merge.merge import MergeContext
-from befit.recipe.ranked import Ranked, rank_problems
-from befit.registry import register
+from befit.methods.parts.recipe.ranked import Ranked, rank_problems
+from befit.protocol.registry import register
 from befit.train.terms import Guide, Term
-from befit.types import State, Update
 
 if TYPE_CHECKING:
-    from befit.site import Site
+    from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
 

@@ -7,14 +7,14 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
-from befit.recipe.branches import two_branches
-from befit.recipe.recipe import Recipe
-from befit.registry import register
-from befit.site import Site
-from befit.types import Scalar, State, Tick
+from befit.methods.parts.recipe.branches import two_branches
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
+from befit.protocol.site import Site
 
 
 @register("interpolation", title="Interpolation", year=2026)

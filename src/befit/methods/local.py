@@ -1,10 +1,10 @@
 """Local training: every client alone, the baseline that federating has to beat."""
 
 from befit.adapters.layout import lora
-from befit.recipe.branches import alone
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.registry import register
+from befit.methods.parts.recipe.branches import alone
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
 
 
 @register("local", title="Local", paper="", year=0)

@@ -7,10 +7,10 @@ from typing import Any
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
-from befit.eft.onbase import OnBase, TrainAlone
-from befit.method import Method
-from befit.registry import register
-from befit.types import Needs, Stage
+from befit.methods.parts.budget.onbase import OnBase, TrainAlone
+from befit.protocol.method import Method, Needs
+from befit.protocol.registry import register
+from befit.protocol.stage import Stage
 
 
 @register("lora", title="LoRA", paper="arXiv:2106.09685", year=2021)

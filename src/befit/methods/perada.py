@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from befit.adapters.keys import slot
-from befit.distil.ensemble import blended, lessons, students, with_states
-from befit.distil.settings import Distillation
-from befit.distil.student import drawing, soft_loss
-from befit.errors import ConfigError
-from befit.families import ByFamily
+from befit.core.errors import ConfigError
+from befit.core.values import Payload, Tick, Update
 from befit.methods.ditto import ditto
-from befit.registry import register
-from befit.site import ServerSite
-from befit.train.work import PublicWork, Work
-from befit.types import Payload, Tick, Update
+from befit.methods.parts.distil.ensemble import blended, lessons, students, with_states
+from befit.methods.parts.distil.settings import Distillation
+from befit.methods.parts.distil.student import drawing, soft_loss
+from befit.protocol.per_family import ByFamily
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite
+from befit.protocol.work import PublicWork, Work
 
 
 @register("perada", title="PerAda", paper="arXiv:2302.06637", year=2024)
@@ -34,7 +34,7 @@ def perada(
     mu           strength of mu * ||personal - shared||^2, shared as received at the start of the round
     weights      how the server averages: "uniform" or "examples"
     temperature  T of the distillation
-    distil       public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+    distil       public records, steps and rate of the distillation, see `Distillation`
     legacy_average_personal  average the personal adapter too, as FedMosaic's released code does by mistake
 
     `loss = mean over answer tokens of KL(softmax(t / T) || softmax(s / T))`, without a factor T^2; t the mean logits of

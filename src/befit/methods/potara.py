@@ -16,15 +16,15 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.recipe.branches import keep_best, two_branches
-from befit.recipe.recipe import Recipe
-from befit.registry import register
-from befit.site import Site
+from befit.methods.parts.recipe.branches import keep_best, two_branches
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import register
+from befit.protocol.site import Site
 from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
-from befit.types import Scalar, State, Tick
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from typing import Literal
 
 from befit.adapters.gates import make_gate
 from befit.adapters.layout import Layout, Slot
-from befit.errors import ConfigError
-from befit.registry import register
-from befit.rela.mixing import Relevance, chosen, needless
-from befit.rela.mosaic import BOTH, Mosaic
-from befit.rela.options import relevance_problems
-from befit.rela.sketch import Sketch
+from befit.core.errors import ConfigError
+from befit.methods.parts.mosaic.mixing import Relevance, chosen, needless
+from befit.methods.parts.mosaic.mosaic import BOTH, Mosaic
+from befit.methods.parts.mosaic.options import relevance_problems
+from befit.methods.parts.mosaic.sketch import Sketch
+from befit.protocol.registry import register
 
 
 @register("rela", title="RELA", paper="arXiv:2506.11024", year=2026)

@@ -11,15 +11,16 @@ from befit.adapters.forms import DENSE
 from befit.adapters.keys import Selector, join, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, initial_values
 from befit.adapters.state import specs_of, weighted_mean
-from befit.errors import ConfigError, NotTrained
+from befit.core.errors import ConfigError, NotTrained
+from befit.core.seeds import derive_seed
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.method import Deployment, Method
-from befit.registry import register
-from befit.seeds import derive_seed
-from befit.site import ServerSite, Site
+from befit.protocol.method import Deployment, Method
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
 from befit.train.loop import Pass, train
-from befit.train.work import Work
-from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
 
 @register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2025)
@@ -29,7 +30,7 @@ class Relora(Method):
 
     rank         rank of the adapters
     alpha        their scaling: delta = alpha / rank * B A
-    merge        space, rule and finish of the merge, see befit.merge.merge.Merge
+    merge        space, rule and finish of the merge, see `Merge`
     relora_rank  largest rank of what one round folds in; null keeps all of it, up to rank times the clients
 
     `W <- W + dW_G`, never cut to the rank of an adapter in the spaces knots and delta; A of round t comes from a seed

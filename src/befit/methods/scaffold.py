@@ -11,18 +11,19 @@ import torch
 from befit.adapters.keys import Selector, select, slot
 from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
-from befit.errors import ConfigError
-from befit.method import Deployment, Method
-from befit.registry import register
-from befit.site import ServerSite, Site
+from befit.core.errors import ConfigError
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.protocol.method import Deployment, Method
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 from befit.train.optim import learning_rate
 from befit.train.terms import Tilt
-from befit.train.work import Work
-from befit.types import ClientInfo, Payload, Stage, State, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
-    from befit.config import TrainSettings
+    from befit.protocol.settings import TrainSettings
 
 CONTROL = "control"
 

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.state import add, scale
-from befit.distil.ensemble import Taught, blended, lessons, mean_rows, students, with_states
-from befit.distil.settings import Distillation
-from befit.distil.student import Student, drawing, soft_loss
-from befit.errors import ConfigError
-from befit.families import ByFamily
+from befit.core.errors import ConfigError
+from befit.core.values import Payload, State, Tick, Update
 from befit.methods.fedit import fedit
-from befit.registry import register
-from befit.site import ServerSite
-from befit.train.work import PublicWork, Work
-from befit.types import Payload, State, Tick, Update
+from befit.methods.parts.distil.ensemble import Taught, blended, lessons, mean_rows, students, with_states
+from befit.methods.parts.distil.settings import Distillation
+from befit.methods.parts.distil.student import Student, drawing, soft_loss
+from befit.protocol.per_family import ByFamily
+from befit.protocol.registry import register
+from befit.protocol.site import ServerSite
+from befit.protocol.work import PublicWork, Work
 
 
 @register("takfl", title="TAKFL", paper="arXiv:2409.18461", year=2024)
@@ -41,7 +41,7 @@ def takfl(
     own_weight       how much the average's own answers count beside them
     own_temperature  T of those
     strength         the task vectors' weights together: lambda_k = strength / K for each of K teacher families
-    distil           public records, steps and rate of the distillation, see befit.distil.settings.Distillation
+    distil           public records, steps and rate of the distillation, see `Distillation`
 
     For each teacher family k, from the student family's average theta: `theta_k` minimises `KL_T(mean logits of k) +
     own_weight KL_T'(theta)`, both times their T^2, over answer tokens; `theta + sum_k lambda_k (theta_k - theta)`.

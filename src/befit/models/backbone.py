@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 from befit.models.fingerprint import fingerprint
 from befit.models.heads import check_causal, check_weights, head_modules, label_config
 from befit.models.multimodal import load_vqa_processor
@@ -35,7 +35,7 @@ __all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "load
 
 
 class ModelSettings(Protocol):
-    """The fields of `befit.config.ModelSettings` that are read here."""
+    """The fields of `befit.config.experiment.ModelSettings` that are read here."""
 
     @property
     def id(self) -> str: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 from befit.tasks import GENERATIVE
 
 __all__ = ["check_causal", "check_weights", "head_modules", "label_config"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.tasks.images import ImagePreprocessor
 

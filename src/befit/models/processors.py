@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 from befit.tasks.images import ImagePreprocessor
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")

@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 UNSAFE = frozenset({".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})

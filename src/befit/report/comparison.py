@@ -33,8 +33,8 @@ FEWEST = 3  # clients for a statement about their mean
 def run_title(label: str) -> str:
     """The method's name as its paper writes it; "fedit-2" is the second run of that method, "fedit-rank-4" the one that
     has another rank than the first."""
-    from befit.errors import ConfigError
-    from befit.registry import get_method
+    from befit.core.errors import ConfigError
+    from befit.protocol.registry import get_method
     from befit.report.numbers import plain
 
     name, _, other = label.partition("-")

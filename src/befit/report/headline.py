@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from befit.eft.ties import TIED
-from befit.limit import limit_sentence
+from befit.core.metrics import TIED
+from befit.data.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, baseline_labels, gains_over, mean_gain, run_title
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
 

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from befit.benchmarks.overview import Overview
+from befit.data.overview import Overview
 from befit.report.numbers import plain
 from befit.report.svg import draw
 

@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from befit.eft.structure import Structure, distance, distances
-from befit.eft.ties import TIED
-from befit.evaluate.groups import group_keys
+from befit.core.metrics import TIED, group_keys
 from befit.report.drawing import MANY, Plot
 from befit.report.numbers import MINUS, plain
+from befit.report.structure import Structure, distance, distances
 from befit.report.svg import draw
 
 __all__ = ["client_ranks", "mean_ranks", "scale_distances"]

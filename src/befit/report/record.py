@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from befit.eft.structure import Structure, read_structures
-from befit.errors import RunError
+from befit.core.errors import RunError
+from befit.core.storage import read_bytes, read_json
 from befit.report.comparison import baseline_labels
 from befit.report.numbers import count_text, plain
-from befit.storage import read_bytes, read_json
+from befit.report.structure import Structure, read_structures
 
 __all__ = ["RunRecord", "export_note", "read_record", "written_files"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.left_out import left_out_sentence
+from befit.data.long_prompts import left_out_sentence
 from befit.report.comparison import baseline_labels, run_title
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord

@@ -16,10 +16,10 @@ def write_report(run_dir: Path, plots: bool = True) -> None:
     Raises RunError for a directory without results, or that cannot be written.
     """
     # imported here: the tables alone, which the command line prints, need neither matplotlib nor jinja2
+    from befit.core.storage import atomic_write
     from befit.report.markdown import render_markdown
     from befit.report.page import render_page
     from befit.report.record import read_record
-    from befit.storage import atomic_write
 
     record = read_record(Path(run_dir))
     atomic_write(record.path / "report.md", render_markdown(record).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from befit.errors import ConfigError, did_you_mean
+from befit.core.errors import ConfigError, did_you_mean
 from befit.tasks.meteor import unavailable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 
 Batch = dict[str, Tensor]
 Record = Mapping[str, Any]

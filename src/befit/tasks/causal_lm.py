@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
-from befit.errors import DataError, ModelError
+from befit.core.errors import DataError, ModelError
 from befit.tasks.base import (
     Batch,
     Examples,

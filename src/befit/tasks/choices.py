@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.base import batches, by_value, inference
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from befit.errors import DataError, did_you_mean
+from befit.core.errors import DataError, did_you_mean
 from befit.tasks.base import (
     Batch,
     Examples,

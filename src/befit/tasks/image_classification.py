@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.base import Batch, Record, record_name
 from befit.tasks.classification import Classification
 from befit.tasks.examples import StackedExamples

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 
 __all__ = ["ImagePreprocessor", "read_image"]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.base import Batch, Record, record_name
 from befit.tasks.classification import Classification
 from befit.tasks.examples import PaddedExamples, pad_right

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.meteor import METEORS, meteor
 
 __all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_choice"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
-from befit.errors import DataError, ModelError
+from befit.core.errors import DataError, ModelError
 from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
 from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.prompts import chat_text, render
 
 __all__ = ["MARK", "checked_turns", "dialogue"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.errors import DataError
+from befit.core.errors import DataError
 from befit.tasks.base import Record
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_metrics import POOLED

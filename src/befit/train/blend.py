@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from befit.adapters.keys import join, slot, split, to_slot
 from befit.adapters.lowrank import Pair
 from befit.adapters.similarity import factor_cosine, product_cosine, subspace_alignment
-from befit.types import Tick
+from befit.core.values import Tick
 
 if TYPE_CHECKING:
-    from befit.site import Site
+    from befit.protocol.site import Site
 
 __all__ = ["Blend"]
 

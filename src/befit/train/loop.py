@@ -12,15 +12,15 @@ from torch import Tensor
 
 from befit.adapters.keys import Selector, slot
 from befit.adapters.mixers import meetings
+from befit.core.values import State, Tick
+from befit.protocol.work import Work
 from befit.train.blend import Blend
 from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
 from befit.train.terms import Guide, Term
-from befit.train.work import Work
-from befit.types import State, Tick
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
-    from befit.site import Site
+    from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
 __all__ = ["Pass", "TrainingDiverged", "TrainingReport", "train"]

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from befit.adapters.keys import join
-from befit.types import State, Tick
+from befit.core.values import State, Tick
 
 if TYPE_CHECKING:
-    from befit.config import TrainSettings
+    from befit.protocol.settings import TrainSettings
 
 __all__ = ["dump_moments", "learning_rate", "load_moments", "make_optimiser"]
 
@@ -34,7 +34,7 @@ def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
 
     With `schedule_over: round` every round goes through all of it.
 
-    >>> from befit.config import TrainSettings
+    >>> from befit.config.experiment import TrainSettings
     >>> budget = TrainSettings(lr=1.0, schedule="linear", max_steps=5)
     >>> [learning_rate(budget, step, Tick("federate", 2, 2, 0)) for step in (0, 4)]
     [0.5, 0.1]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from befit.errors import DataError
+from befit.core.errors import DataError
+from befit.core.values import Tick
 from befit.train.persample import sample_gradients
-from befit.types import Tick
 
 if TYPE_CHECKING:
-    from befit.site import Site
+    from befit.protocol.site import Site
 
 __all__ = ["Damping", "PairedFisher", "Variances", "estimate", "group_traces"]
 

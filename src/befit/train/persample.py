@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from befit.adapters.layer import Branch
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
-    from befit.site import Site
+    from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
 __all__ = ["sample_gradients"]

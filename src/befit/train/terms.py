@@ -11,10 +11,10 @@ from torch import Tensor
 
 from befit.adapters.keys import join, slot, to_slot
 from befit.adapters.lowrank import align
-from befit.train.work import Work
+from befit.protocol.work import Work
 
 if TYPE_CHECKING:
-    from befit.site import Site
+    from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
 __all__ = ["L2", "Distil", "Guide", "ProductDistance", "Term", "Tilt"]

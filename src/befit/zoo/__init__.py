@@ -7,11 +7,11 @@ import json
 from functools import cache
 from pathlib import Path
 
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 
-__all__ = ["zoo_names", "zoo_path"]
+__all__ = ["FOLDER", "zoo_names", "zoo_path"]
 
-_HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def zoo_names() -> list[str]:
@@ -26,7 +26,7 @@ def zoo_path(name: str) -> Path | None:
     """
     if name not in _pins():
         return None
-    weights = _HERE / name / "model.safetensors"
+    weights = FOLDER / name / "model.safetensors"
     if not weights.exists():
         raise ModelError(f"{name} ships with befit but its weights are missing: install befit anew")
     if _digest(weights) != _pins()[name]:
@@ -36,7 +36,7 @@ def zoo_path(name: str) -> Path | None:
 
 @cache
 def _pins() -> dict[str, str]:
-    return json.loads((_HERE / "sha256.json").read_text())
+    return json.loads((FOLDER / "sha256.json").read_text())
 
 
 @cache

@@ -6,12 +6,12 @@ from typing import Any
 
 import peft
 import torch
-from tests.conftest import tiny_model
 from torch import Tensor, nn
 
 from befit.adapters.keys import join
 from befit.adapters.model import AdaptedModel
-from befit.types import State
+from befit.core.values import State
+from tests.conftest import tiny_model
 
 
 def peft_model(kind: str, model: AdaptedModel, state: State, *slots: str) -> Any:

@@ -6,16 +6,16 @@ import pytest
 import torch
 import torch.ao.nn.quantized.dynamic as quantised
 import torch.nn.functional as F
-from tests.conftest import assert_same, make_site, random_state, tiny_model
 from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
 from befit.adapters.keys import EVERYTHING, factor, slot
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel, find_modules
-from befit.errors import ModelError, PayloadMismatch
+from befit.core.errors import ModelError, PayloadMismatch
+from befit.core.values import TensorSpec, Tick
 from befit.train.loop import Pass, train
-from befit.types import TensorSpec, Tick
+from tests.conftest import assert_same, make_site, random_state, tiny_model
 
 TWO = lora(2, 6.0, slots=("shared", "personal"))
 AT = Tick("federate", 1, 1, 0)

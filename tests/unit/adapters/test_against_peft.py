@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import assert_near, make_site, random_state
-from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import Layout, Slot, lora
+from tests.conftest import assert_near, make_site, random_state
+from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -10,19 +10,19 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.forms import DENSE
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.model import AdaptedModel
-from befit.adapters.peft_io import read_adapter, write_adapter
-from befit.engine.wire import from_bytes, to_bytes
-from befit.errors import ModelError, PayloadMismatch
-from befit.method import Deployment
+from befit.core.errors import ModelError, PayloadMismatch
+from befit.core.wire import from_bytes, to_bytes
 from befit.methods.potara import merge_pair
-from befit.site import Site
+from befit.protocol.method import Deployment
+from befit.protocol.site import Site
+from befit.runs.peft_io import read_adapter, write_adapter
+from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -8,19 +8,19 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tests.conftest import assert_same, make_site, random_state, tiny_model
 
 from befit.adapters.forms import ModuleShape
 from befit.adapters.gates import InputGate, ScalarGate
 from befit.adapters.keys import factor, slot, split
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.model import AdaptedModel
-from befit.adapters.peft_io import write_adapter
 from befit.adapters.pq import BASIS, Basis, PQBranch, PQLora, orthonormal, placement, polar, sites
-from befit.errors import ModelError
-from befit.method import Deployment
+from befit.core.errors import ModelError
+from befit.core.values import Tick
+from befit.protocol.method import Deployment
+from befit.runs.peft_io import write_adapter
 from befit.train.loop import Pass, train
-from befit.types import Tick
+from tests.conftest import assert_same, make_site, random_state, tiny_model
 
 BOTH = ("personal", "shared")
 PQ = factor("P", "Q")

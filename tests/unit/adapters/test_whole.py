@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state, tiny_model
 
 from befit.adapters.keys import EVERYTHING, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, whole
 from befit.adapters.model import AdaptedModel
-from befit.adapters.model_io import model_weights, without_whole, write_model
-from befit.adapters.peft_io import write_adapter
 from befit.adapters.whole import WHOLE, embeddings
-from befit.config import TrainSettings
-from befit.errors import ModelError
-from befit.method import Deployment
+from befit.core.errors import ModelError
+from befit.core.values import Tick
+from befit.protocol.method import Deployment
+from befit.protocol.settings import TrainSettings
+from befit.runs.model_io import model_weights, without_whole, write_model
+from befit.runs.peft_io import write_adapter
 from befit.train.loop import Pass, train
-from befit.types import Tick
+from tests.conftest import make_site, random_state, tiny_model
 
 AT = Tick("federate", 1, 1, 0)
 PASS = Pass(slot("shared"), ("shared",))
@@ -85,7 +85,7 @@ def test_an_adapter_on_a_changed_backbone_is_the_same_in_PEFT_on_the_written_mod
     deployed = Deployment(state, ("shared", "personal"))
     (tmp_path / "source").mkdir()
     write_model(tmp_path / "model", deployed, site.model, tmp_path / "source", tmp_path / "pool")
-    from befit.adapters.model_io import folded
+    from befit.runs.model_io import folded
 
     with folded(deployed, site.model):
         write_adapter(tmp_path / "adapter", without_whole(deployed, site.model), site.model, base="model",

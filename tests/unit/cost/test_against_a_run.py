@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.conftest import LITTLE
 
-from befit.config import load_experiment, run_names
+from befit.config.experiment import load_experiment, run_names
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
-from befit.registry import build_method, method_names
-from befit.runner import run
+from befit.protocol.registry import build_method, method_names
+from befit.runs.runner import run
+from tests.contract.conftest import LITTLE
 
 ROUNDS, CLIENTS = 2, ("client-00", "client-01")
 Ledger = dict[tuple[str, str, int], tuple[int, int]]  # (client, stage, round) -> bytes up, bytes down

@@ -6,8 +6,8 @@ import pytest
 from transformers import BertConfig, GPT2Config, LlamaConfig, ViTConfig
 
 from befit.adapters.model import model_shapes
+from befit.core.errors import ModelError
 from befit.cost.architecture import builtin_architectures, find_architecture
-from befit.errors import ModelError
 
 # Parameters as published: the safetensors metadata of the checkpoints, for ViT and mBERT the backbones without a head.
 PUBLISHED = {

@@ -2,13 +2,13 @@
 
 import pytest
 
-from befit.config import load_experiment
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError
 from befit.cost.architecture import find_architecture
 from befit.cost.arguments import chosen_methods
 from befit.cost.compare import compare, with_savings
-from befit.cost.estimate import estimate
-from befit.errors import ConfigError
-from befit.registry import method_names
+from befit.protocol.registry import method_names
+from befit.runs.estimate import estimate
 
 
 def rows(*names, targets="auto", sets=(), model="digits-vit", **options):

@@ -11,8 +11,8 @@ from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
 from befit.cost.compute import relative_compute, relative_memory
 from befit.cost.parameters import count
-from befit.registry import build_method, method_names
-from befit.train.work import Work
+from befit.protocol.registry import build_method, method_names
+from befit.protocol.work import Work
 
 LLAVA_3B = "llava-llama-3.2-3b"
 # Entries of one LoRA of rank 128 on all seven linear layers of every block (section 7): none on tower or projector.

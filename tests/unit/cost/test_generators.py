@@ -7,9 +7,9 @@ from torch import nn
 
 from befit.cost.architecture import builtin_architectures, find_architecture
 from befit.cost.compare import compare
-from befit.eft.generator import generator_parameters
-from befit.eft.rates import ratenet_parameters
-from befit.registry import build_method
+from befit.methods.parts.budget.generator import generator_parameters
+from befit.methods.parts.budget.rates import ratenet_parameters
+from befit.protocol.registry import build_method
 
 # fedp2eft.md, section 8, for r_init 32 and all linear modules of the blocks
 PUBLISHED = {"llama-3.2-3b": (5_259_869, 89_584), "mobilellama-1.4b": (3_868_717, None)}

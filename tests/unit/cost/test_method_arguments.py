@@ -4,12 +4,12 @@ import pytest
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.core.errors import ConfigError
 from befit.cost.arguments import chosen_methods
-from befit.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.recipe.personal import Use
-from befit.recipe.recipe import Recipe
-from befit.registry import METHODS, MethodEntry
+from befit.methods.parts.recipe.personal import Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import METHODS, MethodEntry
 
 
 def blocks(names, *assignments):

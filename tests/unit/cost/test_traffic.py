@@ -6,10 +6,11 @@ import pytest
 
 from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.layout import Layout, ModelShapes, Slot
+from befit.core.values import TensorSpec
 from befit.cost.parameters import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
-from befit.method import Method, Personal
-from befit.types import Stage, TensorSpec
+from befit.protocol.method import Method
+from befit.protocol.stage import Personal, Stage
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.unit.flower.loopback import LoopbackGrid
 
-from befit.config import Experiment, load_experiment
+from befit.config.experiment import Experiment, load_experiment
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from befit.engine.store import read_payload
-from befit.types import Payload
+from befit.core.values import Payload
+from befit.protocol.store import read_payload
 
 __all__ = ["adapters", "local_memories", "same", "server_memory", "site_folder", "site_memories"]
 

@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
-from befit.benchmarks import registry
-from befit.config import DataSettings, Experiment, load_experiment
-from befit.errors import ConfigError, PayloadMismatch
+from befit.config.experiment import DataSettings, Experiment, load_experiment
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.schema import parameters_of
+from befit.data import registry
 from befit.flower.allowed import (
     ARGUMENTS,
     AT_SERVER,
@@ -24,8 +25,7 @@ from befit.flower.allowed import (
 )
 from befit.flower.consent import experiment_here
 from befit.flower.site_file import SiteFile
-from befit.registry import METHODS, MethodEntry, build_method, get_method, method_names
-from befit.schema import parameters_of
+from befit.protocol.registry import METHODS, MethodEntry, build_method, get_method, method_names
 
 Make = Callable[..., Experiment]
 # Text that travels because it names no place: each was looked at.

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from befit.config import Experiment
-from befit.errors import ConfigError, PayloadMismatch
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.values import Payload
 from befit.flower.allowed import settings_of
 from befit.flower.at_sites import hello
 from befit.flower.consent import experiment_here
-from befit.flower.desk import Desk
 from befit.flower.engine import Lost, ask, checked
 from befit.flower.frame import unpack
 from befit.flower.memory import SiteMemory, Stamp
+from befit.flower.service import Desk
 from befit.flower.site_file import SiteFile, load_site
-from befit.types import Payload
 
 Make = Callable[..., Experiment]
 SITE = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], device="cpu")

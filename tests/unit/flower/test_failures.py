@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from tests.unit.flower.loopback import LoopbackGrid, write_site
-from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
-from befit.config import Experiment
-from befit.errors import ConfigError, NotEnoughReplies
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError, NotEnoughReplies
 from befit.flower.frame import pack, unpack
 from befit.flower.records import from_content, to_content
 from befit.flower.server_app import run_over
-from befit.runner import run
+from befit.runs.runner import run
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
 Make = Callable[..., Experiment]
 FAST = {"kind": "flower", "deadline_s": 0.05, "wait_s": 0.05}

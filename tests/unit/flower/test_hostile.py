@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from tests.unit.flower.loopback import LoopbackGrid
-from tests.unit.flower.test_consent import SITE, request_of
-from tests.unit.flower.test_failures import FAST, failures, go, of_train
 
-from befit.config import Experiment
-from befit.errors import ConfigError, PayloadMismatch
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.flower import replies
-from befit.flower.desk import Desk
 from befit.flower.engine import ask, checked
 from befit.flower.frame import digest, pack, unpack
 from befit.flower.records import from_content, to_content
 from befit.flower.replies import COLUMNS
+from befit.flower.service import Desk
 from befit.flower.site_file import SiteFile
-from befit.runner import run
+from befit.runs.runner import run
+from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.test_consent import SITE, request_of
+from tests.unit.flower.test_failures import FAST, failures, go, of_train
 
 Make = Callable[..., Experiment]
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000  # valid JSON, deeper than Python's reader goes

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from befit.config.experiment import Experiment
+from befit.flower.server_app import run_over
+from befit.merge.merge import Merge
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import build_method, method_names, register
+from befit.runs.runner import run
 from tests.contract.conftest import LITTLE
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
-
-from befit.config import Experiment
-from befit.flower.server_app import run_over
-from befit.merge.merge import Merge
-from befit.recipe.recipe import Recipe
-from befit.registry import build_method, method_names, register
-from befit.runner import run
 
 
 @pytest.mark.parametrize("method", method_names())

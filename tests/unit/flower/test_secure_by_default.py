@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from tests.unit.flower.loopback import LoopbackGrid
-from tests.unit.flower.test_simulation import SimulatedGrid
 
-from befit.config import Experiment
-from befit.errors import ConfigError
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError
 from befit.flower.app_folder import write_app
 from befit.flower.server_app import run_over
 from befit.flower.simulation import simulated_app
+from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.test_simulation import SimulatedGrid
 
 Make = Callable[..., Experiment]
 PAGE = Path(__file__).parents[3] / "docs" / "flower.md"

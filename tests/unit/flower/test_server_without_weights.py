@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.flower.loopback import LoopbackGrid, write_site
-from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
 from befit.adapters.keys import EVERYTHING
-from befit.config import Experiment, load_experiment
-from befit.errors import ConfigError, ModelError
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, ModelError
 from befit.flower.server_app import run_over
-from befit.host import Host
-from befit.loading import load_model
-from befit.runner import run
+from befit.runs.host import Host
+from befit.runs.loading import load_model
+from befit.runs.runner import run
 from befit.zoo import zoo_path
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import local_memories, same, server_memory, site_memories
 
 Make = Callable[..., Experiment]
 

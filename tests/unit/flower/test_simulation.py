@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from tests.unit.flower.loopback import LoopbackGrid
-from tests.unit.flower.states import adapters, local_memories, same, server_memory
 
-from befit.config import Experiment, load_experiment, to_yaml
-from befit.engine.store import read_payload
-from befit.errors import BefitError, ConfigError
+from befit.config.experiment import Experiment, load_experiment, to_yaml
+from befit.core.errors import BefitError, ConfigError
 from befit.flower.app_folder import write_app
 from befit.flower.server_app import run_over
 from befit.flower.simulation import simulated_app
-from befit.runner import run
+from befit.protocol.store import read_payload
+from befit.runs.runner import run
+from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.states import adapters, local_memories, same, server_memory
 
 Make = Callable[..., Experiment]
 

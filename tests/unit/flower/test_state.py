@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError, RunError
+from befit.flower.at_sites import hello
+from befit.flower.call import call, worker_file
+from befit.flower.claim import claim
+from befit.flower.doctor import examine
+from befit.flower.frame import unpack
+from befit.flower.server_app import run_over
+from befit.flower.service import Desk
+from befit.flower.site_file import load_site
+from befit.flower.worker import serve_site
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.test_consent import request_of
 from tests.unit.flower.test_worker import without_desk
 from tests.unit.flower.test_worker import worker as worker  # a fixture
-
-from befit.config import Experiment
-from befit.errors import ConfigError, RunError
-from befit.flower.at_sites import hello
-from befit.flower.call import call, worker_file
-from befit.flower.claim import claim
-from befit.flower.desk import Desk
-from befit.flower.doctor import examine
-from befit.flower.frame import unpack
-from befit.flower.server_app import run_over
-from befit.flower.site_file import load_site
-from befit.flower.worker import serve_site
 
 Make = Callable[..., Experiment]
 

@@ -16,17 +16,17 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
-from tests.processes import PATIENCE
-from tests.unit.flower.test_consent import request_of
 
-from befit.config import Experiment
-from befit.errors import RunError
+from befit.config.experiment import Experiment
+from befit.core.errors import RunError
 from befit.flower.at_sites import hello
 from befit.flower.call import call, worker_file
-from befit.flower.desk import Desk
 from befit.flower.frame import unpack
+from befit.flower.service import Desk
 from befit.flower.site_file import load_site
 from befit.flower.worker import serve_site
+from tests.processes import PATIENCE
+from tests.unit.flower.test_consent import request_of
 
 Make = Callable[..., Experiment]
 

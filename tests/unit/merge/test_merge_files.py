@@ -13,17 +13,17 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import tiny_model
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from befit.cli.main import app
-from befit.errors import ConfigError, PayloadMismatch, RunError
+from befit.core.errors import ConfigError, PayloadMismatch, RunError
 from befit.merge import writing
 from befit.merge.checkpoint import open_checkpoint
 from befit.merge.files import merge_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.writing import SafetensorsFile
+from tests.conftest import tiny_model
 
 # PEFT asks transformers by a name that transformers 5 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

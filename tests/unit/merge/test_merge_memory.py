@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.merge.oracle import random_updates
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.spaces import ModuleUpdates, merge_updates
 from befit.merge.update import finish
-from befit.types import ClientInfo, Payload, State, Update
+from tests.unit.merge.oracle import random_updates
 
 WIDTH = 160
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.merge.oracle import random_updates
 from torch import Tensor
 
-from befit.errors import ConfigError, PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.schema import check_values, parameters_of
+from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.registry import METHODS, check_method, register
-from befit.schema import check_values, parameters_of
-from befit.types import ClientInfo, Payload, State, Update
+from befit.protocol.registry import METHODS, check_method, register
+from tests.unit.merge.oracle import random_updates
 
 
 def update(client: str, arrays: State, examples: int = 1) -> Update:

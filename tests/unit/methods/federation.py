@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.conftest import make_site, tiny_model
 
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
-from befit.config import TrainSettings
-from befit.engine.local import LocalEngine
-from befit.engine.store import ClientStore
-from befit.federate import Schedule, federate
-from befit.ledger import Outbound
-from befit.method import Method
-from befit.rundir import Checkpoint
-from befit.site import ServerSite, Site
-from befit.types import ClientInfo, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
+from befit.protocol.engine import Checkpoint
+from befit.protocol.federate import Schedule, federate
+from befit.protocol.method import Method
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.store import ClientStore
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
+from tests.conftest import make_site, tiny_model
 
 BUDGET = TrainSettings(max_steps=3, batch_size=4, lr=2e-2)
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.methods.federation import Clients
 from torch import Tensor
 
 from befit.adapters.keys import slot, split, to_slot
 from befit.adapters.state import weighted_mean
-from befit.errors import ConfigError, IncompatibleAdapters
-from befit.federate import final_download
-from befit.method import Deployment
+from befit.core.errors import ConfigError, IncompatibleAdapters
+from befit.core.values import Payload, State, Tick
 from befit.methods.feddpa import feddpa
 from befit.methods.ffa_lora import ffa_lora
 from befit.methods.fisher_merging import fisher_merging
 from befit.methods.interpolation import interpolation
+from befit.methods.parts.recipe.branches import check_same_start
+from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.potara import potara
-from befit.recipe.branches import check_same_start
-from befit.recipe.recipe import Recipe
+from befit.protocol.federate import final_download
+from befit.protocol.method import Deployment
 from befit.train.paired_fisher import estimate
 from befit.train.persample import sample_gradients
-from befit.types import Payload, State, Tick
+from tests.unit.methods.federation import Clients
 
 AT = Tick("merge", 1, 1, 0)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import assert_same, make_site, random_state
 
 from befit.adapters.keys import select, slot
 from befit.adapters.state import rename
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import Payload, Tick
 from befit.methods.feddat import Learn
-from befit.recipe.recipe import Recipe
-from befit.registry import build_method
-from befit.site import Site
-from befit.types import Payload, Tick
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import build_method
+from befit.protocol.site import Site
+from tests.conftest import assert_same, make_site, random_state
 
 HALVES = "weighted 0.5 0.5"
 AT = Tick("federate", 1, 2, 0)

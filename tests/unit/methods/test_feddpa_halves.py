@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.conftest import assert_near, make_site, random_state
-from tests.unit.methods.federation import Clients
 
 from befit.adapters.keys import select, slot
-from befit.errors import ConfigError
-from befit.federate import final_download
-from befit.registry import build_method
+from befit.core.errors import ConfigError
+from befit.core.values import State, Tick
+from befit.protocol.federate import final_download
+from befit.protocol.registry import build_method
 from befit.train.loop import Pass, train
-from befit.types import State, Tick
+from tests.conftest import assert_near, make_site, random_state
+from tests.unit.methods.federation import Clients
 
 HALVES = {"name": "feddpa", "variant": "halves", "rank": 2, "alpha": 4.0}
 SHARED = Pass(slot("shared"), ("shared",), name="shared")

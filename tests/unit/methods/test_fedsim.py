@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_near, make_site, random_state, tiny_model, tiny_task
-from tests.unit.methods.federation import Clients
 
 from befit.adapters.keys import EVERYTHING, select, slot, slot_of
 from befit.adapters.model import AdaptedModel
-from befit.adapters.peft_io import write_adapter
-from befit.recipe.recipe import Recipe
-from befit.registry import build_method
-from befit.site import Site
+from befit.core.values import Payload, Tick
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import build_method
+from befit.protocol.site import Site
+from befit.protocol.work import Work
+from befit.runs.peft_io import write_adapter
 from befit.tasks.causal_lm import CausalLM
 from befit.train.loop import train
-from befit.train.work import Work
-from befit.types import Payload, Tick
+from tests.conftest import assert_near, make_site, random_state, tiny_model, tiny_task
+from tests.unit.methods.federation import Clients
 
 BOTH = ("shared", "personal")
 AT = Tick("federate", 1, 2, 0)

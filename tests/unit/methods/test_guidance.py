@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state
-from tests.unit.methods.federation import Clients
 from torch import Tensor
 
 from befit.adapters.keys import select, slot, split, to_slot
@@ -16,19 +14,21 @@ from befit.adapters.layout import lora
 from befit.adapters.lowrank import align
 from befit.adapters.similarity import factor_cosine, product_cosine, subspace_alignment
 from befit.adapters.state import add, scale
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import Payload, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.fedit import fedit
 from befit.methods.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from befit.methods.fedprox import fedprox
 from befit.methods.guidance import guidance
+from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.scaffold import CONTROL, Scaffold
-from befit.recipe.recipe import Recipe
-from befit.site import Site
+from befit.protocol.site import Site
 from befit.train.blend import Blend
 from befit.train.terms import L2, Distil, ProductDistance
-from befit.types import Payload, State, Tick
+from tests.conftest import make_site, random_state
+from tests.unit.methods.federation import Clients
 
 SMALL = {"rank": 2, "alpha": 4.0}
 LATER = Tick("federate", 2, 3, 0)

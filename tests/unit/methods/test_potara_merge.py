@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, random_state
-from tests.unit.methods.federation import Clients
 
 from befit.adapters.keys import EVERYTHING, join, select, slot
 from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm, rename
-from befit.errors import ConfigError
-from befit.federate import final_download
+from befit.core.errors import ConfigError
+from befit.core.values import Failure, Payload, State, Tick
 from befit.methods.potara import comparison, merge_pair
-from befit.registry import build_method
-from befit.types import Failure, Payload, State, Tick
+from befit.protocol.federate import final_download
+from befit.protocol.registry import build_method
+from tests.conftest import assert_near, assert_same, random_state
+from tests.unit.methods.federation import Clients
 
 MERGE = Tick("merge", 1, 1, 0)
 SAMPLES = 6

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site, random_state
 
 from befit.adapters.keys import select, slot, split
 from befit.adapters.layout import lora
 from befit.adapters.lowrank import spectrum
-from befit.errors import ConfigError
+from befit.core.errors import ConfigError
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
 from befit.methods.hetlora import RankDecay, SelfPruning, by_norm
-from befit.recipe.ranked import Ranked, to_rank
-from befit.registry import build_method
-from befit.site import ServerSite
-from befit.types import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.recipe.ranked import Ranked, to_rank
+from befit.protocol.registry import build_method
+from befit.protocol.site import ServerSite
+from tests.conftest import assert_near, assert_same, make_site, random_state
 
 AT = Tick("federate", 1, 2, 0)
 

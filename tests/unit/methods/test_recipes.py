@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same
-from tests.unit.methods.federation import BUDGET, Clients
 
 from befit.adapters.keys import EVERYTHING, Selector, factor, select, slot, slot_of, to_slot
-from befit.config import TrainSettings
-from befit.federate import final_download
-from befit.method import Method
-from befit.recipe.personal import LocalTraining
-from befit.recipe.recipe import Recipe
-from befit.recipe.route import LeaveOneOut
-from befit.registry import build_method
-from befit.site import Site
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.recipe.personal import LocalTraining
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.methods.parts.recipe.route import LeaveOneOut
+from befit.protocol.federate import final_download
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import Site
 from befit.train.loop import Pass, train
-from befit.types import ClientInfo, Payload, State, Tick, Update
+from tests.conftest import assert_near, assert_same
+from tests.unit.methods.federation import BUDGET, Clients
 
 SHARED = Pass(slot("shared"), ("shared",))
 

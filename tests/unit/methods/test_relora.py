@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.methods.federation import Clients
 
 from befit.adapters.keys import slot, split
-from befit.errors import ConfigError
-from befit.federate import final_download
+from befit.core.errors import ConfigError
+from befit.core.values import Tick
 from befit.merge.merge import Merge
 from befit.methods.relora import Relora
-from befit.types import Tick
+from befit.protocol.federate import final_download
+from tests.unit.methods.federation import Clients
 
 
 def weighted_updates(clients: Clients, rounds: int) -> dict[str, torch.Tensor]:

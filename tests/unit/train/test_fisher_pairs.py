@@ -6,15 +6,15 @@ import logging
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state
 
 from befit.adapters.layout import lora
-from befit.errors import DataError
+from befit.core.errors import DataError
+from befit.core.values import Tick
 from befit.methods.potara import closed_form_weight
 from befit.train import paired_fisher
 from befit.train.paired_fisher import Damping, PairedFisher, estimate
 from befit.train.persample import sample_gradients
-from befit.types import Tick
+from tests.conftest import make_site, random_state
 
 AT = Tick("merge", 1, 1, 0)
 TWO = lora(2, 6.0, slots=("shared", "personal"))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state
 from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.train.hypergrad import inverse_hessian_product, rate_hypergradient, twice_differentiable
+from tests.conftest import make_site, random_state
 
 SIZES = (3, 4)  # two tensors, o = 0 and 1
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_same, make_site, random_state
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from befit.adapters.keys import EVERYTHING
-from befit.errors import ModelError
+from befit.core.errors import ModelError
+from befit.core.values import State
 from befit.models.backbone import checkpoint_activations
-from befit.site import Site
+from befit.protocol.site import Site
 from befit.tasks.base import Batch
 from befit.train.persample import sample_gradients
-from befit.types import State
+from tests.conftest import assert_same, make_site, random_state
 
 BLOCKS = {"vit": "ViTLayer", "bert": "BertLayer", "llama": "LlamaDecoderLayer", "gpt2": "GPT2Block"}
 

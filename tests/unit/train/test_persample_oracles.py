@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_site, random_state
-from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 from torch import Tensor, nn
 
 from befit.adapters.keys import EVERYTHING, join
 from befit.adapters.layout import lora
-from befit.site import Site
+from befit.core.values import State, Tick
+from befit.protocol.site import Site
 from befit.tasks.base import Batch
 from befit.train.paired_fisher import estimate
 from befit.train.persample import sample_gradients
-from befit.types import State, Tick
+from tests.conftest import make_site, random_state
+from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 ROWS = 6

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site, random_state
 from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import lora
-from befit.errors import ModelError
+from befit.core.errors import ModelError
 from befit.models.backbone import checkpoint_activations
 from befit.tasks.base import Batch
 from befit.train.persample import sample_gradients
+from tests.conftest import assert_near, assert_same, make_site, random_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 

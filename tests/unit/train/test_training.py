@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import assert_near, assert_same, make_site, random_state
-from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import lora
-from befit.config import TrainSettings
-from befit.engine.wire import from_bytes, to_bytes
+from befit.core.values import State, Tick
+from befit.core.wire import from_bytes, to_bytes
 from befit.models.backbone import checkpoint_activations
-from befit.site import Site
+from befit.protocol.settings import TrainSettings
+from befit.protocol.site import Site
 from befit.train.loop import Pass, TrainingDiverged, train
 from befit.train.optim import learning_rate
 from befit.train.terms import L2
-from befit.types import State, Tick
+from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 FIRST = Tick("federate", 1, 2, 0)

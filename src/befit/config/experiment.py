@@ -1,0 +1,418 @@
+"""The experiment as a frozen value, read from YAML, a mapping or dotted overrides, with all mistakes named at once.
+
+Nothing is read when this module is imported, and the core that works with an `Experiment` needs no YAML or pydantic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from befit.core.errors import ConfigError
+from befit.core.schema import plain
+from befit.data.limit import LimitSettings
+from befit.protocol.settings import TrainSettings
+
+__all__ = [
+    "BENCHMARK_PATHS", "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings",
+    "EvaluateSettings", "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
+    "ReportSettings", "StreamSettings", "WireSettings", "load_experiment", "read_source", "run_names",
+    "to_dict", "to_yaml",
+]  # fmt: skip
+
+BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The frozen backbone.
+
+    id                      a model that ships with befit, `package:NAME/SUBDIR`, a directory, or a hub id;
+                            empty: the benchmark's own
+    revision                branch, tag or commit of a hub id
+    dtype                   dtype of the backbone; adapters train in float32
+    device                  cpu, cuda, cuda:N, or auto (cuda where there is one)
+    gradient_checkpointing  recompute activations in the backward pass: less memory, more time
+    max_length              longest text, in tokens; the rest is cut off
+    long_prompts            what becomes of a causal-lm's record whose prompt leaves nothing of its answer within
+                            max_length: refuse is an error; drop leaves it out of training, and reads it whole, as far
+                            as the model has positions, where clients are measured
+    prompt                  what a causal-lm reads before its answer: chat (the tokenizer's chat template), chat-bos
+                            (the same after one more beginning-of-sequence token), plain, alpaca, auto (chat where there
+                            is a template, else plain), or a text of your own with {instruction} and {input}
+    quantise                hold the backbone in 8 or 4 bits
+    """
+
+    id: str = ""
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+    max_length: int = 256
+    long_prompts: Literal["refuse", "drop"] = "refuse"
+    prompt: str = "auto"
+    quantise: Literal["none", "int8", "nf4"] = "none"
+
+
+@dataclass(frozen=True)
+class FamilySettings:
+    """Clients with a backbone of their own.
+
+    clients  their ids, patterns such as hospital-*, or what a benchmark says of them, such as size=small
+    model    their backbone; what is not said here is as under `model`
+    """
+
+    clients: list[str]
+    model: ModelSettings
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """A federation that befit knows how to make. Further keys are arguments of the benchmark.
+
+    name       as `befit benchmarks` lists it
+    version    the version that is wanted; null takes the present one
+    arguments  everything else in the block (clients, alpha, seed, …)
+    """
+
+    name: str
+    version: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The user's own files, one client each.
+
+    kind           files
+    clients        a folder with one folder per client, or a mapping from client to a path or to {train, val, test}
+    task           what is learned
+    columns        befit's name of a field to the name it has in the files
+    label_names    names of the classes in order; null collects them from the training files
+    val_fraction   share of the training records held out where a client has no validation file
+    test_fraction  share of all records held out where a client has no test file
+    newcomers      clients that take no part in training, in the same form; they may have a test file alone
+    public         a file of records in the clients' form that server and all clients may see, for methods that need any
+    """
+
+    clients: str | dict[str, str | dict[str, str]]
+    task: Literal["text-classification", "image-classification", "causal-lm", "vqa"]
+    kind: Literal["files"] = "files"
+    columns: dict[str, str] = field(default_factory=dict)
+    label_names: list[str] | None = None
+    val_fraction: float = 0.1
+    test_fraction: float = 0.2
+    newcomers: str | dict[str, str | dict[str, str]] | None = None
+    public: str | None = None
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Where the adapters sit.
+
+    targets  names of the linear modules; auto: the query and value projections
+    dropout  probability with which an adapter's input is dropped while training
+    head     train and share the classification head too; auto: yes for classification tasks
+    """
+
+    targets: list[str] | Literal["auto"] = "auto"
+    dropout: float = 0.0
+    head: bool | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Training data that arrives over the rounds of a stage instead of being there from the start.
+
+    kind      none; dynamic: a client's tasks one after the other, in the order of its records' field `task`; static:
+              all tasks mixed, in equal parts
+    sampling  which records of those seen so far a batch is made of: frequency prefers those that were used less,
+              uniform takes all alike
+    """
+
+    kind: Literal["none", "static", "dynamic"] = "none"
+    sampling: Literal["frequency", "uniform"] = "frequency"
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Rounds and who takes part.
+
+    rounds       rounds of every stage that does not say its own number
+    cohort       clients per round; null: all of them
+    seed         seed of adapters, cohorts and batches
+    min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
+                 number counts clients
+    """
+
+    rounds: int = 10
+    cohort: int | None = None
+    seed: int = 0
+    min_replies: int | float = 0.5
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """When and on what the clients' models are measured.
+
+    every           rounds between two measurements; 0: only at the end
+    split           test or val
+    batch_size      examples per forward pass
+    generate        measure generated text too (causal-lm)
+    max_new_tokens  longest generated answer
+    newcomers       measure clients that took no part in training, where the data has any and all are on this machine:
+                    with what the server can give them, and after the method's personal stages
+    others          measure every client's model on all other clients' examples too, whose mean over clients is the
+                    metric `others`: never, at the end, or always; only where all clients are on this machine
+    metrics         what to measure of a causal-lm, the headline first, such as [rougeL, exact_match] of generated text
+                    or [choice_per_token] of records with choices; null: exact_match and rougeL with generate. Of a vqa
+                    also vqa_score, its mean over tasks and the default, and token_f1_pooled
+    wins            those of `metrics` by which it is counted who is best in a group of clients, in more than half of
+                    them; null: all
+    by              a field of the records, such as language: the examples of each of its values are measured too, so
+                    that groups are of examples rather than of clients; the values leave a client as names of scores
+    """
+
+    every: int = 0
+    split: Literal["test", "val"] = "test"
+    batch_size: int = 256
+    generate: bool = False
+    max_new_tokens: int = 128
+    newcomers: bool = True
+    others: Literal["never", "end", "always"] = "never"
+    metrics: list[str] | None = None
+    wins: list[str] | None = None
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What runs the clients.
+
+    kind        local: on this machine; flower: at sites, see docs/flower.md
+    workers     processes that share the clients, each with a backbone of its own; 1: all in this process
+    store       where clients keep their memory between rounds
+    serialise   send every payload through bytes, as over a network
+    threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
+    spool_mib   a round's replies beyond this size wait on the disk instead of in memory
+    deadline_s  on Flower, longest wait for the replies of a round; those that come later are not used
+    wait_s      on Flower, longest wait for all sites at the start
+    """
+
+    kind: Literal["local", "flower"] = "local"
+    workers: int = 1
+    store: Literal["memory", "disk"] = "memory"
+    serialise: bool = False
+    threads: int | None = None
+    spool_mib: int = 4
+    deadline_s: float = 3600.0
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """How arrays travel.
+
+    dtype  dtype of floating-point arrays on the way; they are float32 on both ends
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """When a reply is refused.
+
+    max_norm_ratio  largest norm of a reply, as a multiple of the norm of what the client received or of the initial
+                    adapters, whichever is larger
+    max_bytes       largest encoded reply; null: no limit
+    """
+
+    max_norm_ratio: float = 100.0
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """How often a run saves what it needs to resume.
+
+    every_s  seconds between two checkpoints; 0: after every round
+    """
+
+    every_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What a finished run shows; its numbers are the same.
+
+    plots  draw the plots of report.html, which takes some seconds; `befit.report.write_report(RUN)` draws them later
+    """
+
+    plots: bool = True
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's result.
+
+    name        names the run directory
+    model       the frozen backbone
+    benchmark   a known federation; exactly one of benchmark and data
+    data        the user's own files
+    limit       only some of the data, for a trial
+    families    clients with other backbones, by a name of your choice; all others have `model`
+    common_model  a frozen model that every client holds beside its own, for methods that compare clients by what one
+                model makes of their data; null: the smallest backbone. What is not said here is as under `model`
+    adapter     where adapters sit
+    method      name and arguments of the method, defaults filled in
+    baselines   methods to compare with, in the same form
+    train       local training
+    stream      whether training data arrives over time
+    federation  rounds and cohorts
+    evaluate    measurements
+    engine      what runs the clients
+    wire        how arrays travel
+    guard       when a reply is refused
+    checkpoint  how often a run is saved
+    report      what a finished run shows
+    trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
+    """
+
+    name: str
+    method: dict[str, Any]
+    model: ModelSettings = field(default_factory=ModelSettings)
+    benchmark: BenchmarkSettings | None = None
+    data: DataSettings | None = None
+    limit: LimitSettings = field(default_factory=LimitSettings)
+    families: dict[str, FamilySettings] = field(default_factory=dict[str, FamilySettings])
+    common_model: ModelSettings | None = None
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    stream: StreamSettings = field(default_factory=StreamSettings)
+    federation: FederationSettings = field(default_factory=FederationSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    wire: WireSettings = field(default_factory=WireSettings)
+    guard: GuardSettings = field(default_factory=GuardSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+    trackers: list[str] = field(default_factory=list[str])
+
+
+def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:
+    """An experiment from a YAML file, a mapping or another experiment, with overrides `path.to.key=value` on top.
+
+    Values of overrides are YAML. Relative paths of data and model directories count from the configuration's
+    folder, or from the current one where there is no file. Raises ConfigError that lists every problem.
+    """
+    from befit.config.overrides import apply_overrides
+    from befit.config.parse import parse_experiment
+
+    values, folder, where, name = read_source(source)
+    if names_runs(values):
+        path = source if isinstance(source, (str, Path)) else "RECIPE"
+        raise ConfigError([f"this is a recipe, which names runs to compare: befit compare {path}"], where)
+    values.setdefault("baselines", ["local"])
+    problems = apply_overrides(values, overrides)
+    values.setdefault("name", name or _default_name(values))
+    experiment, found = parse_experiment(values, folder)
+    if problems or found or experiment is None:
+        raise ConfigError([*problems, *found], where)
+    return experiment
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as YAML and JSON hold it; `load_experiment` makes an equal experiment of it."""
+    values = {key: value for key, value in plain(experiment).items() if value is not None}
+    if experiment.benchmark is not None:
+        block = values["benchmark"]
+        values["benchmark"] = {**block, **block.pop("arguments")}
+        values["benchmark"].pop("arguments")
+    return values
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """The resolved configuration, every value written out."""
+    from befit.core.yamlfile import write_yaml
+
+    return write_yaml(to_dict(experiment))
+
+
+def run_names(experiment: Experiment) -> list[str]:
+    """Names of the runs of an experiment, its own first, then the baselines'.
+
+    A method that returns is called by what it has otherwise than the first time, and numbered where that is no name.
+
+    >>> run_names(Experiment("x", {"name": "potara"}, baselines=[{"name": "local"}, {"name": "potara"}]))
+    ['potara', 'local', 'potara-2']
+    >>> run_names(Experiment("x", {"name": "lora", "rank": 2}, baselines=[{"name": "lora", "rank": 4}]))
+    ['lora', 'lora-rank-4']
+    >>> run_names(Experiment("x", {"name": "lora", "base": {"name": "fedit"}}, baselines=[{"name": "lora"}]))
+    ['lora', 'lora-base-none']
+    """
+    blocks = (experiment.method, *experiment.baselines)
+    firsts: dict[str, Mapping[str, Any]] = {}
+    names: list[str] = []
+    for index, block in enumerate(blocks):
+        first = firsts.setdefault(block["name"], block)
+        other = _otherwise(block, first)
+        if first is not block and (not other or f"{block['name']}-{other}" in names):
+            other = str(1 + sum(one["name"] == block["name"] for one in blocks[:index]))
+        names.append(f"{block['name']}-{other}" if first is not block else block["name"])
+    return names
+
+
+def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """The one or two options that tell a block from the first of its method, in letters that a label may have at
+    Flower's sites; "" for more of them, or others."""
+    differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
+    words = {key: one.get("name") if isinstance(one := block.get(key, "none"), Mapping) else one for key in differing}
+    words = {key: "none" if one is None else one for key, one in words.items()}
+    fit = all(isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
+              for word in words.values())  # fmt: skip
+    return "-".join(f"{key}-{word}" for key, word in words.items()) if fit and len(words) <= 2 else ""
+
+
+def names_runs(values: Mapping[str, Any]) -> bool:
+    """Whether these are a recipe's keys and not a configuration's."""
+    return bool({"recipe", "runs", "grids"} & values.keys())
+
+
+def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:
+    """Values, the folder that relative paths count from, the source in words, and a name for the run."""
+    from befit.core.yamlfile import parse_yaml
+
+    if isinstance(source, Experiment):
+        return to_dict(source), Path.cwd(), f"the experiment {source.name}", source.name
+    if isinstance(source, Mapping):
+        return plain(source), Path.cwd(), "the configuration", ""
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"there is no file {path} (looked from {Path.cwd()})"], "the command") from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path} is a folder: name the configuration file in it"], "the command") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"cannot be read as UTF-8 text: {error}"], str(path)) from error
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(["must be a mapping with the keys " + ", ".join(_KEYS) + ", not empty"], str(path))
+    return values, path.resolve().parent, str(path), path.stem
+
+
+def _default_name(values: Mapping[str, Any]) -> str:
+    def first(block: Any) -> Any:
+        return block.get("name") if isinstance(block, Mapping) else block
+
+    parts = (first(values.get("benchmark")), first(values.get("method")))
+    return "-".join(part for part in parts if isinstance(part, str)) or "run"
+
+
+_KEYS = tuple(one.name for one in dataclasses.fields(Experiment))

@@ -1,0 +1,62 @@
+"""Dotted overrides of a configuration: `train.lr=1e-3`, `method=fedsa`, `baselines.0.rank=4`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from befit.core.errors import ConfigError
+from befit.core.yamlfile import parse_yaml
+
+__all__ = ["apply_overrides", "put"]
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Write each override into `values`; the problems found, one line each.
+
+    Whether a key exists is decided when the whole is checked, so that an unknown one is named with a suggestion there.
+    """
+    problems: list[str] = []
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not all(path.split(".")):
+            problems.append(f'"{override}": must be key=value, such as train.lr=1e-3')
+            continue
+        try:
+            value = parse_yaml(text, f"the override {path}")
+        except ConfigError as error:
+            problems += [f"{path}: {problem}" for problem in error.problems]
+            continue
+        if problem := put(values, path.split("."), value):
+            problems.append(f"{path}: {problem}")
+    return problems
+
+
+def put(values: dict[str, Any], path: Sequence[str], value: Any) -> str:
+    """Set one value in nested mappings and lists, in place; why it cannot be set, or nothing."""
+    *parents, last = path
+    here: Any = values
+    done: list[str] = []
+    for key, following in zip(parents, path[1:], strict=True):
+        inner, problem = _get(here, key, ".".join(done))
+        if problem:
+            return problem
+        if inner is None:
+            inner = {}
+        elif isinstance(inner, str) and (done or key in ("method", "benchmark")):
+            inner = {"name": inner}  # `method: fedit` is short for {name: fedit}
+        if not isinstance(inner, (dict, list)):
+            return f"{'.'.join([*done, key])} is {inner!r}, which has no {following}"
+        here[int(key) if isinstance(here, list) else key] = inner
+        here = inner
+        done.append(key)
+    _, problem = _get(here, last, ".".join(done))
+    if not problem:
+        here[int(last) if isinstance(here, list) else last] = value
+    return problem
+
+
+def _get(here: dict[str, Any] | list[Any], key: str, where: str) -> tuple[Any, str]:
+    if isinstance(here, dict):
+        return here.get(key), ""
+    if not key.isdecimal() or int(key) >= len(here):
+        return None, f"{where} has entries 0 to {len(here) - 1}, not {key}" if here else f"{where} is empty"
+    return here[int(key)], ""

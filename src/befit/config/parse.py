@@ -1,0 +1,351 @@
+"""From plain values to an `Experiment`: types first, then ranges, then what settings demand of each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import BENCHMARK_PATHS, Experiment, FamilySettings, ModelSettings
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
+from befit.protocol.registry import check_method
+from befit.tasks import GENERATIVE
+from befit.tasks.prompts import prompt_problem
+from befit.tasks.text_metrics import GENERATED, METRICS
+from befit.tasks.vqa_metrics import VQA_METRICS
+
+__all__ = ["parse_experiment"]
+
+
+def _at_least(least: float) -> Rule:
+    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more")
+
+
+def _between(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
+
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
+RULES: Mapping[str, Rule] = {
+    "name": Rule(
+        lambda value: bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value)),
+        "must be a folder's name of letters, digits, '.', '_' and '-'",
+    ),
+    "model.device": Rule(
+        lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
+    ),
+    "model.max_length": POSITIVE,
+    "model.prompt": Rule(lambda value: not prompt_problem(value), prompt_problem("")),
+    "data.val_fraction": _between(0, 1),
+    "data.test_fraction": _between(0, 1),
+    "adapter.targets": Rule(lambda value: len(value) > 0, "must name at least one module"),
+    "adapter.dropout": _between(0, 1),
+    "limit.clients": POSITIVE,
+    "limit.records": POSITIVE,
+    "limit.rounds": POSITIVE,
+    "train.max_steps": POSITIVE,
+    "train.batch_size": POSITIVE,
+    "train.lr": POSITIVE,
+    "train.weight_decay": _at_least(0),
+    "train.betas": Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1"),
+    "train.momentum": _between(0, 1),
+    "train.grad_clip": _at_least(0),
+    "train.warmup_steps": _at_least(0),
+    "federation.rounds": POSITIVE,
+    "federation.cohort": POSITIVE,
+    "federation.seed": Rule(lambda value: 0 <= value < 2**63, "must be 0 or more, and below 2^63"),
+    "federation.min_replies": Rule(
+        lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
+        "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
+    ),
+    "evaluate.every": _at_least(0),
+    "evaluate.batch_size": POSITIVE,
+    "evaluate.max_new_tokens": POSITIVE,
+    "evaluate.metrics": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
+    "evaluate.by": Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null"),
+    "evaluate.wins": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
+    "engine.workers": POSITIVE,
+    "engine.threads": POSITIVE,
+    "engine.spool_mib": _at_least(0),
+    "engine.deadline_s": POSITIVE,
+    "engine.wait_s": POSITIVE,
+    "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
+    "guard.max_bytes": POSITIVE,
+    "checkpoint.every_s": _at_least(0),
+    "trackers": Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}"),
+}
+
+
+def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
+    """The experiment, or None and every problem. `folder` is where relative paths count from."""
+    given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
+    problems: list[str] = []
+    given["method"], found = _method(given.get("method"), "method")
+    problems += found
+    given["baselines"], found = _baselines(given.get("baselines"), given["method"])
+    problems += found
+    benchmark = given.get("benchmark")
+    if isinstance(benchmark, (str, Mapping)):
+        given["benchmark"], found = _benchmark(benchmark)
+        problems += found
+    given["families"], found = _families(given.get("families"), given.get("model"))
+    problems += found
+    given["common_model"], found = _common_model(given.get("common_model"), given.get("model"))
+    problems += found
+    checked, found = check_values(_PARAMETERS, given, rules={**RULES, **_model_rules("common_model")})
+    problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
+    problems += _exclusive(given) + _dependent(checked)
+    if problems:
+        return None, problems
+    experiment = Experiment(**checked)
+    return _absolute(experiment, folder), []
+
+
+def _method(block: Any, path: str) -> tuple[Any, list[str]]:
+    if block is None:
+        return {}, [f"{path}: is required, such as {path}: fedit; `befit methods` lists them"]
+    if not isinstance(block, (str, Mapping)):
+        return {}, [f"{path}: must be a method's name or a mapping with name and arguments, got {show(block)}"]
+    resolved, _, problems = check_method(block, path)
+    return resolved, problems
+
+
+def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
+    """Every baseline in plain form. A baseline `local` of the method `local` is the method itself, and dropped."""
+    if not isinstance(blocks, (list, tuple)):
+        return [], [f"baselines: must be a list of methods, such as [local, fedit], or [] for none, got {show(blocks)}"]
+    resolved: list[Any] = []
+    problems: list[str] = []
+    for index, block in enumerate(blocks):
+        one, found = _method(block, f"baselines.{index}")
+        problems += found
+        name = one.get("name")
+        if name == "local" and name == method.get("name"):
+            continue
+        if name is not None and one == method:
+            problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
+        if one in resolved:
+            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(one)}")
+        resolved.append(one)
+    return resolved, problems
+
+
+def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The block with the benchmark's own arguments apart, checked against its signature."""
+    from befit.data import registry
+
+    block = {"name": block} if isinstance(block, str) else dict(block)
+    version = block.get("version")
+    if isinstance(version, int) and not isinstance(version, bool):
+        block["version"] = str(version)  # `version: 1` is how people write it
+    own = {key: block.pop(key) for key in ("name", "version") if key in block}
+    name = own.get("name")
+    if not isinstance(name, str):
+        return {**own, "arguments": block}, []
+    try:
+        entry = registry.get(name)
+    except ConfigError as error:
+        return {**own, "arguments": block}, list(error.problems)
+    parameters = parameters_of(entry.build)
+    _, problems = check_values(parameters, block, "benchmark.", name)
+    if own.get("version") not in (None, entry.version):
+        problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {own['version']}")
+    defaults = {one.name: plain(one.default) for one in parameters if one.default is not REQUIRED}
+    return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
+
+
+def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
+    """Every family's settings, its model's completed by those of `model`."""
+    if blocks is None:
+        return {}, []
+    if not isinstance(blocks, Mapping):
+        return {}, [f"families: must be a mapping from a name to clients and model, got {show(blocks)}"]
+    common: Mapping[str, Any] = model if isinstance(model, Mapping) else {}
+    families: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, block in blocks.items():
+        path = f"families.{name}"
+        if not isinstance(block, Mapping):
+            problems.append(f"{path}: must be a mapping with clients and model, got {show(block)}")
+            continue
+        own = block.get("model")
+        if not isinstance(own, Mapping) or not own.get("id"):
+            problems.append(f"{path}.model.id: is required, the backbone of these clients")
+            continue
+        rules = _model_rules(f"{path}.model")
+        rules[f"{path}.clients"] = Rule(lambda value: len(value) > 0, "must name at least one client")
+        values, found = check_values(
+            parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path, rules
+        )
+        problems += found
+        if not found:
+            families[name] = FamilySettings(**values)
+    return families, problems
+
+
+def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
+    """Its settings, completed by those of `model`."""
+    if block is None:
+        return None, []
+    if not isinstance(block, Mapping) or not block.get("id"):
+        return None, ["common_model.id: is required, the model that all clients hold beside their own"]
+    return {**(model if isinstance(model, Mapping) else {}), **block}, []
+
+
+def _model_rules(path: str) -> dict[str, Rule]:
+    """What `model` has to keep to, for settings of a model at another place."""
+    return {f"{path}.{key.removeprefix('model.')}": rule for key, rule in RULES.items() if key.startswith("model.")}
+
+
+def _exclusive(given: Mapping[str, Any]) -> list[str]:
+    held = [key for key in ("benchmark", "data") if given.get(key) is not None]
+    if len(held) == 2:
+        return ["benchmark: give benchmark or data, not both"]
+    if not held:
+        return ["benchmark: is required, such as benchmark: digits, or your own files under data"]
+    return []
+
+
+def _dependent(checked: Mapping[str, Any]) -> list[str]:
+    """Demands of settings on each other, where each of them is right by itself."""
+    held: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
+    problems: list[str] = []
+    if train := held.get("train"):
+        problems += _training(train)
+    if (benchmark := held.get("benchmark")) and (task := _task_of(benchmark.name)):
+        problems += _generation(held.get("evaluate"), task)
+    if federation := held.get("federation"):
+        problems += _replies(federation)
+    if engine := held.get("engine"):
+        problems += _places(engine)
+        if engine.kind == "flower" and checked.get("families"):
+            problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
+        if engine.kind == "flower" and checked.get("common_model"):
+            problems.append("common_model: cannot be used on Flower yet; set it to null")
+        if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
+            problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
+        if engine.kind == "flower" and (data := held.get("data")) and data.public is not None:
+            problems.append("data.public: cannot be used on Flower yet; set it to null")
+        if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
+            problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
+    if data := held.get("data"):
+        problems += _files(data)
+        problems += _generation(held.get("evaluate"), data.task)
+        if "model" not in checked or ("model" in held and not held["model"].id):
+            problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
+    return problems
+
+
+def _task_of(benchmark: str) -> str:
+    """The task of a benchmark; empty for one that does not exist, which is told elsewhere."""
+    from befit.data import registry
+
+    return registry.get(benchmark).task if benchmark in registry.names() else ""
+
+
+def _training(train: Any) -> list[str]:
+    if train.momentum and train.optimiser != "sgd":
+        return [f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}"]
+    return []
+
+
+def _generation(evaluate: Any, task: str) -> list[str]:
+    """What is measured of text, of which only language models have any."""
+    if not evaluate:
+        return []
+    metrics, wins = evaluate.metrics or [], evaluate.wins or []
+    if task not in GENERATIVE:
+        return [f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
+                for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics),
+                                       ("wins", "null", wins))
+                if used]  # fmt: skip
+    known = (*METRICS, *VQA_METRICS) if task == "vqa" else METRICS
+    problems = [
+        f"evaluate.metrics: {name!r} is not one of {', '.join(known)}.{did_you_mean(name, known)}"
+        for name in metrics
+        if name not in known
+    ]
+    problems += [f"evaluate.{key}: {name} is there twice" for key, names in (("metrics", metrics), ("wins", wins))
+                 for name in sorted(set(names)) if names.count(name) > 1]  # fmt: skip
+    problems += [f"evaluate.wins: {name!r} is none of evaluate.metrics, which measures {', '.join(metrics) or 'null'}."
+                 f"{did_you_mean(name, metrics)}" for name in dict.fromkeys(wins) if name not in metrics]  # fmt: skip
+    if not problems and evaluate.generate and metrics and not set(metrics) & {*GENERATED, *VQA_METRICS}:
+        problems.append("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
+                        "false, or add exact_match")  # fmt: skip
+    return problems
+
+
+def _replies(federation: Any) -> list[str]:
+    if isinstance(federation.min_replies, int) and federation.cohort and federation.min_replies > federation.cohort:
+        return [f"federation.min_replies: {federation.min_replies} is more than the cohort of {federation.cohort}"]
+    return []
+
+
+def _places(engine: Any) -> list[str]:
+    """Settings of one kind of engine under the other."""
+    theirs = {"flower": ("deadline_s", "wait_s"), "local": ("workers", "store", "serialise")}
+    defaults = type(engine)()
+    return [
+        f"engine.{key}: belongs to engine.kind {kind}, which is {engine.kind} here"
+        for kind, keys in theirs.items()
+        for key in keys
+        if kind != engine.kind and getattr(engine, key) != getattr(defaults, key)
+    ]
+
+
+def _files(data: Any) -> list[str]:
+    problems: list[str] = []
+    for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
+        held = given if isinstance(given, dict) else {"all": given}
+        problems += [] if held else [f"data.{key}: must name at least one client"]
+        problems += [
+            f"data.{key}.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
+            for name in held
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
+        ]
+    if data.val_fraction + data.test_fraction >= 1:
+        shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
+        problems.append(f"data.test_fraction: {shares} leave nothing to train on")
+    return problems
+
+
+def _absolute(experiment: Experiment, folder: Path) -> Experiment:
+    """Relative paths made absolute, so that a run resumes from any folder. Hub ids and packages stay as they are."""
+
+    def resolve(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve())
+
+    model, data, benchmark = experiment.model, experiment.data, experiment.benchmark
+    if benchmark is not None:
+        given = benchmark.arguments
+        paths = {key: resolve(given[key]) for key in BENCHMARK_PATHS if isinstance(given.get(key), str) and given[key]}
+        benchmark = replace(benchmark, arguments={**given, **paths})
+
+    def place(model: ModelSettings) -> ModelSettings:
+        here = "/" in model.id and (folder / model.id / "config.json").is_file()
+        return replace(model, id=resolve(model.id)) if here or re.match(r"\.{1,2}(/|$)|~", model.id) else model
+
+    families = {name: replace(one, model=place(one.model)) for name, one in experiment.families.items()}
+    if data is not None:
+
+        def placed(clients: Any) -> Any:
+            if clients is None or isinstance(clients, str):
+                return None if clients is None else resolve(clients)
+            return {
+                name: resolve(one) if isinstance(one, str) else {split: resolve(path) for split, path in one.items()}
+                for name, one in clients.items()
+            }
+
+        data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
+    common = None if experiment.common_model is None else place(experiment.common_model)
+    return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families,
+                   common_model=common)  # fmt: skip
+
+
+_PARAMETERS = parameters_of(Experiment)
+_BLOCKS = tuple(one.name for one in _PARAMETERS if is_dataclass(one.default))

@@ -1,0 +1,236 @@
+"""A signature is a schema: plain values from YAML checked against the parameters of a function or dataclass.
+
+Used for the experiment, for methods and for benchmarks, so that a mistake reads the same wherever it is made.
+Every problem is collected as one line `path: what is wrong, got value`; nothing is skipped, cast or filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from befit.core.errors import ConfigError, did_you_mean
+
+__all__ = ["REQUIRED", "Parameter", "Rule", "check_values", "parameters_of", "plain", "type_words"]
+
+REQUIRED = inspect.Parameter.empty
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One key of a mapping: its resolved type, its default (or `REQUIRED`) and what its docstring says of it."""
+
+    name: str
+    type: Any
+    default: Any = REQUIRED
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A demand on one value that its type cannot say. `text` continues "<path>: "."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The parameters of a function or dataclass, in order, described by the table of its docstring.
+
+    A line of that table is the parameter's name, two spaces or more, and its description; deeper lines continue it.
+
+    >>> [(p.name, p.default) for p in parameters_of(lambda rank=8: rank)]
+    [('rank', 8)]
+    """
+    hints = typing.get_type_hints(factory)
+    described = _described(inspect.getdoc(factory) or "")
+    factories = {
+        field.name: field.default_factory
+        for field in getattr(factory, "__dataclass_fields__", {}).values()
+        if field.default_factory is not dataclasses.MISSING
+    }
+    return tuple(
+        Parameter(
+            name=name,
+            type=hints.get(name, Any),
+            default=factories[name]() if name in factories else parameter.default,
+            description=described.get(name, ""),
+        )
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
+
+
+def check_values(
+    parameters: Sequence[Parameter],
+    values: Mapping[str, Any],
+    path: str = "",
+    owner: str = "",
+    rules: Mapping[str, Rule] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Values by parameter name, and every problem found.
+
+    path   dotted prefix of the keys, with its last dot ("train.")
+    owner  what the keys belong to, for the message about an unknown one ("fedsa")
+    rules  further demands by full dotted path, checked where the type is right
+
+    Lists become tuples and mappings dataclasses where the type says so. Only keys that were given are returned.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    checked: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in values.items():
+        here = f"{path}{key}"
+        if key not in known:
+            belongs = f" for {owner}" if owner else ""
+            hint = did_you_mean(str(key), known) or f" Known: {', '.join(known) or 'none'}"
+            problems.append(f"{here}: unknown key{belongs}.{hint}")
+            continue
+        value, found = _check(known[key].type, value, here, rules or {})
+        if not found and rules and here in rules and value is not None and not rules[here].holds(value):
+            found = [f"{here}: {rules[here].text}, got {show(value)}"]
+        problems += found
+        checked[key] = value
+    problems += [
+        f"{path}{parameter.name}: is required ({type_words(parameter.type)})"
+        for parameter in parameters
+        if parameter.default is REQUIRED and parameter.name not in values
+    ]
+    return checked, problems
+
+
+def type_words(kind: Any) -> str:
+    """A type in words for people.
+
+    >>> type_words(int | None), type_words(Literal["a", "b"]), type_words(tuple[float, float])
+    ('a whole number or null', 'one of a, b', 'a list of 2 numbers')
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return type_words(inner[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(type_words(one) for one in inner)
+    if origin is Literal:
+        return ("one of " if len(inner) > 1 else "") + ", ".join(str(one) for one in inner)
+    if origin in (list, tuple, Sequence):
+        items = _PLURALS.get(inner[0], "values") if inner else "values"
+        fixed = len(inner) if origin is tuple and Ellipsis not in inner else None
+        return f"a list of {fixed} {items}" if fixed else f"a list of {items}"
+    if origin in (dict, Mapping) or dataclasses.is_dataclass(kind):
+        return "a mapping"
+    return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML and JSON can hold it: dataclasses as mappings, tuples as lists.
+
+    >>> plain((1, 2.0))
+    [1, 2.0]
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value
+
+
+def show(value: Any) -> str:
+    """A value in a message, short, as YAML writes it: text in double quotes, `true` and not `True`."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check(kind: Any, value: Any, path: str, rules: Mapping[str, Rule]) -> tuple[Any, list[str]]:
+    nested = _dataclass_in(kind)
+    if nested is None or isinstance(value, nested):
+        return _check_leaf(kind, value, path)
+    if value is None and type(None) in get_args(kind):
+        return None, []
+    if not isinstance(value, Mapping):
+        return value, [f"{path}: must be {type_words(kind)}, got {show(value)}"]
+    values, problems = check_values(parameters_of(nested), value, f"{path}.", path.split(".")[-1], rules)
+    if problems:
+        return value, problems
+    try:
+        return nested(**values), []
+    except ConfigError as error:
+        return value, [f"{path}.{problem}" for problem in error.problems]
+    except ValueError as error:
+        return value, [f"{path}: {error}"]
+
+
+def _check_leaf(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
+    """Pydantic in strict mode, through JSON: it reads a list as a tuple, but neither "5" nor true as a number."""
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter = TypeAdapter(kind, config=None)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = None
+    try:
+        checked = (
+            adapter.validate_python(value, strict=True) if text is None else adapter.validate_json(text, strict=True)
+        )
+    except ValidationError as error:
+        return value, _leaf_problems(kind, value, path, error.errors(include_url=False))
+    return checked, []
+
+
+def _leaf_problems(kind: Any, value: Any, path: str, errors: Sequence[Any]) -> list[str]:
+    is_union = get_origin(kind) in (Union, types.UnionType)
+    options = [str(one) for one in _literals(kind)]
+    if options and isinstance(value, str):
+        listed = f"one of {', '.join(options)}" if len(options) > 1 else options[0]
+        return [f"{path}: {show(value)} is not {listed}.{did_you_mean(value, options)}".removesuffix(".")]
+    inner = [error for error in errors if error["loc"] and not is_union]
+    if inner and isinstance(value, (list, tuple, Mapping)) and get_origin(kind) is not tuple:
+        return [f"{path}.{'.'.join(map(str, e['loc']))}: {_lower(e['msg'])}, got {show(e['input'])}" for e in inner]
+    return [f"{path}: must be {type_words(kind)}, got {show(value)}"]
+
+
+def _literals(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(one for part in get_args(kind) for one in _literals(part))
+    return ()
+
+
+def _dataclass_in(kind: Any) -> Any:
+    """The dataclass that a type names, alone or beside None."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    found = [one for one in options if dataclasses.is_dataclass(one)]
+    return found[0] if len(found) == 1 and len(options) - len(found) == (type(None) in options) else None
+
+
+def _described(doc: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name, column = "", 0
+    for line in doc.splitlines():
+        if row := re.match(r"(\w+)( {2,})(\S.*)", line):
+            name, column = row[1], len(row[1]) + len(row[2])
+            found[name] = row[3].strip()
+        elif name and line.startswith(" ") and len(line) - len(line.lstrip()) >= min(column, 2):
+            found[name] += " " + line.strip()
+        else:
+            name = ""
+    return found
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,123 @@
+"""Which files hold which split of which client: from what a user writes down to paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from befit.core.errors import DataError, did_you_mean
+from befit.data.files.readers import SUFFIXES, is_dataset, is_readable, suffix_of
+
+__all__ = ["ALL", "Sources", "client_entries", "client_sources"]
+
+Sources = dict[str, list[Path]]
+
+ALL = "all"  # one file with everything, of which validation and test are held out
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+_SHARD = re.compile(r"(?P<split>.+)-\d+-of-0*(?P<count>\d+)")
+
+
+def client_sources(
+    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]], trains: bool = True
+) -> dict[str, Sources]:
+    """For every client, in order, the files of `train`, `val` and `test`, or of `ALL`.
+
+    clients  a folder that has a file or a folder for each client, in the order of their names; or a mapping from
+             client to a file, a folder or {train, val, test}
+    trains   whether each needs training data, as clients do and newcomers do not
+
+    A client's folder has train, perhaps val (or validation) and test: files, shards such as
+    `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError that names the client.
+    """
+    given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
+    if not given:
+        raise DataError("there are no clients")
+    for client in given:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", client) or not client.strip("."):
+            raise DataError(f"client {client!r}: an id is ASCII letters, digits, '.', '_' and '-', and not only dots")
+    found: dict[str, Sources] = {}
+    for client, value in given.items():
+        try:
+            found[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
+        except (DataError, OSError) as error:
+            raise DataError(f"client {client}: {error}") from error
+    missing = [(client, path) for client, sources in found.items() for paths in sources.values() for path in paths
+               if not path.exists()]  # fmt: skip
+    if missing:
+        listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
+        raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
+    return found
+
+
+def client_entries(folder: Path) -> dict[str, Path]:
+    """Client id to file or folder. Hidden files and Markdown are no clients; anything else that is none is an error."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
+    entries: dict[str, Path] = {}
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.name.startswith(".") or path.suffix == ".md":
+            continue
+        if not path.is_dir() and not suffix_of(path):
+            raise DataError(f"{path} is no client: a client is a folder or a file ending in {', '.join(SUFFIXES)}")
+        client = path.name if path.is_dir() else path.name[: -len(suffix_of(path))]
+        if client in SPLITS:
+            raise DataError(f"{path} is a split, and {folder} therefore the folder of a single client: name the folder "
+                            "above it, or write clients: {id: folder, …}")  # fmt: skip
+        if client in entries:
+            raise DataError(f"client {client} is there twice: {entries[client].name} and {path.name} in {folder}")
+        entries[client] = path
+    if not entries:
+        raise DataError(f"{folder} has no clients: expected a folder or a file for each")
+    return entries
+
+
+def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
+    sources: Sources = {}
+    for name, path in splits.items():
+        if name not in SPLITS:
+            raise DataError(f"{name!r} is no split; there are train, val and test.{did_you_mean(name, SPLITS)}")
+        if SPLITS[name] in sources:
+            raise DataError("val and validation are the same split: give one of them")
+        sources[SPLITS[name]] = [Path(path)]
+    return _checked(sources, "the mapping", trains)
+
+
+def _one(path: Path, trains: bool) -> Sources:
+    if not path.is_dir() or is_dataset(path):
+        return {ALL: [path]}
+    sources: Sources = {}
+    shards: dict[str, int] = {}
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
+        if entry.is_file() and entry.name.split(".")[0] in SPLITS and not is_readable(entry):
+            raise DataError(f"{entry} is of no kind that is read here: {', '.join(SUFFIXES)}")
+        if entry.name.startswith(".") or entry.name == "dataset_dict.json" or not is_readable(entry):
+            continue  # images, notes
+        stem = entry.name if entry.is_dir() else entry.name[: -len(suffix_of(entry))]
+        shard = _SHARD.fullmatch(stem)
+        split = SPLITS.get(shard["split"] if shard else stem)
+        if split is None:
+            raise DataError(f"{entry} is no split of {path}; files are named train, val or validation, and test. "
+                            "Otherwise write {train: …, val: …, test: …}")  # fmt: skip
+        if shard:
+            shards[split] = int(shard["count"])
+        sources.setdefault(split, []).append(entry)
+    for split, paths in sources.items():
+        if len(paths) != shards.get(split, 1):
+            names = ", ".join(one.name for one in paths)
+            raise DataError(f"{path} must have {shards.get(split, 1)} of {split}, and has {len(paths)} of it: {names}")
+    return _checked(sources, str(path), trains)
+
+
+def _checked(sources: Sources, where: str, trains: bool) -> Sources:
+    """The sources, if there is something to train on where that is needed and no file is in two splits."""
+    if not sources or (trains and "train" not in sources):
+        kinds = f"train{{{','.join(SUFFIXES)}}} or a datasets directory"
+        raise DataError(f"{where} has no train ({kinds}); found {', '.join(sources) or 'nothing'}")
+    seen: dict[Path, str] = {}
+    for split, paths in sources.items():
+        for path in paths:
+            if other := seen.get(path.resolve()):
+                raise DataError(f"{path} is both {other} and {split}: its score would be that of the training data")
+            seen[path.resolve()] = split
+    return sources

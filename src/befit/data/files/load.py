@@ -1,0 +1,242 @@
+"""A federation from the user's own files: who the clients are, their splits, labels and a fingerprint of it all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from befit.core.errors import ConfigError, DataError
+from befit.data.federation import ClientData, Federation
+from befit.data.files.gather import gather
+from befit.data.files.layout import ALL, Sources, client_sources
+from befit.data.files.readers import read_rows
+from befit.data.partition import generator
+from befit.data.records import Item, check_columns, classes_of, column_names, items_of, label_of
+from befit.tasks import GENERATIVE
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["held_out", "load_files"]
+
+SPLITS = ("train", "val", "test")
+PUBLIC = "public records"  # beside the clients' ids, none of which has a space
+Splits = dict[str, list[Item]]
+
+
+def load_files(
+    clients: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]],
+    *,
+    task: str,
+    columns: Mapping[str, str] | None = None,
+    label_names: Sequence[str] | None = None,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    newcomers: str | Path | Mapping[str, str | Path | Mapping[str, str | Path]] | None = None,
+    public: str | Path | None = None,
+    by: str | None = None,
+) -> Federation:
+    """Read every client's records; see `client_sources` for where they may lie and `read_rows` for how.
+
+    task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
+                   causal-lm (instruction, perhaps input, output; where columns name them also choices and references)
+                   or vqa (images, conversation, and more: see `befit.data.vqa_records`)
+    columns        field to the column's name in the files, where it differs
+    label_names    names of the classes in order; None collects them from all training files
+    val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
+    test_fraction  share of them held out before, where a client has no test file; 0 holds out none
+    seed           of what is held out
+    newcomers      where the records of clients lie that take no part in training; they may have a test split alone
+    public         a file, or a folder of one client's form, of records that server and all clients may see
+    by             a column to keep where it is there, though the task does not know it (`evaluate.by`)
+
+    A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
+    client's id and the order of its records only; each class (or task) gives its share where it has enough records.
+    Raises DataError that names client, file and line, or ConfigError for the settings themselves.
+    """
+    columns = dict(columns or {})
+    check_columns(task, columns)
+    classification = task not in GENERATIVE
+    if label_names is not None and not classification:
+        raise ConfigError([f"data.label_names: {task} has no classes"])
+    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
+        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
+                           f"and {test_fraction}"])  # fmt: skip
+    sources = client_sources(clients)
+    arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
+    _check_apart(sources, arriving)
+    everybody = {**sources, **arriving}
+    shared = {} if public is None else _public_sources(public, everybody)
+    read = dict(gather(lambda one: (one[0], _read(*one, task, columns, by)), everybody.items()))
+    seen = _read_public(shared, task, columns)
+    names: tuple[str, ...] = ()
+    if classification:
+        training = (item for client in sources for item in read[client]["train"])
+        names, classes = classes_of(label_names, training)
+        labelled = {**read, PUBLIC: {"train": seen}}
+        gather(lambda one: _resolve(*one, names, classes, label_names is not None), labelled.items())
+    carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
+    _warn_of_repeats(read)
+    held = tuple(_client(client, splits) for client, splits in read.items())
+    clients_held, newcomers_held = held[: len(sources)], held[len(sources) :]
+    counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
+    manifest = {
+        "sources": [
+            {"id": client, "split": split, "file": path.name}
+            for client, splits in {**everybody, **({PUBLIC: shared} if shared else {})}.items()
+            for split, paths in splits.items()
+            for path in paths
+        ],
+        "partition": {
+            "name": "files",
+            "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
+            "seed": seed,
+            "held_out": carved,
+            "sha256": _fingerprint({**read, PUBLIC: {"train": seen}} if seen else read),
+        },
+        "counts": counts,
+    }
+    return Federation("files", "1", task, clients_held, label_names=names, newcomers=newcomers_held,
+                      public=tuple(item.record for item in seen), manifest=manifest)  # fmt: skip
+
+
+def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
+    """The files of public records. Raises DataError where there are none, or where they are a client's."""
+    try:
+        (found,) = client_sources({"public": public}).values()
+    except DataError as error:
+        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
+    held = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
+    for path in chain.from_iterable(found.values()):
+        if (owner := held.get(path.resolve())) is not None:
+            raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
+    return found
+
+
+def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
+    """The public records of all splits."""
+    try:
+        return [item for items in _read("public", sources, task, columns).values() for item in items]
+    except DataError as error:
+        raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
+
+
+def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
+    """Raise DataError for a newcomer that is a client, by its id or by its files."""
+    held = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
+    problems = [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
+    problems += [
+        f"newcomer {name}: {path} is client {held[path.resolve()]}'s"
+        for name, splits in newcomers.items()
+        for path in (path for paths in splits.values() for path in paths)
+        if path.resolve() in held
+    ]
+    if problems:
+        raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
+
+
+def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str], by: str | None = None) -> Splits:
+    """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
+    wanted = {*column_names(task, columns).values(), *[by] * (by is not None)}
+    splits: Splits = {"train": []}
+    try:
+        for split, paths in sources.items():
+            rows = [row for path in paths for row in read_rows(path, wanted)]
+            splits["train" if split == ALL else split] = items_of(rows, task, columns, by)
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
+    return splits
+
+
+def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> None:
+    def resolve(item: Item) -> None:
+        item.record["label"] = label_of(item, names, classes, given)
+
+    try:
+        gather(resolve, chain.from_iterable(splits.values()))
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from error
+
+
+def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: float, seed: int) -> list[str]:
+    """Hold out the splits that the client has no file for, test first; returns their names."""
+    carved = []
+    for split, fraction in (("test", test_fraction), ("val", val_fraction)):
+        if split in splits or fraction == 0 or not splits["train"]:
+            continue
+        items = splits["train"]
+        count = max(1, int(fraction * len(items) + 0.5))
+        if count >= len(items):
+            raise DataError(
+                f"client {client}: {len(items)} training records are too few to hold out {count} for {split}. Give it "
+                f"more, a {split} file, or set data.{split}_fraction: 0"
+            )
+        labels = [item.record.get("label", item.record.get("task")) for item in items]
+        out = set(held_out(labels, count, generator(seed, "files", f"{client}/{split}")))
+        splits[split] = [item for index, item in enumerate(items) if index in out]
+        splits["train"] = [item for index, item in enumerate(items) if index not in out]
+        carved.append(split)
+    return carved
+
+
+def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
+    """`count` indices at random, every label by its share (largest remainders), in ascending order.
+
+    The last record of a label goes only when there is no other way to `count`.
+
+    >>> len(held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
+    5
+    >>> sorted("aaaaaaaabb"[i] for i in held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
+    ['a', 'a', 'a', 'a', 'b']
+    """
+    members: dict[Any, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    groups = list(members.values())
+    exact = [count * len(group) / len(labels) for group in groups]
+    taken = [int(share) for share in exact]
+    order = sorted(
+        range(len(groups)),
+        key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]),
+    )
+    for one in order[: count - sum(taken)]:
+        taken[one] += 1
+    chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
+    return sorted(int(index) for part in chosen for index in part)
+
+
+def _client(client: str, splits: Splits) -> ClientData:
+    train, val, test = (tuple(item.record for item in splits.get(split, ())) for split in SPLITS)
+    return ClientData(client, train, val, test)
+
+
+def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
+    """Say once how many test records their own client also trains on: their score is no measure of the unseen."""
+    repeats = {}
+    for client, splits in read.items():
+        trained = {item.digest for item in splits["train"]}
+        repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
+    found = {client: count for client, count in repeats.items() if count}
+    if found:
+        worst = max(found, key=lambda client: found[client])
+        logger.warning(
+            "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
+            "from the files for a fair score",
+            sum(found.values()), found[worst], worst,
+        )  # fmt: skip
+
+
+def _fingerprint(read: Mapping[str, Splits]) -> str:
+    """SHA-256 of which client holds what in which split, in order. The folder the files lie in does not count."""
+    digest = hashlib.sha256()
+    for client, splits in read.items():
+        for split in SPLITS:
+            for item in splits.get(split, ()):
+                digest.update(f"{client}/{split}/{item.record['id']}/{item.digest}\n".encode(errors="backslashreplace"))
+    return digest.hexdigest()

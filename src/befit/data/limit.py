@@ -1,0 +1,108 @@
+"""A few clients with a few records: to see that everything runs before the whole of it does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from befit.data.federation import ClientData, Federation
+from befit.data.streams import by_task
+
+__all__ = ["TRIAL", "LimitSettings", "limit_sentence", "limited", "trial_overrides"]
+
+# What `--trial` changes: one round of one step, whatever a cell costs otherwise.
+TRIAL = ("federation.rounds=1", "federation.cohort=null", "train.max_steps=1", "limit.clients=2", "limit.records=4",
+         "limit.rounds=1", "evaluate.max_new_tokens=8", "report.plots=false")  # fmt: skip
+logger = logging.getLogger(__name__)
+Record = TypeVar("Record", bound=Mapping[str, Any])
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """Less data and fewer rounds than there are, to see that everything runs; null: all of them.
+
+    clients  the first clients of each family, and as many newcomers
+    records  the first records of each task, in each split of a client and among the public ones
+    rounds   the most of any stage, also of one whose method says its own number
+    """
+
+    clients: int | None = None
+    records: int | None = None
+    rounds: int | None = None
+
+
+def trial_overrides(given: Sequence[str]) -> list[str]:
+    """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
+
+    >>> trial_overrides(["federation.rounds=3"])[5:]
+    ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
+    """
+    changes: dict[str, str] = {}
+    for change in TRIAL:
+        key, _, changes[key] = change.partition("=")
+    for change in given:
+        key, _, value = change.partition("=")
+        if key == "federation.rounds":  # else the limit of one round would go before it without a word
+            changes["limit.rounds"] = value
+    return [*(f"{key}={value}" for key, value in changes.items()), *given]
+
+
+def limit_sentence(limit: Mapping[str, Any]) -> str | None:
+    """What a limit leaves of the whole, and what its numbers are worth; None where it leaves everything.
+
+    >>> limit_sentence({"clients": 2, "records": None, "rounds": 1})
+    'Limited to 2 clients of each family and 1 round of each stage: such numbers only show that it runs.'
+    """
+    nouns = {"clients": "client", "records": "record", "rounds": "round"}
+    of = {"clients": "family", "records": "task", "rounds": "stage"}
+    parts = [f"{count} {noun}{'s' * (count != 1)} of each {of[key]}"
+             for key, noun in nouns.items() if (count := limit.get(key)) is not None]  # fmt: skip
+    if not parts:
+        return None
+    *most, last = parts
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"Limited to {listed}: such numbers only show that it runs."
+
+
+def limited(federation: Federation, limit: LimitSettings, families: Mapping[str, str]) -> Federation:
+    """The federation cut to `limit`; the manifest says so, since its hash is of the whole.
+
+    families  name of every client's and newcomer's family, of each of which the first clients are kept
+    """
+    if (said := limit_sentence(asdict(limit))) is not None:
+        logger.warning("%s", said)
+    if limit.clients is None and limit.records is None:
+        return federation
+    cut = {"clients": limit.clients, "records": limit.records}
+    return replace(
+        federation,
+        clients=tuple(_shorter(one, limit.records) for one in _first(federation.clients, limit.clients, families)),
+        newcomers=tuple(_shorter(one, limit.records) for one in _first(federation.newcomers, limit.clients, families)),
+        public=_some(federation.public, limit.records),
+        manifest={**federation.manifest, "limit": cut},
+    )
+
+
+def _first(clients: Sequence[ClientData], most: int | None, families: Mapping[str, str]) -> list[ClientData]:
+    kept: list[ClientData] = []
+    counts: dict[str, int] = {}
+    for client in clients:
+        family = families[client.id]
+        counts[family] = counts.get(family, 0) + 1
+        if most is None or counts[family] <= most:
+            kept.append(client)
+    return kept
+
+
+def _shorter(client: ClientData, most: int | None) -> ClientData:
+    return replace(client, train=_some(client.train, most), val=_some(client.val, most), test=_some(client.test, most))
+
+
+def _some(records: Sequence[Record], most: int | None) -> Sequence[Record]:
+    """The first of each task, in their order."""
+    if most is None:
+        return records
+    positions = sorted(place for places in by_task(records).values() for place in places[:most])
+    return tuple(records[place] for place in positions)

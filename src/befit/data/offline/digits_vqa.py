@@ -1,0 +1,199 @@
+"""`digits-vqa`: questions about images, clients with streams of tasks (benchmark specification, section 5.4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from befit.core.errors import ConfigError
+from befit.data.federation import ClientData, Federation, Record
+from befit.data.offline.digits import load
+from befit.data.offline.digits_vqa_tasks import (
+    NEWCOMER_TASKS,
+    QUESTIONS,
+    SMALL,
+    STREAMS,
+    Pool,
+    generated_records,
+    task_records,
+)
+from befit.data.partition import partition_hash
+from befit.data.registry import benchmark
+
+__all__ = ["BLOCKS", "deal", "digits_vqa", "digits_vqa_hetero", "pool_of"]
+
+BLOCKS = {"public": range(500), "train": range(500, 1150), "test": range(1150, 1797)}  # indices in the file
+PUBLIC = 2000
+PUBLIC_SEED = "public"  # not that of the backbones' own records
+HELD_OUT = 20  # images of a client that its validation questions are about, where there are any
+
+
+@benchmark(
+    "digits-vqa",
+    "1",
+    summary="Questions about one to four images: ten clients with four tasks each, seven newcomers; ships with befit",
+    default_model="digits-llava-s",
+    task="vqa",
+)
+def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60, seed: int = 0) -> Federation:
+    """Ten clients with a stream of four tasks each, sixteen tasks in all, and seven newcomers with a task each.
+
+    A task is a question in a style of writing. A client asks about 65 images of its own, which nobody else has; tests
+    are about images that nobody trains on. A newcomer asks about the images of all clients, and never trains.
+
+    clients  how many of the ten, from the first
+    train    records of each task to train on
+    val      records of each task to validate on, about 20 of the client's images that are then kept for it
+    test     records of each task that a client is tested on
+    seed     of which images a client holds, and of what it asks
+    """
+    check(clients, train, val, test)
+    images, labels = load()
+    dealt = deal(labels, seed)
+    parts = {"test": pool_of(labels, BLOCKS["test"])}
+    everybody = pool_of(labels, BLOCKS["train"])
+    sizes = {"train": train, "val": val, "test": test}
+
+    def make(name: str, tasks: Sequence[str], pools: dict[str, Pool], info: dict[str, str]) -> ClientData:
+        made = {
+            split: tuple(
+                record
+                for task in tasks
+                for record in task_records(images, pools[split], task, size, f"{name}-{split}", f"digits-vqa/{seed}")
+            )
+            for split, size in sizes.items()
+        }
+        return ClientData(name, made["train"], made["val"], made["test"], info)
+
+    held = []
+    for index, tasks in enumerate(STREAMS[:clients]):
+        mine = dealt[index]
+        kept = mine[:HELD_OUT] if val else mine[:0]
+        pools = {**parts, "train": pool_of(labels, mine[len(kept) :]), "val": pool_of(labels, kept)}
+        info = {"tasks": ", ".join(tasks), "style": styles(tasks), "size": "small" if index in SMALL else "large"}
+        held.append(make(f"client-{index:02d}", tasks, pools, info))
+    # Newcomers have no images of their own: there are none left.
+    theirs = {**parts, "train": everybody, "val": everybody}
+    new = [
+        make(task.replace("/", "."), (task,), theirs, {"tasks": task, "style": styles([task]), "size": "large"})
+        for task in NEWCOMER_TASKS
+    ]
+    public = islice(generated_records(images, pool_of(labels, BLOCKS["public"]), PUBLIC_SEED), PUBLIC)
+    arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
+    manifest = {
+        "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
+        "partition": {"name": "stratified", "args": arguments, "seed": seed, "sha256": partition_hash(dealt),
+                      "records": records_hash([*held, *new])},
+        "counts": {client.id: {split: len(getattr(client, split)) for split in sizes} for client in (*held, *new)},
+        "streams": {client.id: stream_of(client) for client in (*held, *new)},
+    }  # fmt: skip
+    return Federation(
+        "digits-vqa", "1", "vqa", tuple(held), newcomers=tuple(new), public=tuple(public), manifest=manifest
+    )
+
+
+@benchmark(
+    "digits-vqa-hetero",
+    "1",
+    summary="`digits-vqa` with a small backbone for four of the clients and a large one for the others",
+    default_model="digits-llava-l",
+    families={"size=small": "digits-llava-s"},
+    task="vqa",
+)
+def digits_vqa_hetero(clients: int = 10, train: int = 60, val: int = 0, test: int = 60, seed: int = 0) -> Federation:
+    """The records of `digits-vqa`; clients 0, 1, 2 and 6 have another backbone than the others.
+
+    clients  how many of the ten, from the first; four or more, so that there are two sizes
+    train    records of each task to train on
+    val      records of each task to validate on, about 20 of the client's images that are then kept for it
+    test     records of each task that a client is tested on
+    seed     of which images a client holds, and of what it asks
+    """
+    return replace(digits_vqa(clients, train, val, test, seed), name="digits-vqa-hetero")
+
+
+def deal(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+    """65 images of the training block for each of the ten clients, of every digit six or seven; in an order in which
+    the first twenty have two of each."""
+    dealt: list[list[int]] = [[] for _ in STREAMS]
+    turn = 0
+    for digit in range(10):
+        members = [index for index in BLOCKS["train"] if labels[index] == digit]
+        for index in sorted(members, key=lambda one: hashed(seed, one)):
+            dealt[turn % len(dealt)].append(index)
+            turn += 1
+    return [np.array(interleaved(part, labels), dtype=np.int64) for part in dealt]
+
+
+def hashed(seed: int, index: int) -> bytes:
+    return hashlib.sha256(f"digits-vqa/{seed}/{index}".encode()).digest()
+
+
+def interleaved(indices: Sequence[int], labels: NDArray[np.int64]) -> list[int]:
+    """The first image of every digit, then the second of every digit, and so on."""
+    seen: dict[int, int] = {}
+    ranked = []
+    for index in indices:
+        digit = int(labels[index])
+        seen[digit] = seen.get(digit, 0) + 1
+        ranked.append((seen[digit], digit, index))
+    return [index for *_, index in sorted(ranked)]
+
+
+def pool_of(labels: NDArray[np.int64], indices: Sequence[int] | NDArray[np.int64] | range) -> Pool:
+    """The images of every digit, among these."""
+    pool: dict[int, list[int]] = {}
+    for index in indices:
+        pool.setdefault(int(labels[index]), []).append(int(index))
+    return pool
+
+
+def styles(tasks: Sequence[str]) -> str:
+    """
+    >>> styles(["max/plain", "digit/noise", "count/plain"])
+    'noise, plain'
+    """
+    return ", ".join(sorted({task.split("/")[1] for task in tasks}))
+
+
+def stream_of(client: ClientData) -> list[dict[str, Any]]:
+    """The client's tasks in the order of its stream: how each is scored, and how many records it has."""
+    tasks = client.info["tasks"].split(", ")
+    return [
+        {
+            "task": task,
+            "form": "choice" if QUESTIONS[task.split("/")[0]][1] else "open",
+            "metric": "choice_parse" if QUESTIONS[task.split("/")[0]][1] else "exact_match",
+            "train": sum(record["task"] == task for record in client.train),
+            "test": sum(record["task"] == task for record in client.test),
+        }
+        for task in tasks
+    ]
+
+
+def records_hash(clients: Sequence[ClientData]) -> str:
+    """SHA-256 of who asks what about which images, and of the answers."""
+    digest = hashlib.sha256()
+    for client in clients:
+        for record in (*client.train, *client.val, *client.test):
+            digest.update(f"{record['id']} {record['source']} {text_of(record)}\n".encode())
+    return digest.hexdigest()
+
+
+def text_of(record: Record) -> str:
+    return " | ".join(turn["content"] for turn in record["conversation"])
+
+
+def check(clients: int, train: int, val: int, test: int) -> None:
+    """Raise ConfigError naming all sizes that cannot be."""
+    problems = [] if 1 <= clients <= len(STREAMS) else [f"benchmark.clients: must be 1 to 10, got {clients}"]
+    problems += [f"benchmark.{key}: must be {least} or more, got {value}" for key, value, least in
+                 (("train", train, 1), ("val", val, 0), ("test", test, 0)) if value < least]  # fmt: skip
+    if problems:
+        raise ConfigError(problems, "the benchmark")

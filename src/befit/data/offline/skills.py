@@ -1,0 +1,176 @@
+"""`skills`: clients that each want another text made of a word (benchmark specification, section 5.3).
+
+A client's task is a pair of operations that the backbone knows, in a combination that it has never seen, on real words
+where it was trained on random letters. Words come from `befit.data.offline.skills_words`; which ones a client holds is
+decided by SHA-256 alone, so that no list of indices has to ship.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from befit.core.errors import ConfigError
+from befit.data.federation import ClientData, Federation
+from befit.data.offline.name_strings import BABEL
+from befit.data.offline.skills_tasks import CLIENT_PAIRS, HELD_OUT, NEWCOMER_PAIRS, answer, generated_records
+from befit.data.offline.skills_words import WORDS_SHA256, english_words, halves
+from befit.data.registry import benchmark
+
+__all__ = ["skills", "skills_10", "skills_low", "skills_shift"]
+
+PUBLIC = 5000
+PUBLIC_SEED = 1_000_003  # not one of those that the backbones were trained with
+
+
+@benchmark(
+    "skills",
+    "1",
+    summary="Text to text: eight clients, each with its own operation on words; real names, generated answers",
+    default_model="skills-llama",
+    task="causal-lm",
+)
+def skills(clients: int = 8, train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
+    """Eight pairs of operations, one a client, and two more for newcomers. Ships with its backbone.
+
+    clients  how many of the eight, from the first
+    train    words that each client trains on
+    val      words that it validates on, of the same half of all words
+    test     words of the other half that it is tested on
+    seed     of which words a client holds
+
+    Clients may hold the same words; their answers differ. Raises ConfigError where the 386 and 385 words of the two
+    halves are not enough, DataError without Babel.
+    """
+    return federation("skills", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (train, val, test), seed)
+
+
+@benchmark(
+    "skills-low",
+    "1",
+    summary="`skills` with 12 training words a client, which a client alone learns by heart",
+    default_model="skills-llama",
+    task="causal-lm",
+)
+def skills_low(clients: int = 8, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
+    """The clients of `skills` with the first 12 of their training words, and the same words to validate and test on.
+
+    clients  how many of the eight, from the first
+    val      words that each client validates on
+    test     words of the other half that it is tested on
+    seed     of which words a client holds
+    """
+    return federation("skills-low", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (12, val, test), seed)
+
+
+@benchmark(
+    "skills-10",
+    "1",
+    summary="`skills` with all ten unseen pairs as clients, and no newcomers",
+    default_model="skills-llama",
+    task="causal-lm",
+)
+def skills_10(train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
+    """The clients and the newcomers of `skills`, all as clients.
+
+    train  words that each client trains on
+    val    words that it validates on, of the same half of all words
+    test   words of the other half that it is tested on
+    seed   of which words a client holds
+    """
+    return federation("skills-10", HELD_OUT, len(HELD_OUT), (), (train, val, test), seed)
+
+
+@benchmark(
+    "skills-shift",
+    "1",
+    summary="`skills` on a backbone that has never seen a capital letter: averages of adapters fall apart",
+    default_model="skills-llama-lower",
+    task="causal-lm",
+)
+def skills_shift(clients: int = 8, train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
+    """The records of `skills`; only the backbone is another one.
+
+    clients  how many of the eight, from the first
+    train    words that each client trains on
+    val      words that it validates on, of the same half of all words
+    test     words of the other half that it is tested on
+    seed     of which words a client holds
+    """
+    return federation("skills-shift", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (train, val, test), seed)
+
+
+def federation(
+    name: str, pairs: Sequence[str], clients: int, newcomers: Sequence[str], sizes: tuple[int, int, int], seed: int
+) -> Federation:
+    """One client for each of the first `clients` pairs, and one newcomer for each pair of `newcomers`."""
+    first, second = halves()
+    check(clients, len(pairs), sizes, len(first), len(second))
+    held = tuple(client(pair, (first, second), sizes, seed) for pair in pairs[:clients])
+    new = tuple(client(pair, (first, second), sizes, seed) for pair in newcomers)
+    train, val, test = sizes
+    manifest = {
+        "sources": [{"id": f"babel=={BABEL} (Unicode CLDR, English)", "sha256": WORDS_SHA256,
+                     "rows": len(first) + len(second), "licence": "Unicode-3.0"}],
+        "partition": {"name": "by_task", "seed": seed, "sha256": words_hash((*held, *new)),
+                      "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}},
+        "counts": {one.id: {split: len(getattr(one, split)) for split in ("train", "val", "test")}
+                   for one in (*held, *new)},
+    }  # fmt: skip
+    avoid = {word.lower() for word in english_words()}
+    return Federation(
+        name,
+        "1",
+        "causal-lm",
+        held,
+        newcomers=new,
+        public=tuple(islice(generated_records(PUBLIC_SEED + seed, avoid, mixed_case=True), PUBLIC)),
+        manifest=manifest,
+    )
+
+
+def client(pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[int, int, int], seed: int) -> ClientData:
+    """The client "drop-first.reverse" of the pair "drop first, reverse"."""
+    name = pair.replace(", ", ".").replace(" ", "-")
+    train, val, test = sizes
+    learn = shuffled(words[0], f"{seed}/{name}/train")
+    # Validation words come from the end: training on fewer words leaves them as they are.
+    parts = {"train": learn[:train], "val": learn[len(learn) - val :],
+             "test": shuffled(words[1], f"{seed}/{name}/test")[:test]}  # fmt: skip
+    made = {split: tuple(record(name, pair, word) for word in part) for split, part in parts.items()}
+    return ClientData(name, made["train"], made["val"], made["test"], {"task": pair})
+
+
+def record(name: str, pair: str, word: str) -> dict[str, Any]:
+    return {"id": f"{name}-{word}", "instruction": pair, "input": word, "output": answer(pair, word)}
+
+
+def shuffled(words: Sequence[str], salt: str) -> list[str]:
+    """The words in an order that `salt` decides, the same with every version of everything."""
+    return sorted(words, key=lambda word: hashlib.sha256(f"skills/{salt}/{word}".encode()).digest())
+
+
+def words_hash(clients: Sequence[ClientData]) -> str:
+    """SHA-256 of who holds which words in which split."""
+    digest = hashlib.sha256()
+    for one in clients:
+        for split in ("train", "val", "test"):
+            words = " ".join(row["input"] for row in getattr(one, split))
+            digest.update(f"{one.id}/{split}: {words}\n".encode())
+    return digest.hexdigest()
+
+
+def check(clients: int, known: int, sizes: tuple[int, int, int], learn: int, rest: int) -> None:
+    """Raise ConfigError naming all sizes that cannot be."""
+    train, val, test = sizes
+    problems = [] if 1 <= clients <= known else [f"benchmark.clients: must be 1 to {known}, got {clients}"]
+    problems += [f"benchmark.{key}: must be {least} or more, got {value}" for key, value, least in
+                 (("train", train, 1), ("val", val, 0), ("test", test, 0)) if value < least]  # fmt: skip
+    if train + val > learn:
+        problems.append(f"benchmark.train: {train} and val {val} words are more than the {learn} of their half")
+    if test > rest:
+        problems.append(f"benchmark.test: there are {rest} words to test on, not {test}")
+    if problems:
+        raise ConfigError(problems, "the benchmark")

@@ -1,0 +1,97 @@
+"""A federation at a glance, before anything is trained: how many records of what each client holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from befit.data.federation import ClientData, Federation, Record
+
+__all__ = ["Holding", "Overview", "overview"]
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One client: its records by split, and in each split by kind."""
+
+    client: str
+    info: Mapping[str, str]
+    sizes: Mapping[str, int]
+    counts: Mapping[str, Mapping[str, int]]
+
+    def largest_share(self, split: str) -> float | None:
+        """The share of the kind that it has most of; None without records."""
+        counts = self.counts[split]
+        return max(counts.values()) / self.sizes[split] if counts else None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All clients, then all newcomers.
+
+    kind       what records are counted by: label, task, language or records
+    names      of the kinds, in order
+    partition  the manifest's: rule, arguments, seed and SHA-256
+    """
+
+    federation: str
+    version: str
+    task: str
+    kind: str
+    names: tuple[str, ...]
+    clients: tuple[Holding, ...]
+    newcomers: tuple[Holding, ...]
+    partition: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+
+        def rows(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+            return [
+                {"client": one.client, "info": dict(one.info), **one.sizes,
+                 "largest_share": one.largest_share("train"),
+                 "counts": {split: dict(counts) for split, counts in one.counts.items()}}
+                for one in holdings
+            ]  # fmt: skip
+
+        return {
+            "name": self.federation, "version": self.version, "task": self.task, "kind": self.kind,
+            "names": list(self.names), "partition": dict(self.partition), "clients": rows(self.clients),
+            "newcomers": rows(self.newcomers),
+        }  # fmt: skip
+
+
+def overview(federation: Federation) -> Overview:
+    """Count every client's records by their label; those without by their task, else by their language."""
+    kind = "label" if federation.label_names else kind_of([*federation.clients, *federation.newcomers])
+
+    def name_of(record: Record) -> str:
+        if kind == "label":
+            return federation.label_names[record["label"]]
+        return str(record[kind]) if kind != "records" else "records"
+
+    def holding(client: ClientData) -> Holding:
+        counts = {split: dict(Counter(map(name_of, getattr(client, split)))) for split in SPLITS}
+        sizes = {split: len(getattr(client, split)) for split in SPLITS}
+        return Holding(client.id, dict(client.info), sizes, counts)
+
+    clients, newcomers = (tuple(map(holding, some)) for some in (federation.clients, federation.newcomers))
+    if kind == "label":
+        names = federation.label_names
+    else:
+        found = (name for one in (*clients, *newcomers) for counts in one.counts.values() for name in counts)
+        names = tuple(dict.fromkeys(found))
+    return Overview(
+        federation.name, federation.version, federation.task, kind, tuple(names), clients, newcomers,
+        federation.manifest.get("partition", {}),
+    )  # fmt: skip
+
+
+def kind_of(clients: Sequence[ClientData]) -> str:
+    """The first field that every record has; else `records`, and there is nothing to tell them apart by."""
+    records = [record for one in clients for split in SPLITS for record in getattr(one, split)]
+    return next((field for field in ("task", "language") if records and all(r.get(field) for r in records)), "records")

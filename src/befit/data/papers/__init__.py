@@ -1,0 +1,1 @@
+"""The benchmarks of the four papers, read from a hub, from `datasets` directories or from their authors' files."""

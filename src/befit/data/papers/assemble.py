@@ -1,0 +1,132 @@
+"""What the papers' benchmarks share: rows in an order of their own, and a federation with its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from befit.core.errors import DataError
+from befit.data.federation import ClientData, Federation, Record
+from befit.data.files.readers import Row
+from befit.data.papers.source import Place, Source
+from befit.data.partition import generator
+
+logger = logging.getLogger(__name__)
+One = TypeVar("One")
+
+__all__ = ["SPLITS", "assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
+
+SPLITS = ("train", "val", "test")
+
+
+def digest(values: Any) -> str:
+    """SHA-256 of the canonical JSON; bytes count by their own SHA-256."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return hashlib.sha256(value).hexdigest()
+        raise DataError(f"{type(value).__name__} cannot be part of a record's hash")
+
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=plain)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def content_hash(digests: Sequence[str]) -> str:
+    """One hash of many records, the same in whatever order they came."""
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+
+
+def ordered(rows: Sequence[Row], fields: Sequence[str]) -> tuple[list[Row], str]:
+    """Rows by the SHA-256 of what they say in `fields`, so that the order of files does not matter; and their hash."""
+    keyed = sorted(((digest({field: row.values[field] for field in fields}), row) for row in rows), key=lambda o: o[0])
+    return [row for _, row in keyed], content_hash([key for key, _ in keyed])
+
+
+def shuffled(values: Sequence[One], seed: int, federation: str, stage: str) -> list[One]:
+    """In random order, by the stream of its own of this purpose."""
+    return [values[index] for index in generator(seed, federation, stage).permutation(len(values))]
+
+
+def source_entry(place: Place, source: Source, split: str, rows: int, sha256: str) -> dict[str, Any]:
+    """The manifest's line about what was read."""
+    return {
+        "id": source.id, "config": source.config, "split": split, "rows": rows, "sha256": sha256,
+        "from": f"hub, revision {place.revision(source)}" if place.hub else "files", "licence": source.licence,
+    }  # fmt: skip
+
+
+def same_text(text: str) -> str:
+    """Text as repeats are found: NFKC, case folded, white space as one blank.
+
+    >>> same_text(" Caf\\u00e9\\n X") == same_text("cafe\\u0301 x")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def assemble(
+    name: str,
+    version: str,
+    task: str,
+    clients: Sequence[ClientData],
+    *,
+    partition: str,
+    arguments: Mapping[str, Any],
+    sources: Sequence[Mapping[str, Any]],
+    newcomers: Sequence[ClientData] = (),
+    label_names: Sequence[str] = (),
+    public: Sequence[Record] = (),
+    notes: Mapping[str, Any] | None = None,
+) -> Federation:
+    """A federation, with counts, the hash of who holds what, and how many test records somebody trains on.
+
+    partition  name of the rule that made the clients
+    arguments  of the benchmark, its seed among them, without where the data was
+    notes      further lines of the manifest
+    """
+    everybody = [*clients, *newcomers]
+    if repeated := len(everybody) - len({one.id for one in everybody}):
+        raise DataError(f"{name}: {repeated} ids of clients are there twice")
+    held = hashlib.sha256()
+    trained: set[str] = set()
+    tested: list[str] = []
+    for one in everybody:
+        for split in SPLITS:
+            for record in getattr(one, split):
+                held.update(f"{one.id}/{split}/{record['id']}\n".encode())
+                if split == "test":
+                    tested.append(identity(record))
+                else:
+                    trained.add(identity(record))
+    leaked = sum(one in trained for one in tested)
+    if leaked:
+        logger.warning("%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
+                       "manifest counts them", name, leaked, len(tested))  # fmt: skip
+    manifest = {
+        "sources": [dict(one) for one in sources],
+        "partition": {"name": partition, "args": dict(arguments), "seed": arguments["seed"],
+                      "sha256": held.hexdigest()},
+        "counts": {one.id: {split: len(getattr(one, split)) for split in SPLITS} for one in everybody},
+        "test_records_in_training": leaked,
+        **(notes or {}),
+    }  # fmt: skip
+    return Federation(
+        name, version, task, tuple(clients), tuple(label_names), tuple(newcomers), tuple(public), manifest
+    )
+
+
+def identity(record: Record) -> str:
+    """What a record asks, for finding repeats: its texts without regard to case, or its image."""
+    if "image" in record:
+        image = record["image"]
+        content = image if isinstance(image, (bytes, str)) else image.tobytes()
+        return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+    if "conversation" in record:
+        images = [one if isinstance(one, str) else hashlib.sha256(one).hexdigest() for one in record["images"]]
+        return digest([images, *(same_text(turn["content"]) for turn in record["conversation"])])
+    texts = [record.get(field) for field in ("text", "text_pair", "instruction", "input") if record.get(field)]
+    return digest([same_text(str(text)) for text in texts])

@@ -1,0 +1,167 @@
+"""`fedscope-5`: mathematics, instructions and code by kind (FedMosaic; its specification, section 8.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from befit.core.errors import ConfigError, DataError
+from befit.core.schema import show
+from befit.data.federation import ClientData, Federation
+from befit.data.files.readers import Row, read_rows
+from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
+from befit.data.papers.large import authors_clients
+from befit.data.papers.public import public_texts
+from befit.data.papers.scenarios import Part
+from befit.data.papers.source import Place, Source, check_fields, read_split
+from befit.data.partition import iid
+from befit.data.registry import benchmark
+
+__all__ = ["fedscope_5"]
+
+GSM8K = Source("openai/gsm8k", "MIT", "gsm8k", "main")
+DOLLY = Source("databricks/databricks-dolly-15k", "CC BY-SA 3.0", "databricks-dolly-15k",
+               files="databricks-dolly-15k.jsonl")  # fmt: skip
+ROSETTA = Source("rosetta_alpaca.json of the repository sahil280114/codealpaca", "GFDL (Rosetta Code)", "rosetta",
+                 on_hub=False)  # fmt: skip
+# Four tasks of each client: GSM8K in quarters, Dolly by category, Rosetta by language.
+CLIENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("large", ("gsm8k-0", "gsm8k-1", "gsm8k-2", "gsm8k-3")),
+    ("small", ("classification", "closed_qa", "general_qa", "open_qa")),
+    ("small", ("information_extraction", "creative_writing", "brainstorming", "summarization")),
+    ("small", ("java", "c+php", "c#", "c++")),
+    ("large", ("python", "go", "pascal", "scala")),
+)
+IDS = ((0, 1, 2, 3), (10, 11, 12, 13), (14, 15, 16, 17), (20, 21, 22, 23), (24, 25, 26, 27))  # of the released files
+LANGUAGES = {"java": "java", "c": "c+php", "php": "c+php", "c#": "c#", "c++": "c++", "python": "python", "go": "go",
+             "pascal": "pascal", "scala": "scala"}  # fmt: skip
+Pools = dict[str, list[dict[str, Any]]]
+
+
+@benchmark(
+    "fedscope-5",
+    "1",
+    summary="GSM8K, Dolly by category, Rosetta Code by language: five clients (FedMosaic); needs the data",
+    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    task="causal-lm",
+    seeded=False,
+    families={"size=small": "meta-llama/Llama-3.2-3B-Instruct", "size=large": "meta-llama/Llama-3.1-8B-Instruct"},
+)
+def fedscope_5(
+    root: str = "", files: Literal["sources", "authors"] = "sources", test: int = 100, public: str = "", seed: int = 42
+) -> Federation:
+    """Five clients of four tasks each.
+
+    root    directory with gsm8k, databricks-dolly-15k and rosetta/rosetta_alpaca.json; or with FS_LLM_Instruct
+    files   sources: made from the three data sets, with a test that nobody trains on; authors: the released files,
+            whose tests are the last 100 training records, so that they show only whether something runs
+    test    records of each task that are held out for the test, with sources
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the quarters of GSM8K, of what is held out and of the public split
+
+    The paper's measures (MMLU, GSM8K's test and HumanEval with few examples) are not part of this benchmark.
+    """
+    if files == "authors":
+        tasks = [[Part("FS_LLM_Instruct", number) for number in ids] for ids in IDS]
+        return authors_clients(Place("fedscope-5", root), tasks, [{"size": size} for size, _ in CLIENTS], seed, public)
+    if test < 1:
+        raise ConfigError([f"benchmark.test: must be 1 or more, got {test}"], "the benchmark")
+    place = Place("fedscope-5", root)
+    place.check([GSM8K, DOLLY, ROSETTA])
+    entries: list[dict[str, Any]] = []
+    pools = gsm8k(place, entries, seed) | dolly(place, entries) | rosetta(place, entries)
+    held = []
+    streams = {}
+    for number, (size, names) in enumerate(CLIENTS):
+        made: Pools = {"train": [], "test": []}
+        streams[f"client-{number:02d}"] = stream = []
+        for name in names:
+            split = held_out(name, pools[name], test, seed)
+            for key, records in split.items():
+                made[key] += records
+            stream.append({"task": name, **{key: len(records) for key, records in split.items()}})
+        held.append(ClientData(f"client-{number:02d}", tuple(made["train"]), (), tuple(made["test"]),
+                               {"size": size, "tasks": ", ".join(names)}))  # fmt: skip
+    shared = public_texts(Path(root).expanduser(), public, seed, "fedscope-5")
+    return assemble("fedscope-5", "1", "causal-lm", held, partition="natural", sources=entries,
+                    arguments={"files": files, "test": test, "public": public, "seed": seed},
+                    notes={"streams": streams}, public=shared)  # fmt: skip
+
+
+def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int) -> Pools:
+    """A test of different prompts than the training records'; a prompt that comes twice is used once."""
+    once: dict[str, dict[str, Any]] = {}
+    for one in records:
+        once.setdefault(same_text(f"{one['instruction']}\n{one.get('input', '')}"), one)
+    order = shuffled(list(once.values()), seed, "fedscope-5", name)
+    if len(order) <= test:
+        raise DataError(f"{name}: {len(order)} records are too few to hold out {test}")
+    named = [{"id": f"{name}-{at:05d}", "task": name, **one} for at, one in enumerate(order)]
+    return {"train": named[test:], "test": named[:test]}
+
+
+def gsm8k(place: Place, entries: list[dict[str, Any]], seed: int) -> Pools:
+    fields = ("question", "answer")
+    rows, sha256 = ordered(read_split(place, GSM8K, "train", fields), fields)
+    entries.append(source_entry(place, GSM8K, "train", len(rows), sha256))
+    made = []
+    for row in rows:
+        answer = text(row, "answer")
+        if answer.count("####") != 1:
+            raise DataError(f"{row.where}: answer must have one mark #### before its number, got {show(answer)}")
+        working, _, number = answer.partition("####")
+        made.append(
+            {"instruction": text(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}."}
+        )
+    quarters = iid(len(made), 4, seed, "fedscope-5", "gsm8k")
+    return {f"gsm8k-{number}": [made[at] for at in part] for number, part in enumerate(quarters)}
+
+
+def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:
+    fields = ("instruction", "context", "response", "category")
+    rows, sha256 = ordered(read_split(place, DOLLY, "train", fields), fields)
+    entries.append(source_entry(place, DOLLY, "train", len(rows), sha256))
+    known = [name for _, names in CLIENTS[1:3] for name in names]
+    pools: Pools = {name: [] for name in known}
+    for row in rows:
+        category = text(row, "category")
+        if category not in pools:
+            raise DataError(f"{row.where}: category {category!r} is not one of {', '.join(known)}")
+        context = row.values["context"]
+        pools[category].append({"instruction": text(row, "instruction"), "output": text(row, "response"),
+                                "input": context if isinstance(context, str) else ""})  # fmt: skip
+    return pools
+
+
+def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
+    fields = ("instruction", "input", "output")
+    path = place.folder(ROSETTA) / "rosetta_alpaca.json"
+    if not path.is_file():
+        raise place.missing(path, ROSETTA)
+    given = read_rows(path, fields)
+    check_fields(given, fields)
+    rows, sha256 = ordered(given, fields)
+    pools: Pools = {name: [] for name in LANGUAGES.values()}
+    others: set[str] = set()
+    for row in rows:
+        language = text(row, "input")
+        name = LANGUAGES.get(language.casefold())
+        if name is None:
+            others.add(language)
+        else:
+            pools[name].append(
+                {"instruction": text(row, "instruction"), "input": language, "output": text(row, "output")}
+            )
+    if empty := [name for name, records in pools.items() if not records]:
+        raise DataError(f"{path} has no records whose input is {', '.join(empty)}; further languages found: "
+                        f"{', '.join(sorted(others)[:20]) or 'none'}")  # fmt: skip
+    entries.append({**source_entry(place, ROSETTA, "all", len(rows), sha256), "other_languages": len(others)})
+    return pools
+
+
+def text(row: Row, field: str) -> str:
+    value = row.values[field]
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
+    return value.strip()

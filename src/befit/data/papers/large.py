@@ -1,0 +1,148 @@
+"""`fedaya-8` and `fed-llm-large-52`: FedMosaic's text clients, from its released files (specification, 8.4).
+
+Their tasks were made by a language model's judgement and by drawing users that are not named, so they cannot be made
+anew: the files DATASET/train/dataset-N.json and DATASET/test/dataset-N.json are read as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from befit.core.errors import DataError
+from befit.data.federation import ClientData, Federation
+from befit.data.files.readers import read_rows
+from befit.data.papers.assemble import assemble, content_hash, digest, source_entry
+from befit.data.papers.public import conversation_text, public_texts
+from befit.data.papers.scenarios import Part
+from befit.data.papers.source import Place, Source, check_fields
+from befit.data.registry import benchmark
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["authors_clients", "fed_llm_large_52", "fedaya_8"]
+
+TEXTS = Source("the text data of the repository snumprlab/fedmosaic",
+               "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources", on_hub=False,
+               layout="DATASET/train/dataset-N.json and DATASET/test/dataset-N.json")  # fmt: skip
+SIZES = {"size=small": "meta-llama/Llama-3.2-1B-Instruct", "size=large": "meta-llama/Llama-3.2-3B-Instruct"}
+FIELDS = ("sciences", "sciences", "humanities", "humanities", "humanities", "society", "health", "health")
+AYA_SMALL = {2, 4, 6, 7}
+
+
+@benchmark(
+    "fedaya-8",
+    "1",
+    summary="Eight clients of four languages each in a field of knowledge (FedMosaic); needs the data",
+    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    task="causal-lm",
+    seeded=False,
+    families=SIZES,
+)
+def fedaya_8(root: str = "", public: str = "", seed: int = 42) -> Federation:
+    """Four tasks a client, 10 j to 10 j + 3 of client j: a field of knowledge in four languages.
+
+    root    directory with Fed-aya_topic/train and Fed-aya_topic/test
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the public split; the released files are read as they are
+    """
+    tasks = [[Part("Fed-aya_topic", 10 * client + task) for task in range(4)] for client in range(8)]
+    infos = [{"size": "small" if client in AYA_SMALL else "large", "field": FIELDS[client]} for client in range(8)]
+    return authors_clients(Place("fedaya-8", root), tasks, infos, seed, public)
+
+
+@benchmark(
+    "fed-llm-large-52",
+    "1",
+    summary="52 clients of two tasks each: FLAN, Aya by topic, users of a chatbot (FedMosaic); needs the data",
+    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    task="causal-lm",
+    seeded=False,
+    families=SIZES,
+)
+def fed_llm_large_52(root: str = "", public: str = "", seed: int = 42) -> Federation:
+    """Clients 0 to 15 have halves of FLAN tasks, 16 to 31 two topics of Aya, 32 to 51 two users of a chatbot.
+
+    root    directory with FedDPA, Fed-aya_topic and FedchatbotIT, each with train and test
+    public  JSON file of conversations below the root, of which 5,000 without an image become the public split
+    seed    of the public split; the released files are read as they are
+    """
+    tasks = [large_tasks(client) for client in range(52)]
+    sources = ["flan"] * 16 + ["aya"] * 16 + ["chatbot"] * 20
+    infos = [{"size": ("small", "large")[client % 2], "source": sources[client]} for client in range(52)]
+    return authors_clients(Place("fed-llm-large-52", root), tasks, infos, seed, public)
+
+
+def large_tasks(client: int) -> list[Part]:
+    """The two tasks of a client.
+
+    >>> [[part.name for part in large_tasks(client)] for client in (3, 17, 32)]
+    [['FedDPA-112', 'FedDPA-212'], ['Fed-aya_topic-102', 'Fed-aya_topic-103'], ['FedchatbotIT-0', 'FedchatbotIT-20']]
+    """
+    if client < 16:
+        task, half = client // 2, 1 + client % 2
+        return [Part("FedDPA", 100 + 10 * task + half), Part("FedDPA", 200 + 10 * task + half)]
+    if client < 32:
+        first = 100 + 10 * ((client - 16) // 2) + 2 * (client % 2)
+        return [Part("Fed-aya_topic", first), Part("Fed-aya_topic", first + 1)]
+    return [Part("FedchatbotIT", client - 32), Part("FedchatbotIT", client - 12)]
+
+
+def authors_clients(
+    place: Place, tasks: Sequence[Sequence[Part]], infos: Sequence[dict[str, str]], seed: int, public: str
+) -> Federation:
+    """Clients from released files, in the order of their tasks."""
+    place.check([TEXTS])
+    folder = place.folder(TEXTS)
+    entries: list[dict[str, Any]] = []
+    held = []
+    streams = {}
+    longer = 0
+    for number, (parts, info) in enumerate(zip(tasks, infos, strict=True)):
+        made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+        for part in parts:
+            for split, records in made.items():
+                found, more = text_records(place, folder, part, split, entries)
+                records += found
+                longer += more
+        names = [part.name for part in parts]
+        client = f"client-{number:02d}"
+        held.append(ClientData(client, tuple(made["train"]), (), tuple(made["test"]),
+                               {"tasks": ", ".join(names), **info}))  # fmt: skip
+        streams[client] = [
+            {"task": name, **{split: sum(one["task"] == name for one in made[split]) for split in made}}
+            for name in names
+        ]
+    if longer:
+        logger.warning("%s: %d conversations have more than one question; only the first is learnt and asked",
+                       place.benchmark, longer)  # fmt: skip
+    return assemble(
+        place.benchmark, "1", "causal-lm", held, partition="natural", arguments={"public": public, "seed": seed},
+        sources=entries, public=public_texts(folder, public, seed, place.benchmark),
+        notes={"streams": streams, "conversations_with_more_questions": longer},
+    )  # fmt: skip
+
+
+def text_records(
+    place: Place, folder: Path, part: Part, split: str, entries: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], int]:
+    """A split of a task as causal-lm records, and how many conversations have a second question."""
+    path = folder / part.dataset / split / f"dataset-{part.subset}.json"
+    if not path.is_file():
+        raise place.missing(path, TEXTS)
+    rows = read_rows(path, ())
+    check_fields(rows, ("conversations",))
+    made: list[dict[str, Any]] = []
+    longer = 0
+    for number, row in enumerate(rows):
+        if row.values.get("image"):
+            raise DataError(f"{row.where}: has an image; {place.benchmark} is text alone")
+        instruction, output, more = conversation_text(row)
+        longer += more
+        made.append({"id": f"{part.name}-{split}-{number:05d}", "task": part.name,
+                     "instruction": instruction, "output": output})  # fmt: skip
+    hashed = content_hash([digest([one["instruction"], one["output"]]) for one in made])
+    entries.append({**source_entry(place, TEXTS, split, len(made), hashed), "config": part.name})
+    return made, longer

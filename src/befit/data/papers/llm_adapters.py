@@ -1,0 +1,65 @@
+"""The commonsense questions as LLM-Adapters publishes them (Hu et al. 2023; benchmark specification, section 2.2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from befit.core.errors import DataError
+from befit.core.schema import show
+from befit.data.files.readers import Row, read_rows
+from befit.data.papers.assemble import ordered
+from befit.data.papers.source import Place, Source, check_fields
+
+__all__ = ["LLM_ADAPTERS", "adapters_rows", "as_published"]
+
+FIELDS = ("instruction", "input", "output", "answer")
+# By our names of the data sets, the folders of the repository.
+FOLDERS: Mapping[str, str] = {
+    "arc_challenge": "ARC-Challenge", "arc_easy": "ARC-Easy", "boolq": "boolq", "hellaswag": "hellaswag",
+    "openbookqa": "openbookqa", "piqa": "piqa", "social_i_qa": "social_i_qa", "winogrande": "winogrande",
+}  # fmt: skip
+LLM_ADAPTERS = Source("the repository AGI-Edgerunners/LLM-Adapters", "as the data sets in it", on_hub=False,
+                      layout="dataset/NAME/train.json and test.json")  # fmt: skip
+_NAMES = re.compile(r"answer format:\s*(\S+(?:/\S+)+)\s*\Z", re.IGNORECASE)
+
+
+def adapters_rows(place: Place, task: str, split: str) -> tuple[list[Row], str]:
+    """Rows of `dataset/NAME/SPLIT.json` in an order of their own, and their hash.
+
+    The repository's mixture of all of them, commonsense_170k.json, does not say which record is of which data set.
+    """
+    path = place.folder(LLM_ADAPTERS) / "dataset" / FOLDERS[task] / f"{split}.json"
+    if not path.is_file():
+        raise place.missing(path, LLM_ADAPTERS)
+    rows = read_rows(path, FIELDS)
+    check_fields(rows, FIELDS)
+    return ordered(rows, FIELDS)
+
+
+def as_published(row: Row, with_name_only: bool) -> dict[str, Any]:
+    """A causal-lm record as `befit.data.papers.commonsense_tasks.rendered` has it, with the text of the file.
+
+    The answers to choose from are those of the line "Answer format: answer1/answer2" with which the text ends. Raises
+    DataError for a record without it, and for one whose answer is none of them or not what its output says.
+    """
+    instruction, answer = row.values["instruction"], row.values["answer"]
+    extra, output = row.values["input"], row.values["output"]
+    if not all(isinstance(one, str) for one in (instruction, answer, extra, output)):
+        raise DataError(f"{row.where}: instruction, input, output and answer must be text")
+    text = "\n".join(part for part in (instruction.strip(), extra.strip()) if part)
+    if (found := _NAMES.search(text)) is None:
+        raise DataError(f'{row.where}: instruction must end in a line such as "Answer format: answer1/answer2", got '
+                        f"{show(text[-60:])}")  # fmt: skip
+    names: Sequence[str] = found[1].split("/")
+    if answer not in names or output.strip() != sentence(answer):
+        raise DataError(f"{row.where}: answer must be one of {', '.join(names)}, and output {show(sentence(names[0]))} "
+                        f"and so on; got {show(answer)} and {show(output)}")  # fmt: skip
+    outputs = list(names) if with_name_only else [sentence(name) for name in names]
+    chosen = outputs[names.index(answer)]
+    return {"instruction": text, "output": chosen, "choices": outputs, "choice_names": list(names)}
+
+
+def sentence(name: str) -> str:
+    return f"the correct answer is {name}"

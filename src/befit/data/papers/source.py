@@ -1,0 +1,224 @@
+"""Where a data set of a paper is: on a hub, or below a directory in one of the forms in which people have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.data.files.gather import gather
+from befit.data.files.readers import SUFFIXES, Row, is_dataset, read_rows, read_table, suffix_of, table_rows
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow
+
+__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files"]
+
+WHERE = "docs/benchmarks-data.md has the files of every benchmark"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set.
+
+    id        on the hub; for data that is on no hub, where its authors publish it
+    licence   as far as it is known
+    folder    below the root, for benchmarks of several data sets; empty is the root itself
+    config    its name on the hub
+    revision  commit, or branch where none is pinned
+    files     where files lie below the folder, with {split}; empty: as `datasets` names them
+    on_hub    whether `datasets` can load the id
+    wanted    files of a large repository that are all that is read
+    layout    what then lies in the folder, where the id does not say it
+    """
+
+    id: str
+    licence: str
+    folder: str = ""
+    config: str = ""
+    revision: str = "main"
+    files: str = ""
+    on_hub: bool = True
+    wanted: tuple[str, ...] = ()
+    layout: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the user says of where data is: the arguments of every benchmark of this package.
+
+    root       directory of the files
+    hub        load from the hub instead
+    revisions  hub id to the commit that is wanted, where it is not the default
+    """
+
+    benchmark: str
+    root: str = ""
+    hub: bool = False
+    revisions: Mapping[str, str] | None = None
+
+    def folder(self, source: Source) -> Path:
+        """The directory of a source. Raises ConfigError or DataError, saying what to get, where there is none."""
+        if not self.root:
+            self.check([source])
+        folder = Path(self.root).expanduser() / source.folder
+        if not folder.is_dir():
+            raise DataError(self._absent([source]))
+        return folder
+
+    def _absent(self, sources: Sequence[Source]) -> str:
+        """What to do where a root was given and has no such directories."""
+        root = Path(self.root).expanduser()
+        listed = ", ".join(dict.fromkeys(str(root / one.folder) for one in sources))
+        steps = dict.fromkeys(how_to_get(source, root) for source in sources)
+        counted = "a path counts from the configuration's folder"
+        said = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
+        return "\n    ".join([said, *steps, WHERE])
+
+    def missing(self, path: Path | str, source: Source, why: str = "") -> DataError:
+        """The error for a file that is not there."""
+        said = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
+        return DataError("\n    ".join([said, how_to_get(source, Path(self.root).expanduser()), WHERE]))
+
+    def revision(self, source: Source) -> str:
+        return (self.revisions or {}).get(source.id, source.revision)
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """Raise ConfigError for a place that cannot be, saying what to get where none is given."""
+        known = [source.id for source in sources if source.on_hub]
+        if not self.hub and not self.root:
+            known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
+            steps = dict.fromkeys(how_to_get(source, Path("DIR")) for source in sources)
+            raise ConfigError(["\n    ".join([f"benchmark.root: {self.benchmark} reads data that befit does not ship; "
+                                              f"give {known_ways}", *steps, WHERE])], "the benchmark")  # fmt: skip
+        problems = []
+        if self.hub and self.root:
+            problems.append("benchmark.root: give root or hub: true, not both")
+        if self.hub and len(known) < len(sources):
+            missing = next(source for source in sources if not source.on_hub)
+            problems.append(f"benchmark.hub: {self.benchmark} is not on the hub. {how_to_get(missing, Path('DIR'))}, "
+                            "and give benchmark.root: DIR")  # fmt: skip
+        problems += [f"benchmark.revisions.{name}: {self.benchmark} does not load {name}.{did_you_mean(name, known)}"
+                     for name in self.revisions or {} if name not in known]  # fmt: skip
+        if problems:
+            raise ConfigError(problems, "the benchmark")
+        absent = [one for one in sources if self.root and not (Path(self.root).expanduser() / one.folder).is_dir()]
+        if absent:
+            raise DataError(self._absent(absent))
+
+
+def how_to_get(source: Source, root: Path) -> str:
+    target = root / source.folder if source.folder else root
+    there = f", so that it has {source.layout}" if source.layout else ""
+    if not source.on_hub:
+        return f"Get {source.id} and put it into {target}{there}"
+    words = ["hf download", source.id, *source.wanted, "--repo-type dataset", f"--revision {source.revision}"]
+    return f"Get it with: {' '.join(words)} --local-dir {target}{there}"
+
+
+def read_split(place: Place, source: Source, split: str, fields: Sequence[str]) -> list[Row]:
+    """All rows of a split with at least these columns; class labels are numbers.
+
+    Raises DataError that says what was looked for, or which columns were found instead.
+    """
+    if place.hub:
+        dataset = load_from_hub(place, source, split)
+        where = Path(f"{source.id}@{place.revision(source)}") / source.config / split
+        rows = table_rows(dataset.with_format("arrow")[:], where, fields, names_of_labels=False)
+    else:
+        paths = split_files(place, source, split)
+        rows = [row for path in paths for row in read_rows(path, fields, names_of_labels=False)]
+    check_fields(rows, fields)
+    return rows
+
+
+def load_table(place: Place, source: Source, split: str, fields: Sequence[str]) -> pyarrow.Table:
+    """A split that is too large to become rows, with at least these columns."""
+    import pyarrow
+
+    if place.hub:
+        table: Any = load_from_hub(place, source, split).with_format("arrow")[:]
+    else:
+        table = pyarrow.concat_tables([read_table(path) for path in split_files(place, source, split)])
+    if missing := [field for field in fields if field not in table.column_names]:
+        raise DataError(
+            f"{source.id}, {split}: there is no {', '.join(missing)}; found {', '.join(table.column_names)}"
+        )
+    return table.select(list(fields))
+
+
+def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
+    """The split as `datasets` has it. Only the configured id and revision are tried."""
+    import datasets
+
+    revision = place.revision(source)
+    files = {split: source.files.format(split=split)} if source.files else None
+    try:
+        found = datasets.load_dataset(
+            source.id, None if files else source.config or None, data_files=files, revision=revision, split=split
+        )
+    except Exception as error:  # whatever a library and a network may raise: the way out is one
+        way = f"{how_to_get(source, Path('DIR'))}, and give benchmark.root: DIR without hub"
+        raise DataError(f"{source.id} (config {source.config or 'default'}, revision {revision}, split {split}) cannot "
+                        f"be loaded from the hub: {type(error).__name__}: {error}. {way}") from error  # fmt: skip
+    assert isinstance(found, datasets.Dataset)
+    return found
+
+
+def split_files(place: Place, source: Source, split: str) -> list[Path]:
+    """The files of a split in order, or the directory that `datasets` saved; in exactly one of the known places."""
+    folder = place.folder(source)
+    if source.files:
+        found = {folder: sorted(folder.glob(source.files.format(split=split)))}
+        looked = str(folder / source.files.format(split=split))
+    else:
+        # Split directories as in converted branches of the hub: CONFIG/SPLIT/0000.parquet.
+        flat = [folder, folder / "data", folder / source.config, folder / "data" / source.config]
+        deep = [one / split for one in flat]
+        found = {one: files_in(one, split) for one in dict.fromkeys(flat)}
+        found |= {one: numbered_files(one) for one in dict.fromkeys(deep)}
+        looked = f"{split}.*, {split}-*-of-* or {split}/ ({', '.join(SUFFIXES)}, datasets) in " + ", ".join(
+            str(one) for one in dict.fromkeys(flat)
+        )
+    hits = {one: files for one, files in found.items() if files}
+    saved = [one / split for one in [folder, folder / source.config] if not source.files and is_dataset(one / split)]
+    places = [*hits.values(), *([one] for one in dict.fromkeys(saved))]
+    if not places:
+        raise place.missing(f"{split} split of {source.id}; looked for {looked}", source)
+    if len(places) > 1:
+        listed = ", ".join(str(files[0]) for files in places)
+        raise DataError(f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. "
+                        "Keep one")  # fmt: skip
+    return places[0]
+
+
+def files_in(folder: Path, split: str) -> list[Path]:
+    """`SPLIT.parquet`, or all of `SPLIT-00000-of-00002.parquet`; one form alone."""
+    if not folder.is_dir():
+        return []
+    whole = [one for suffix in SUFFIXES if (one := folder / f"{split}{suffix}").is_file()]
+    parts = sorted(one for one in folder.glob(f"{split}-*-of-*") if suffix_of(one))
+    if len(whole) + bool(parts) > 1:
+        raise DataError(f"{folder} has the {split} split more than once: {', '.join(o.name for o in [*whole, *parts])}")
+    if parts and len(parts) != (count := int(parts[0].name.split("-of-")[1].split("-")[0].split(".")[0])):
+        raise DataError(f"{folder} has {len(parts)} of {count} parts of the {split} split")
+    return whole or parts
+
+
+def numbered_files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.glob("[0-9]*") if suffix_of(one)) if folder.is_dir() else []
+
+
+def check_fields(rows: Sequence[Row], fields: Sequence[str]) -> None:
+    """Raise DataError for rows without a column, showing what they have."""
+
+    def check(row: Row) -> None:
+        if missing := [field for field in fields if field not in row.fields]:
+            raise DataError(
+                f"{row.where}: there is no {', '.join(missing)}; found {', '.join(row.fields) or 'nothing'}"
+            )
+
+    gather(check, rows)

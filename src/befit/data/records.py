@@ -1,0 +1,273 @@
+"""From rows to the records of a task: fields by befit's names, checked, with labels as numbers of classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.schema import show
+from befit.data.files.gather import gather
+from befit.data.files.readers import Row
+from befit.data.vqa_records import FIELDS, vqa_fields, vqa_record
+
+__all__ = ["Item", "check_columns", "classes_of", "column_names", "input_record", "items_of", "label_of"]
+
+REQUIRED = {
+    "text-classification": ("text", "label"),
+    "image-classification": ("image", "label"),
+    "causal-lm": ("instruction", "output"),
+    "vqa": (),  # has several spellings, see `befit.data.vqa_records`
+}
+OPTIONAL = {
+    "text-classification": ("text_pair",),
+    "image-classification": (),
+    "causal-lm": ("input",),
+    "vqa": FIELDS,
+}
+# Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
+# names that hold something else.
+LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "choice_names", "references")}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A record before its label is resolved, where it comes from, and the SHA-256 of what it says (but its id)."""
+
+    record: dict[str, Any]
+    where: str
+    digest: str
+
+
+def check_columns(task: str, columns: Mapping[str, str]) -> None:
+    """Raise ConfigError for a task or a field that does not exist."""
+    if task not in REQUIRED:
+        raise ConfigError([f"data.task: {task!r} is not one of {', '.join(REQUIRED)}.{did_you_mean(task, REQUIRED)}"])
+    known = ("id", *REQUIRED[task], *OPTIONAL[task], *LISTS.get(task, ()))
+    problems = [
+        f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
+        for field in columns
+        if field not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
+    """Field to the column that holds it. An id, and lists, are read only where `columns` says from which column."""
+    return {field: field for field in (*REQUIRED[task], *OPTIONAL[task])} | dict(columns)
+
+
+def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
+    """Every row as a record of the task. Columns that the task does not know are left out, but the one called `by`,
+    which is no part of what a record says.
+
+    Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
+    content comes again. Raises DataError that names file, line, field and value.
+    """
+    names = column_names(task, columns)
+    optional = [
+        field for field in OPTIONAL[task] if field in columns or any(row.values.get(field) is not None for row in rows)
+    ]
+    repeats: dict[str, int] = {}
+    places: dict[str, str] = {}
+
+    def item(row: Row) -> Item:
+        if task == "vqa":
+            for field in set(columns) - {"id"}:
+                _raw(row, field, columns[field])  # a column that the user names has to be there
+            record = vqa_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
+        else:
+            record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
+            record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
+            record |= {field: _texts(row, field, names[field]) for field in LISTS.get(task, ()) if field in columns}
+        digest = _digest(record, row)
+        if "id" in columns:
+            name = _id(row, names["id"])
+            if name in places:
+                raise DataError(f"{row.where}: id {name!r} was already given to {places[name]}")
+            places[name] = row.where
+        else:
+            repeats[digest] = repeats.get(digest, 0) + 1
+            name = digest[:16] + (f"-{repeats[digest]}" if repeats[digest] > 1 else "")
+        kept = {by: row.values[by]} if by in row.values else {}
+        return Item({"id": name, **kept, **record}, row.where, digest)
+
+    return gather(item, rows)
+
+
+def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) -> Any:
+    """An input to predict from: a record gets befit's names of its fields; anything else stays as it is.
+
+    A field is looked for under its name in `columns`, then under befit's own. Raises DataError that begins with `where`
+    for a record without the field that the task reads, and for what is neither a record nor, for texts, a text.
+    """
+    if task == "vqa":
+        return _vqa_input(value, columns, where)
+    first, *others = (field for field in (*REQUIRED[task], *OPTIONAL[task]) if field not in ("label", "output"))
+    if not isinstance(value, Mapping):
+        if task != "image-classification" and not isinstance(value, str):
+            raise DataError(f"{where}: must be a text or an object with {columns.get(first, first)}, got {show(value)}")
+        return value
+    names = {field: columns[field] if columns.get(field) in value else field for field in (first, *others)}
+    if names[first] in value:
+        return {field: value[name] for field, name in names.items() if name in value}
+    if task == "image-classification" and ("bytes" in value or "path" in value):
+        return value  # itself an encoded picture
+    wanted = columns.get(first, first)
+    reason = f" (data.columns.{first})" if wanted != first else ""
+    raise DataError(f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+                    f"{did_you_mean(wanted, map(str, value))}".removesuffix("."))  # fmt: skip
+
+
+def _vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
+    """A question as the task takes it; an image is a path that counts from the current folder."""
+    if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
+        raise DataError(f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
+                        f'as {{"image": {show(value)}, "question": "What is it?"}}')  # fmt: skip
+    if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
+        if isinstance(value, Mapping) and "image" in value:
+            return {**value, "images": [value["image"]]}
+        return value
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where}: must be a text, or an object with question or conversation and perhaps images, got "
+                        f"{show(value)}")  # fmt: skip
+    return vqa_fields(value, columns, lambda image: image, where)
+
+
+def _value(row: Row, field: str, column: str) -> Any:
+    value = _raw(row, field, column)
+    if field == "label":
+        return _label(value, row, column)
+    if field == "image":
+        return _image(value, row, column)
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {column} must be text, got {show(value)}")
+    if field in ("instruction", "output") and not value.strip():
+        raise DataError(f"{row.where}: {column} is empty")
+    return value
+
+
+def _raw(row: Row, field: str, column: str) -> Any:
+    if column not in row.fields:
+        hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
+        raise DataError(f"{row.where}: there is no {column}; the columns are {', '.join(row.fields) or 'none'}.{hint}")
+    return row.values[column]
+
+
+def _optional(row: Row, field: str, column: str, mapped: bool) -> str:
+    value = _raw(row, field, column) if mapped else row.values.get(column)
+    if value is None and field == "input":
+        return ""
+    if not isinstance(value, str):
+        raise DataError(f"{row.where}: {column} must be text, as in the other records, got {show(value)}")
+    return value
+
+
+def _texts(row: Row, field: str, column: str) -> list[str]:
+    value = _raw(row, field, column)
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        raise DataError(f"{row.where}: {column} must be a list of texts, got {show(value)}")
+    return value
+
+
+def _id(row: Row, column: str) -> str:
+    value = _raw(row, "id", column)
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{row.where}: {column} must be text or a whole number to serve as id, got {show(value)}")
+    return str(value)
+
+
+def _label(value: Any, row: Row, column: str) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{row.where}: {column} must be a class's name or whole number, got {show(value)}")
+    return value
+
+
+def _image(value: Any, row: Row, column: str) -> str | bytes:
+    """The absolute path of a picture or `.npy` file that exists, or the encoded picture."""
+    if isinstance(value, Mapping):
+        if isinstance(data := value.get("bytes"), bytes) and data:
+            return data
+        value = value.get("path")
+    if isinstance(value, bytes) and value:
+        return value
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{row.where}: {column} must be a relative path or {{bytes, path}}, got {show(value)}")
+    if Path(value).is_absolute() or ".." in PurePosixPath(value.replace("\\", "/")).parts:
+        raise DataError(f"{row.where}: {column} {show(value)} must be a path below {row.path.parent}, without '..'")
+    # Not resolved itself: a link to a picture elsewhere is the user's own doing, and keeps its name here.
+    path = row.path.parent.resolve() / value
+    if not os.path.isfile(path):  # unlike Path.is_file, False for what is too long to be a name, such as base64
+        raise DataError(f"{row.where}: {column} {show(value)} is no file in {row.path.parent}")
+    return str(path)
+
+
+def _digest(record: Mapping[str, Any], row: Row) -> str:
+    """SHA-256 of the canonical JSON. A picture in a file of its own counts by its name and size, not its content."""
+    content = dict(record)
+    if (image := content.get("image")) is not None:
+        content["image"] = _image_digest(image, row)
+    if "images" in content:
+        content["images"] = [_image_digest(image, row) for image in content["images"]]
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        broken = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(f"{row.where}: holds {broken}, half of a surrogate pair, which is no character") from error
+    return hashlib.sha256(text).hexdigest()
+
+
+def _image_digest(image: str | bytes, row: Row) -> Any:
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest()
+    return [Path(image).relative_to(row.path.parent.resolve()).as_posix(), os.stat(image).st_size]
+
+
+def classes_of(
+    label_names: Sequence[str] | None, training: Iterable[Item]
+) -> tuple[tuple[str, ...], dict[str | int, int]]:
+    """Names of the classes, and what a label may be to the number of its class.
+
+    Without `label_names` the classes are the sorted labels of all training records. With them a label is a name, or
+    the number of one from 0; but where any name is itself a whole number ("1" to "5" stars), numbers are names too.
+    """
+    if label_names is not None:
+        classes: dict[str | int, int] = {name: index for index, name in enumerate(label_names)}
+        if len(classes) < len(label_names):
+            raise ConfigError(["data.label_names: names a class twice"])
+        numbered = {int(name): index for index, name in enumerate(label_names) if _is_number(name)}
+        classes |= numbered or {index: index for index in range(len(label_names))}
+    else:
+        first: dict[str | int, str] = {}
+        for item in training:
+            first.setdefault(item.record["label"], item.where)
+        kinds = {type(label): (label, where) for label, where in reversed(first.items())}
+        if len(kinds) > 1:
+            shown = " but ".join(f"{show(label)} in {where}" for label, where in kinds.values())
+            raise DataError(f"labels are numbers and names: {shown}. Use one of them everywhere, or give label_names")
+        label_names = [str(label) for label in sorted(first)]  # type: ignore[type-var]
+        classes = {label: index for index, label in enumerate(sorted(first))}  # type: ignore[type-var]
+    if len(label_names) < 2:
+        raise DataError(f"classification needs two classes, and there is {', '.join(label_names) or 'none'}")
+    return tuple(label_names), classes
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.removeprefix("-").isdigit() and str(int(name)) == name
+
+
+def label_of(item: Item, names: Sequence[str], classes: Mapping[str | int, int], given: bool) -> int:
+    """The number of the item's class. `given`: the names are the configuration's, not collected from training."""
+    label = item.record["label"]
+    if label in classes:
+        return classes[label]
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    reason = f"is not one of {listed}" if given else f"is no client's in training, which has {listed}"
+    hint = did_you_mean(label, names) if isinstance(label, str) else ""
+    raise DataError(f"{item.where}: label {show(label)} {reason}.{hint or ' See data.label_names'}")

@@ -1,0 +1,141 @@
+"""Rows of a user's file as `vqa` records: LLaVA's spelling and ours, images, and the answers to choose from.
+
+Spellings are mapped here and nowhere else (benchmark specification, section 1.1): `conversations` with {from, value}
+and `messages` are `conversation` with {role, content}, `image` is `images`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from befit.core.errors import DataError
+from befit.core.schema import show
+
+__all__ = ["FIELDS", "choice_list", "vqa_fields", "vqa_record"]
+
+FIELDS = ("images", "image", "conversation", "conversations", "messages", "choices", "form", "metric", "task")
+ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
+METRICS = {"F1": "token_f1_pooled", "RougeL": "rougeL"}  # as FedMosaic's scenario files have them
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NAMED = re.compile(r"choice lists?:\s*\[(.*)\]", re.IGNORECASE)
+_LINE = re.compile(r"^\s*\[(.*)\]\s*$", re.MULTILINE)
+_LETTERED = re.compile(r"^\s*([A-Z])\. *(\S.*?)\s*$", re.MULTILINE)
+
+
+def vqa_record(
+    values: Mapping[str, Any], columns: Mapping[str, str], read_image: Callable[[Any], Any], where: str
+) -> dict[str, Any]:
+    """A record with `images`, `conversation`, `form`, and where it has them `choices`, `metric` and `task`.
+
+    values      the row
+    columns     field of `FIELDS` to the name of its column, where that differs
+    read_image  checks one image and makes it what a task reads
+
+    A question without `form` has choices where it names its own, or where its text lists some (see `choice_list`) and
+    the first answer is among them. Raises DataError that begins with `where`.
+    """
+    record = vqa_fields(values, columns, read_image, where)
+    turns = record["conversation"]
+    if len(turns) % 2:
+        raise DataError(f"{where}: the last turn is a question without an answer")
+    gold, given = turns[1]["content"], _field(values, columns, "choices")
+    if given is not None and (not isinstance(given, list) or not all(isinstance(one, str) for one in given)):
+        raise DataError(f"{where}: choices must be a list of texts, got {show(given)}")
+    form = _field(values, columns, "form")
+    if form not in (None, "choice", "open"):
+        raise DataError(f"{where}: form must be choice or open, got {show(form)}")
+    choices = tuple(given) if given else choice_list(turns[0]["content"], gold)
+    if form is None:
+        form = "choice" if choices and (given or gold in choices) else "open"
+    if form == "choice":
+        if not choices:
+            raise DataError(f"{where}: form is choice, and neither choices nor the first question, such as Choice "
+                            "list:[a, b], says between what")  # fmt: skip
+        if gold not in choices:
+            raise DataError(f"{where}: the answer {gold!r} is not among its choices {list(choices)!r}")
+        record["choices"] = list(choices)
+    record["form"] = form
+    for field in ("metric", "task"):
+        value = _field(values, columns, field)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not value:
+            raise DataError(f"{where}: {field} must be text, got {show(value)}")
+        record[field] = METRICS.get(value, value) if field == "metric" else value
+    return record
+
+
+def vqa_fields(
+    values: Mapping[str, Any], columns: Mapping[str, str], read_image: Callable[[Any], Any], where: str
+) -> dict[str, Any]:
+    """The images and the conversation of a row, which need not have an answer."""
+    spelled = [name for name in ("conversation", "conversations", "messages") if _field(values, columns, name)]
+    pictured = [name for name in ("images", "image") if _field(values, columns, name) is not None]
+    if len(spelled) != 1 or len(pictured) > 1:
+        found = ", ".join([*spelled, *pictured]) or "neither"
+        raise DataError(f"{where}: needs one of conversation, conversations and messages, and images or image or none; "
+                        f"it has {found}")  # fmt: skip
+    images = _field(values, columns, pictured[0]) if pictured else []
+    images = images if isinstance(images, list) else [images]
+    turns = [_turn(turn, where) for turn in _listed(_field(values, columns, spelled[0]), spelled[0], where)]
+    for number, turn in enumerate(turns):
+        if turn["role"] != ("user", "assistant")[number % 2]:
+            raise DataError(f"{where}: turn {number + 1} of {spelled[0]} is the {turn['role']}'s; they must alternate, "
+                            "the user's first")  # fmt: skip
+    marks = sum(turn["content"].count("<image>") for turn in turns)
+    if marks != len(images):
+        raise DataError(f"{where}: {spelled[0]} has {marks} marks <image> for {len(images)} images; every image needs "
+                        "one, in order")  # fmt: skip
+    return {"images": [read_image(image) for image in images], "conversation": turns}
+
+
+def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
+    """The answers that a question lists, in one of the spellings of FedMosaic's data (its specification, section 8.6).
+
+    `Choice list:[a, b]` and its variants, a line that is a list in brackets, lines `A. …`, parts between `|`. Where
+    `gold` is a letter and no part, the letters of the parts are the answers.
+
+    >>> choice_list("Is it red? Choice list:[yes, no]"), choice_list("Which? A. cat\\nB. dog", "B"), choice_list("Why?")
+    (('yes', 'no'), ('A', 'B'), None)
+    """
+    if (found := _NAMED.search(question)) or (found := _LINE.search(question)):
+        parts = [part.strip() for part in found[1].split(",")]
+    elif lettered := _lettered(question):
+        parts = lettered
+    elif question.count("|") > 1:
+        parts = [part.strip() for part in question[question.rfind("\n") + 1 :].split("|")]
+    else:
+        return None
+    if len(parts) < 2 or len({part for part in parts if part}) < len(parts):
+        return None
+    letters = tuple(_LETTERS[: len(parts)])
+    return letters if gold in letters and gold not in parts else tuple(parts)
+
+
+def _lettered(question: str) -> list[str]:
+    """The texts of lines that begin with A., B., and so on; the first may stand after other text in its line."""
+    found = _LETTERED.findall(re.sub(r"(?<=\S) +A\. ", "\nA. ", question))
+    letters = "".join(letter for letter, _ in found)
+    return [text for _, text in found] if letters and letters == _LETTERS[: len(letters)] else []
+
+
+def _field(values: Mapping[str, Any], columns: Mapping[str, str], field: str) -> Any:
+    return values.get(columns.get(field, field))
+
+
+def _listed(value: Any, name: str, where: str) -> Sequence[Any]:
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: {name} must be a list of turns, got {show(value)}")
+    return value
+
+
+def _turn(turn: Any, where: str) -> dict[str, str]:
+    if not isinstance(turn, Mapping):
+        raise DataError(f"{where}: a turn must be {{role, content}} or {{from, value}}, got {show(turn)}")
+    role, text = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
+    if role not in ROLES or not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: a turn must be {{role: user or assistant, content: text}} or {{from: human or gpt, "
+                        f"value: text}}, got {show(dict(turn))}")  # fmt: skip
+    return {"role": ROLES[role], "content": text}

@@ -1,0 +1,62 @@
+"""What a request has to be before a site looks at what is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from befit.config.experiment import Experiment
+from befit.core.errors import PayloadMismatch
+from befit.core.values import Tick
+from befit.core.version import __version__
+from befit.flower.frame import PROTOCOL
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method
+
+__all__ = ["DOES", "check_request", "is_name", "tick_of"]
+
+DOES = ("hello", "train", "score", "export")
+
+
+def check_request(header: Mapping[str, Any], client: str) -> None:
+    """Raise PayloadMismatch, with the reason, unless a header is that of a request to this client."""
+    if header.get("protocol") != PROTOCOL:
+        theirs = f"{header.get('protocol')} (befit {header.get('version')})"
+        raise PayloadMismatch(f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); "
+                              "install the same befit")  # fmt: skip
+    if header.get("do") not in DOES:
+        raise PayloadMismatch(f"the server asks for {header.get('do')!r}, which this befit does not know")
+    if header["do"] != "hello" and header.get("client") != client:
+        raise PayloadMismatch(f"the request is for client {header.get('client')}, and this site is {client}")
+    for key in ("run", "label"):
+        if not is_name(header.get(key)):
+            raise PayloadMismatch(f"the request's {key} is {header.get(key)!r}, which is no name")
+    if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
+        raise PayloadMismatch("the request's numbers are no mapping")
+    if header["do"] == "score" and header.get("split") not in ("val", "test"):
+        raise PayloadMismatch(f"the request is for a score on {header.get('split')!r}; it may be val or test")
+
+
+def is_name(value: Any) -> bool:
+    """Whether the name of a run or of a method in it may be that of a folder."""
+    return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value))
+
+
+def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -> Tick:
+    """When a request is for, in a run of this configuration. Raises PayloadMismatch for a time that it does not have: a
+    server may not keep a site busy for longer than its own configuration says."""
+    said = header.get("at")
+    try:
+        at = Tick(**said)  # type: ignore[arg-type]
+        plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+        stage = next(one for one in plan if one.name == at.stage)
+        if not all(type(one) is int for one in (at.round, at.rounds, at.span, at.seed)):
+            raise TypeError
+    except (TypeError, StopIteration):
+        raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
+    there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
+    if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.uplink and at.span > 1):
+        raise PayloadMismatch(f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, "
+                              f"which has {there}")  # fmt: skip
+    return at

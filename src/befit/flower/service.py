@@ -1,0 +1,252 @@
+"""What a site answers: bytes in, bytes out, the same in Flower's process and in a resident worker."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.config.experiment import Experiment
+from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.storage import read_json, write_json
+from befit.core.values import Failure, Payload, State, Update
+from befit.core.version import __version__
+from befit.core.wire import cast
+from befit.data.federation import Federation
+from befit.flower.claim import claim
+from befit.flower.consent import experiment_here, names_a_place
+from befit.flower.frame import PROTOCOL, digest, pack, unpack
+from befit.flower.memory import SiteMemory, Stamp
+from befit.flower.requests import DOES, check_request, is_name, tick_of
+from befit.flower.site_file import SiteFile
+from befit.protocol.guard import check_finite
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.runs.artifacts import write_client
+from befit.runs.host import Host
+from befit.runs.loading import load_federation
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
+from befit.runs.runner import pick_threads
+
+__all__ = ["Desk"]
+
+_LOG = logging.getLogger(__name__)
+Header = dict[str, Any]
+
+
+class Desk:
+    """Answers requests for one site. It holds one backbone, and keeps it for the next request."""
+
+    def __init__(self, site: SiteFile) -> None:
+        self.site = site
+        self._host: Host | None = None
+        self._settings = self._installed = ""
+
+    def answer(self, request: bytes) -> bytes:
+        """The reply to a request of the server; what goes wrong is a reply as well.
+
+        Everything in a reply is in the site's outbound.json before this returns. Where nothing can be written there, as
+        on a full disk, the reply says that and nothing else.
+        """
+        header: Header = {}
+        try:
+            header, arrays = unpack(request, "the request")
+            check_request(header, self.site.client)
+            with _alone(claim(self.site)):
+                do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
+                return do[header["do"]](header, arrays, digest(request))
+        except Exception as error:
+            _LOG.exception("site %s could not answer %s", self.site.client, header.get("do", "a request"))
+            try:
+                return self._refusal(header, digest(request), error)
+            except Exception:
+                _LOG.exception("site %s cannot write what leaves it, so nothing does", self.site.client)
+                return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
+
+    def _hello(self, header: Header, arrays: State, request: str) -> bytes:
+        """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
+        for baseline in header.get("baselines", ()):  # which run later, and should not be refused then
+            experiment_here(header["settings"], baseline, self.site)
+        host, client = self._ready(header), self.site.client
+        (data,) = (one for one in host.federation.clients if one.id == client)
+        said = {
+            "client": client,
+            "backbone": host.fingerprint,
+            "examples": [len(data.train), len(data.val), len(data.test)],
+            "data": str(host.federation.manifest.get("partition", {}).get("sha256", "")),
+            "version": __version__,
+        }
+        return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **said}, "hello", said)
+
+    def _train(self, header: Header, arrays: State, request: str) -> bytes:
+        host, method = self._ready(header), self._method(header)
+        at, folder = tick_of(header, method, host.experiment), self._folder(header)
+        stage = [one.name for one in method.plan()].index(at.stage)
+        memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
+        reply = self._reply(folder, header, request)
+        if (again := memory.answered(stamp)) is not None:
+            _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
+            kept, sent = unpack(again, "the kept reply")
+            reply.record(at.stage, Payload(sent, kept["scalars"]), kept["report"])
+            return again
+        (update,) = self._engine(host, method, memory).exchange({self.site.client: _payload(header, arrays)}, at)
+        if isinstance(update, Failure):
+            return self._failed(reply, at.stage, update)
+        assert isinstance(update, Update)
+        sent = cast(update.payload, getattr(torch, host.experiment.wire.dtype))
+        frame = reply.frame(
+            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": asdict(update.cost)},
+            sent.arrays,
+        )
+        reply.record(at.stage, sent, update.report)  # first: what cannot be written here must not move the memory on
+        memory.keep(stamp, frame)
+        return frame
+
+    def _score(self, header: Header, arrays: State, request: str) -> bytes:
+        host, method = self._ready(header), self._method(header)
+        at = tick_of(header, method, host.experiment)
+        folder, split = self._folder(header), header["split"]
+        engine = self._engine(host, method, SiteMemory(folder))
+        (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
+        reply = self._reply(folder, header, request)
+        if isinstance(score, Failure):
+            return self._failed(reply, at.stage, score)
+        said = {**score.metrics, "examples": score.examples}
+        values = {
+            "kind": "score",
+            "metrics": dict(score.metrics),
+            "examples": score.examples,
+            "cost": asdict(score.cost),
+        }
+        return self._send(reply, values, f"score {split}", said)
+
+    def _export(self, header: Header, arrays: State, request: str) -> bytes:
+        """Write the client's adapter at the site. Nothing of it leaves."""
+        host, method, folder = self._ready(header), self._method(header), self._folder(header)
+        engine = self._engine(host, method, SiteMemory(folder))
+        deployed = engine.deployment(
+            self.site.client, _payload(header, arrays), tick_of(header, method, host.experiment)
+        )
+        write_client(folder, deployed, host, header["label"], self.site.client)
+        _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
+        return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
+
+    def _ready(self, header: Header) -> Host:
+        """The host of the request's settings, with the request's method installed; the last one if it is the same."""
+        settings = json.dumps(header["settings"], sort_keys=True)
+        experiment = experiment_here(header["settings"], header["method"], self.site)
+        if self._host is None or settings != self._settings:
+            self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
+            self._host, self._settings = Host(experiment, self._federation(experiment)), settings
+        torch.set_num_threads(pick_threads(self._host))
+        method = json.dumps(header["method"], sort_keys=True)
+        if method != self._installed:
+            self._host.install(self._method(header))
+            self._installed = method
+        return self._host
+
+    def _federation(self, experiment: Experiment) -> Federation:
+        return _own(experiment, self.site.client)
+
+    def _method(self, header: Header) -> Method:
+        return build_method(header["method"])
+
+    def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
+        return LocalEngine.of(host, method, memory, Outbound())  # what leaves is listed here, as it is sent
+
+    def _run(self, header: Header) -> Path:
+        return Path(self.site.state) / "runs" / header["run"]
+
+    def _folder(self, header: Header) -> Path:
+        return self._run(header) / header["label"]
+
+    def _reply(self, folder: Path, header: Header, request: str) -> Reply:
+        return Reply(folder, self.site, header, request)
+
+    def _send(self, reply: Reply, values: Header, stage: str, said: Mapping[str, Any]) -> bytes:
+        reply.numbers(stage, said)
+        return reply.frame(values, {})
+
+    def _failed(self, reply: Reply, stage: str, failure: Failure) -> bytes:
+        _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
+        said = {"error": failure.kind, "reason": failure.reason if self.site.errors == "text" else WITHHELD}
+        return self._send(reply, {"kind": "failure", **said, "cost": asdict(failure.cost)}, stage, said)
+
+    def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
+        """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
+        refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
+        tells = refuses or self.site.errors == "text"
+        said = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
+        values = {"kind": "failure", **said}
+        named = isinstance(error, BefitError) and is_name(header.get("run"))
+        reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
+        return self._send(reply, values, header["do"] if header.get("do") in DOES else "request", said)
+
+
+WITHHELD = "the text is in the site's log (errors: kind in its file)"
+NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot write its state; its log says more"}
+
+
+class Reply:
+    """One reply: its frame, and the list of what left, in the folder of its run."""
+
+    def __init__(self, folder: Path, site: SiteFile, header: Header, request: str) -> None:
+        self._folder, self._site = folder, site
+        client = site.client
+        self._echo = {key: header.get(key) for key in ("run", "label", "at")} | {"client": client, "request": request}
+
+    def frame(self, values: Header, arrays: State) -> bytes:
+        """Names the request that it answers, so that no other request can be answered with it."""
+        return pack({"protocol": PROTOCOL, **self._echo, **values}, arrays)
+
+    def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
+        self._write(lambda outbound, client: outbound.numbers(client, stage, values))
+
+    def record(self, stage: str, payload: Payload, report: Mapping[str, float]) -> None:
+        def note(outbound: Outbound, client: str) -> None:
+            outbound.payload(client, stage, payload)
+            outbound.numbers(client, f"{stage} report", report)
+
+        self._write(note)
+
+    def _write(self, note: Any) -> None:
+        """outbound.json for people; .outbound.json, which the next one goes on from."""
+        claim(self._site)
+        kept = self._folder / ".outbound.json"
+        outbound = Outbound(read_json(kept) if kept.exists() else None)
+        note(outbound, self._site.client)
+        write_json(kept, outbound.saved())
+        write_json(self._folder / "outbound.json", outbound.as_dict())
+
+
+def _payload(header: Header, arrays: State) -> Payload:
+    """What the server sent. Raises PayloadMismatch where it is not finite."""
+    payload = Payload(arrays, header["scalars"])
+    check_finite("the server sent", payload)
+    return payload
+
+
+def _own(experiment: Experiment, client: str) -> Federation:
+    """The federation with this client alone."""
+    federation = load_federation(experiment)
+    mine = tuple(one for one in federation.clients if one.id == client)
+    if not mine:
+        known = ", ".join(one.id for one in federation.clients[:20])
+        raise ConfigError([f"client: {federation.name} has no client {client}; it has {known}"], "the site's file")
+    return replace(federation, clients=mine, newcomers=())
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Wait until no other process works for this site."""
+    with (state / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

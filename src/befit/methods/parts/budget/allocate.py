@@ -1,0 +1,164 @@
+"""AdaLoRA's allocation of ranks in the course of training (Zhang et al. 2023, sections 3.1 to 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import join, slot
+from befit.core.values import State
+from befit.methods.parts.budget.budget import order
+from befit.train.terms import Guide
+
+if TYPE_CHECKING:
+    from befit.adapters.model import AdaptedModel
+    from befit.protocol.site import Site
+    from befit.tasks.base import Batch
+
+__all__ = ["RUNNING", "Allocator", "Orthogonality", "Timetable"]
+
+_KEPT = "allocation/all/kept"
+_AVERAGES = ("sensitivity", "uncertainty")
+RUNNING = (*_AVERAGES, "allocation")  # the first parts of the keys of what an allocator keeps between rounds
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """How many ranks are left after which step (eq. 12): all, then a cubic descent, then the target for good.
+
+    start, target  ranks of the whole model at first and at the end
+    warmup, end    the last step before the descent, and the step that makes the final choice; steps count from 0
+    interval       steps between two allocations
+    """
+
+    start: int
+    target: int
+    warmup: int
+    end: int
+    interval: int = 1
+
+    @classmethod
+    def over(cls, steps: int, start: int, target: int, warmup: float, final: float, interval: int = 1) -> Timetable:
+        """Shares of `steps`, rounded down; the choice is final before the last step, however few there are."""
+        end = min(steps - int(final * steps), steps - 1)
+        return cls(start, target, min(int(warmup * steps), end), end, interval)
+
+    def ranks(self, step: int) -> int:
+        """
+        >>> table = Timetable(24, 16, warmup=1, end=5)
+        >>> [table.ranks(step) for step in range(7)]
+        [24, 24, 19, 17, 16, 16, 16]
+        """
+        if step >= self.end:
+            return self.target
+        if step <= self.warmup:
+            return self.start
+        left = 1 - (step - self.warmup) / (self.end - self.warmup)
+        return int((self.start - self.target) * left**3 + self.target)
+
+    def allocates(self, step: int) -> bool:
+        return step >= self.end or (step > self.warmup and step % self.interval == 0)
+
+
+class Allocator:
+    """Follows the gradients of one slot's A, B and lambda, and sets lambda to zero where the budget does not reach.
+
+    Sensitivity I = |theta * grad| of every entry is smoothed, I' = beta1 I' + (1 - beta1) I, and so is how much it
+    varies, U' = beta2 U' + (1 - beta2) |I - I'|; an entry's score is I' U' (eqs. 9 to 11). A rank's score is that of
+    its lambda and the means over its row of A and its column of B (eq. 7). The ranks with the largest scores of the
+    whole model stay; of equal ones the earlier, so that a budget is met exactly.
+
+    stored  what `dump` gave, to go on from there
+    """
+
+    def __init__(
+        self, model: AdaptedModel, name: str, table: Timetable, betas: tuple[float, float] = (0.85, 0.85),
+        first_step: int = 0, stored: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self._leaves = {key.partition("/")[2]: leaf for key, leaf in model.leaves(slot(name)).items()}
+        self._modules = list(model.shapes.targets)
+        self._table, self._betas, self._first = table, betas, first_step
+        stored = stored or {}
+        self._averages = {
+            kind: {
+                f"{module}/{part}": self._start(stored.get(join(kind, module, part)), f"{module}/{part}")
+                for module in self._modules
+                for part in ("A", "B", "lambda")
+            }
+            for kind in _AVERAGES
+        }
+        self._kept = stored[_KEPT].to(model.device).bool() if _KEPT in stored else None
+
+    def _start(self, stored: Tensor | None, key: str) -> Tensor:
+        leaf = self._leaves[key]
+        return torch.zeros_like(leaf) if stored is None else stored.to(leaf.device, copy=True)
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> None:
+        """To be called after every step of the optimiser, while the step's gradients are still there."""
+        step += self._first
+        if step < self._table.end or self._table.end == 0 == step:
+            self._follow()
+        if not self._table.allocates(step):
+            return
+        if self._kept is None or step <= self._table.end:
+            self._kept = self._choose(self._table.ranks(step))
+        for module, kept in zip(self._modules, self._kept, strict=True):
+            self._leaves[f"{module}/lambda"].mul_(kept)
+
+    def _follow(self) -> None:
+        beta1, beta2 = self._betas
+        for key, smooth in self._averages["sensitivity"].items():
+            leaf = self._leaves[key]
+            assert leaf.grad is not None
+            now = (leaf * leaf.grad).abs()
+            smooth.mul_(beta1).add_(now, alpha=1 - beta1)
+            self._averages["uncertainty"][key].mul_(beta2).add_((now - smooth).abs(), alpha=1 - beta2)
+
+    def _choose(self, count: int) -> Tensor:
+        """(L, rank) bool: the `count` ranks with the largest scores."""
+        scores = torch.stack([
+            self._score(f"{module}/lambda") + self._score(f"{module}/A").mean(1) + self._score(f"{module}/B").mean(0)
+            for module in self._modules
+        ])  # fmt: skip
+        kept = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+        kept[order(scores)[:count]] = True
+        return kept.view_as(scores)
+
+    def _score(self, key: str) -> Tensor:
+        return self._averages["sensitivity"][key] * self._averages["uncertainty"][key]
+
+    def dump(self) -> State:
+        """Averages and the last choice, as arrays to keep until the next round."""
+        state = {
+            f"{kind}/{key}": value.cpu().clone()
+            for kind, averages in self._averages.items()
+            for key, value in averages.items()
+        }
+        return state if self._kept is None else {**state, _KEPT: self._kept.float().cpu()}
+
+
+@dataclass(frozen=True)
+class Orthogonality:
+    """`weight` times the mean of `||A A^T - I||_F` and `||B^T B - I||_F` over all A and B of one slot (eq. 4)."""
+
+    slot: str
+    weight: float
+
+    def bind(self, site: Site) -> Guide:
+        leaves = site.model.leaves(slot(self.slot))
+        names = site.model.shapes.targets
+        rows = [leaves[join(self.slot, name, "A")] for name in names]
+        columns = [leaves[join(self.slot, name, "B")] for name in names]
+        identity = torch.eye(len(rows[0]), device=rows[0].device)
+
+        def penalty(batch: Batch, logits: Tensor) -> Tensor:
+            # Transposed here: a view made outside would not be part of this step's graph.
+            factors = [*rows, *(B.T for B in columns)]
+            return self.weight * torch.stack([(X @ X.T - identity).norm() for X in factors]).mean()
+
+        return penalty

@@ -1,0 +1,268 @@
+"""Personalising what another method made: its stages first, then one in which each client fixes its model as it is.
+
+What the other method keeps, at the server and at the clients, stands in our memories under names marked "base@".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from befit.adapters.bayestune import BUDGETED, SCALES
+from befit.adapters.keys import EVERYTHING, slot_of, split
+from befit.adapters.layout import Layout
+from befit.adapters.mixers import constant_weights
+from befit.core.errors import ConfigError, NotTrained
+from befit.core.schema import check_values, parameters_of, show
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.methods.parts.budget.generator import GENERATOR
+from befit.methods.parts.budget.rates import RATES, VALIDATION
+from befit.protocol.method import Deployment, Method, Opening
+from befit.protocol.per_family import join, part
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Exchange, Personal, Stage
+
+__all__ = ["base_opening", "base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
+
+BASE, FIXED = "base", "fixed"
+_OF_A_BASE = ("rounds", "train", "dropout")
+_SLOTS = "fixed@slots"
+_LINEAR = ("B", "weight", "bias")  # of an adapter and of a dense update: the output is as many times as large as they
+_OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
+
+
+def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
+    """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base.
+
+    `rounds` in the block are those of the base's stages that would have federation.rounds, `train` is what the base's
+    training has otherwise than the run's `train`: all but the number of steps; and `dropout` its adapter dropout.
+    """
+    if block is None:
+        return None
+    from befit.protocol.registry import check_method
+
+    options, given = _apart(block)
+    _, method, problems = check_method(options, "base")
+    problems = [
+        f"{one} A base has rounds, train and dropout too" if ": unknown key" in one else one for one in problems
+    ]
+    rounds, dropout = given.get("rounds"), given.get("dropout")
+    if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
+        problems.append(f"base.rounds: must be a whole number from 1, got {rounds!r}")
+    if dropout is not None and (
+        isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1
+    ):
+        problems.append(f"base.dropout: must be at least 0 and below 1, got {dropout!r}")
+    problems += _otherwise(given.get("train"))[1]
+    if method is None or problems:
+        raise ConfigError(problems, owner)
+    if clash := {stage.name for stage in method.plan()} & set(taken):
+        raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
+                           "other"], owner)  # fmt: skip
+    if method.mixer.split()[0] not in ("sum", "weighted"):
+        raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
+    return method
+
+
+def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A base's own options, and what it has otherwise than the run, unless its method has options of those names."""
+    from befit.protocol.registry import METHODS, method_names
+
+    named = block.get("name")
+    entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
+    if entry is None:
+        return dict(block), {}
+    ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}
+    return ({key: value for key, value in block.items() if key not in ours},
+            {key: value for key, value in block.items() if key in ours})  # fmt: skip
+
+
+def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
+    """Settings of training that a base has for itself, and what is wrong with them."""
+    if changes is None:
+        return {}, []
+    from befit.config.parse import RULES
+    from befit.protocol.settings import TrainSettings
+
+    if not isinstance(changes, Mapping):
+        return {}, [f"base.train: must be settings of train, such as {{lr: 1e-4}}, got {show(changes)}"]
+    if "max_steps" in changes:
+        return {}, ["base.train.max_steps: a base trains for train.max_steps in a round; give it more or fewer rounds"]
+    known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
+    rules = {f"base.{name}": rule for name, rule in RULES.items()}
+    values, problems = check_values(known, changes, "base.train.", rules=rules)
+    if not problems and values.get("momentum") and values.get("optimiser", "sgd") != "sgd":
+        problems = [f"base.train.momentum: belongs to sgd, but base.train.optimiser is {values['optimiser']}"]
+    return values, problems
+
+
+def with_layout(layout: Layout, base: Method | None) -> Layout:
+    """Our slots and extras after those of the base."""
+    if base is None:
+        return layout
+    return replace(base.layout, slots=base.layout.slots + layout.slots, extras=base.layout.extras + layout.extras)
+
+
+def with_base(ours: Payload, base: Payload | None) -> Payload:
+    """One memory from the base's and ours."""
+    if base is None:
+        return ours
+    marked = join({BASE: base})
+    return Payload({**marked.arrays, **ours.arrays}, {**marked.scalars, **ours.scalars})
+
+
+def own(memory: Payload, *others: str) -> Payload:
+    """What a memory holds beside the base's, and beside what is marked with one of the other names."""
+    marks = tuple(f"{name}@" for name in (BASE, *others))
+    return Payload(
+        {key: value for key, value in memory.arrays.items() if not key.startswith(marks)},
+        {key: value for key, value in memory.scalars.items() if not key.startswith(marks)},
+    )
+
+
+def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[Stage]:
+    """The base's stages, and a personal one that fixes its result."""
+    if block is None or base is None:
+        return []
+    _, given = _apart(block)
+    train, _ = _otherwise(given.get("train"))
+    rounds, dropout = given.get("rounds"), given.get("dropout")
+    stages = [
+        replace(
+            stage,
+            exchange=_OfBase(stage.exchange, train, dropout),
+            rounds=rounds if stage.rounds is None else stage.rounds,
+        )
+        for stage in base.plan()
+    ]
+    return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
+
+
+def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Opening | None:
+    """Those stages, for runs that share them."""
+    if block is None or base is None:
+        return None
+    from befit.protocol.registry import check_method
+
+    options, given = _apart(block)
+    rounds, dropout = given.get("rounds"), given.get("dropout")
+    resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
+    settings = {"train": _otherwise(given.get("train"))[0], "adapter": {} if dropout is None else {"dropout": dropout}}
+    return Opening(resolved, len(base_stages(block, base)), lambda memory: own(memory, FIXED), settings)
+
+
+def base_slots(client: Payload) -> tuple[str, ...]:
+    """The slots of the model that the client fixed; none without a base."""
+    found = client.scalars.get(_SLOTS, [])
+    return tuple(str(one) for one in found) if isinstance(found, list) else ()
+
+
+def fixed(client: Payload) -> State:
+    """The values of those slots."""
+    return part(client, FIXED).arrays
+
+
+def load_base(client: Payload, site: Site) -> tuple[str, ...]:
+    """Put the fixed model into the site's; returns its slots."""
+    site.model.load(fixed(client))
+    return base_slots(client)
+
+
+@dataclass(frozen=True)
+class _OfBase(Exchange):
+    """A stage of the base on its part of the memories.
+
+    train    what of the settings of training it has otherwise
+    dropout  its adapter dropout; None for the run's
+    """
+
+    exchange: Exchange
+    train: Mapping[str, Any]
+    dropout: float | None
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.exchange.dispatch(part(server, BASE), client, at)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        site = replace(site, budget=replace(site.budget, **self.train))
+        dropping = nullcontext() if self.dropout is None else site.model.dropping(self.dropout)
+        with dropping:
+            memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
+        return with_base(own(client), memory), reply
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        budget = None if site.budget is None else replace(site.budget, **self.train)
+        site = replace(site, budget=budget)
+        return with_base(own(server), self.exchange.aggregate(part(server, BASE), updates, site, at))
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.exchange.uplink(stage, _specs(specs))
+
+    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
+        return self.exchange.uplink_numbers(stage)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.exchange.downlink(stage, _specs(specs))
+
+
+@dataclass(frozen=True)
+class _Fix(Personal):
+    """The client takes what the base would deploy and keeps it, frozen. A client that took no part in the base has what
+    it received, and its own part as that starts; its report then says `base_untrained`."""
+
+    method: Method
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.method.dispatch(part(server, BASE), client, at)
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.method.downlink(stage, _specs(specs))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        memory = part(client, BASE)
+        try:
+            deployed = self.method.deploy(memory, _of(received), site)
+        except NotTrained:
+            # A small cohort may never have come to this client: its own part is then as it starts (section 5).
+            mine = {slot.name for slot in self.method.layout.slots}
+            site.model.reset()
+            start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
+            deployed = self.method.deploy(Payload({**start, **memory.arrays}, memory.scalars), _of(received), site)
+            site.report["base_untrained"] = 1.0
+        held = join({FIXED: Payload(_summed(deployed, self.method.layout))}).arrays
+        slots: list[str] = list(deployed.slots)
+        return Payload({**client.arrays, **held}, {**client.scalars, _SLOTS: slots}), Payload()
+
+
+def _summed(deployed: Deployment, layout: Layout) -> State:
+    """The arrays with which the slots' plain sum is what they are mixed to by numbers of their own."""
+    if deployed.mixer == "sum":
+        return deployed.arrays
+    weights = constant_weights(deployed.mixer, layout, deployed.slots, deployed.arrays)
+    if weights is None:  # of a method that does not say so beforehand
+        raise ConfigError([_no_sum("it", deployed.mixer)])
+    found: State = {}
+    for key, value in deployed.arrays.items():
+        name, module, factor = split(key)
+        linear = name in deployed.slots and factor in _LINEAR
+        found[key] = value * weights(module)[deployed.slots.index(name)] if linear else value
+    return found
+
+
+def _no_sum(name: str, mixer: str) -> str:
+    return (f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
+            "personalised on top; take a base that deploys one, such as fedit")  # fmt: skip
+
+
+def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The arrays of the base alone."""
+    return {key: spec for key, spec in specs.items() if slot_of(key) not in _OURS}
+
+
+def _of(received: Payload) -> Payload:
+    """What arrived for the base: a download for several stages holds our generator too."""
+    return Payload(
+        {key: value for key, value in received.arrays.items() if slot_of(key) not in _OURS}, received.scalars
+    )

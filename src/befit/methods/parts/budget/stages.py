@@ -1,0 +1,150 @@
+"""What a client does alone: scales of its own, and the adapters that its budgets keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from befit.adapters.bayestune import BUDGETED, SCALES
+from befit.adapters.keys import join, select, slot
+from befit.core.errors import NotTrained
+from befit.core.metrics import spread
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick
+from befit.methods.parts.budget.base import base_slots, fixed, load_base
+from befit.methods.parts.budget.features import features
+from befit.methods.parts.budget.generator import GENERATOR, generate
+from befit.methods.parts.budget.personal import Budgets, Limit, fine_tune, pruned, restored, steps_for
+from befit.methods.parts.budget.search import Search, search
+from befit.protocol.method import Deployment
+from befit.protocol.site import Site
+from befit.protocol.stage import Personal, Stage
+
+__all__ = [
+    "FineTune",
+    "Predict",
+    "SearchAlone",
+    "deploy_budgets",
+    "features_of",
+    "generator_of",
+    "load_scales",
+    "only_generator",
+]
+
+LEARNT = "scales/all/lambda"
+_SEEN = "features/all/f"
+
+
+def only_generator(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {key: spec for key, spec in specs.items() if key.startswith(f"{GENERATOR}/")}
+
+
+def generator_of(received: Payload) -> State:
+    """The generator that arrived, in memory of its own: products of arrays that are read in place from a message can
+    differ in the last bit with where in it they lie."""
+    return {key: value.clone() for key, value in select(received.arrays, slot(GENERATOR)).items()}
+
+
+def load_scales(site: Site, scales: Tensor) -> None:
+    """Where the search starts, (L, r_init)."""
+    names = site.model.shapes.targets
+    site.model.load({join(SCALES, name, "lambda"): row for name, row in zip(names, scales, strict=True)})
+
+
+def features_of(client: Payload, site: Site, mask_padding: bool, all_padding: bool = False) -> tuple[Tensor, State]:
+    """The client's features, and as arrays to keep: the model that they are of is frozen, so one pass is enough.
+
+    Data that arrive over time are looked at anew. The model holds the base.
+    """
+    if site.stream is None and _SEEN in client.arrays:
+        return client.arrays[_SEEN].clone(), {}
+    found = features(site, *base_slots(client), mask_padding=mask_padding, all_padding=all_padding)
+    return found, {_SEEN: found}
+
+
+@dataclass(frozen=True)
+class SearchAlone(Personal):
+    """The client learns its scales from its own data alone."""
+
+    how: Search
+    epochs: int | None
+    rounds: int
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        base = load_base(client, site)
+        learnt = search(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
+        return Payload({**client.arrays, LEARNT: learnt}, client.scalars), Payload()
+
+
+@dataclass(frozen=True)
+class Predict(Personal):
+    """The generator that arrives says the client's scales; once, for all budgets (section 3.4)."""
+
+    mask_padding: bool
+    all_padding: bool
+    held: torch.dtype = torch.float32
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(select(server.arrays, slot(GENERATOR)))
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return only_generator(specs)
+
+    @torch.no_grad()
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        load_base(client, site)
+        seen, kept = features_of(client, site, self.mask_padding, self.all_padding)
+        scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
+        site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
+        return Payload({**client.arrays, **kept, LEARNT: scales}, client.scalars), Payload()
+
+
+@dataclass(frozen=True)
+class FineTune(Personal):
+    """Prune to each budget, take fresh A and B, and train them with the kept scales frozen (section 2.6)."""
+
+    budgets: Budgets
+    epochs: int | None
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        base, arrays = load_base(client, site), dict(client.arrays)
+        moments = {key: value for key, value in arrays.items() if key.startswith("optimiser:")}
+        arrays = {key: value for key, value in arrays.items() if key not in moments}
+        site.report["scale_spread"] = spread(client.arrays[LEARNT].flatten().tolist())
+        for name in self.budgets.names:
+            site.model.reset()
+            load_base(client, site)
+            if any(key.startswith(f"{name}/") for key in arrays):
+                start = restored(arrays, name, site)
+            else:
+                scales = client.arrays[LEARNT]
+                start = {
+                    **site.model.dump(slot(BUDGETED)),
+                    **pruned(site, scales, self.budgets.count(name, scales, site)),
+                }
+            steps = steps_for(site, self.epochs)
+            stored, running = fine_tune(site, at, name, start, moments, steps, base)
+            arrays |= stored
+            if at.round < at.rounds:  # nothing goes on after the last round
+                arrays |= running
+        return Payload(arrays, client.scalars), Payload()
+
+
+def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
+    """The base and the budgeted adapter; those of the other budgets beside it. Raises NotTrained without one."""
+    if not any(key.startswith(f"{BUDGETED}/") for key in client.arrays):
+        raise NotTrained(f"client {site.info.id} has no {BUDGETED!r} adapter: it never completed the stage that makes "
+                         "it, so there is nothing to deploy")  # fmt: skip
+    slots = (*base_slots(client), BUDGETED)
+    found = {
+        r: Deployment({**fixed(client), **restored(client.arrays, name, site)}, slots)
+        for name, r in budgets.names.items()
+    }
+    main = found[budgets.rank]
+    # A client with a limit of its own has no adapter of the common rank to be measured as one.
+    own = budgets.limit(site.info.id) != Limit(budgets.rank)
+    others = {f"r{r}": one for r, one in found.items() if not (own and r == budgets.rank)} if len(found) > 1 else {}
+    learnt = {"learnt/all/lambda": client.arrays[LEARNT]} if LEARNT in client.arrays else {}
+    return Deployment(main.arrays, main.slots, main.mixer, others, learnt)

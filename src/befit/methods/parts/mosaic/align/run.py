@@ -1,0 +1,194 @@
+"""Aligning every backbone's basis to the smallest one's: A first and whole, then B; a star, never a chain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import join, split
+from befit.adapters.pq import BASIS, polar
+from befit.core.errors import ConfigError
+from befit.core.seeds import derive_seed
+from befit.core.values import State
+from befit.methods.parts.mosaic.align.down import DownSums, closed_form, project, site_losses, train_down
+from befit.methods.parts.mosaic.align.features import Paired, Pairs
+from befit.methods.parts.mosaic.align.settings import Alignment
+from befit.methods.parts.mosaic.align.store import load, save
+from befit.methods.parts.mosaic.align.up import UpSums, add_batch, turn
+from befit.protocol.site import ServerSite
+
+__all__ = ["Aligned", "align", "align_or_load", "aligned_bases"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """One backbone's basis, aligned: arrays `basis/module/A` and `/B`, and what was found on the way.
+
+    report  by site: L2 at the `start`, `trained` (or in closed form) and `projected`; the mean canonical `correlation`;
+            the `condition` of B; `tokens`
+    """
+
+    arrays: State
+    report: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> State:
+    """The bases of a federation's backbones, under `basis:FAMILY/module/factor`: all but the pivot's, which stays.
+
+    The pivot is the smallest backbone. Raises ConfigError without backbones or public records at the server.
+    """
+    if site.public is None or set(site.backbones) < set(site.families):
+        raise ConfigError(["families: different backbones are aligned on public records at the server, which has none"])
+    backbones = {family: site.backbones[family] for family in site.families}
+    pivot = min(backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
+    found: State = {}
+    for family, one in backbones.items():
+        if one is pivot:
+            continue
+        paired = Paired.of(pivot, one, site.public, blocks)
+        made = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed)
+        for place, numbers in made.report.items():
+            _LOG.info("%s aligned to %s at %s: %s", one.name, pivot.name, place, numbers)
+        found |= {f"{BASIS}:{family}/{key.partition('/')[2]}": value for key, value in made.arrays.items()}
+    return found
+
+
+def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> Aligned:
+    """From the folder of earlier alignments, if there is one of exactly this; else anew, and kept there."""
+    if settings.folder is None:
+        return align(paired, pivot, start, settings, seed)
+    about = describe(paired, pivot, settings, seed)
+    known = load(settings.folder, paired.other.key, about)
+    if known is not None:
+        return Aligned(known)
+    made = align(paired, pivot, start, settings, seed)
+    save(settings.folder, paired.other.key, made.arrays, about)
+    return made
+
+
+def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> dict[str, Any]:
+    """All that an alignment depends on, in plain data."""
+    from befit.core.schema import plain
+
+    rank = len(pivot[f"{BASIS}/{next(iter(paired.modules.values()))[0]}/A"])
+    return {
+        "pivot": paired.pivot.fingerprint, "backbone": paired.other.fingerprint, "public": paired.digest(),
+        "rank": rank, "seed": seed, "modules": {site: list(names) for site, names in paired.modules.items()},
+        "alignment": {key: value for key, value in plain(settings).items() if key != "folder"},
+    }  # fmt: skip
+
+
+def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> Aligned:
+    """The other backbone's A and B, aligned to the pivot's (FedMosaic, section 3.3; specification, sections 3.2, 3.3).
+
+    pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
+    Streams over the public records: a batch of activations and the sums of the sites are held, never more. Once where A
+    has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64.
+    """
+    first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
+    device = paired.pivot.model.device  # where the sums are made too
+    A_i, A_0 = (
+        {site: A.to(device) for site, A in _of(basis, modules, "A").items()}
+        for basis, modules in ((pivot, first), (start, second))
+    )
+    records = len(paired.examples[0])
+    samples = records if settings.samples is None else min(records, settings.samples)
+    draw = derive_seed(seed, "public records")
+
+    def batches(count: int = samples) -> Iterator[Pairs]:
+        return paired.batches(count, settings.batch_size, draw)
+
+    sums = _down_sums(batches(), A_i) if settings.method == "closed" else None
+    A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
+    A_j = project(A_free)
+    candidates = {"start": A_0, "trained": A_free, "projected": A_j}
+    if sums is not None and settings.samples_up in (None, samples):
+        ups = {site: sums.up(site, A) for site, A in A_j.items()}
+        report = {site: {name: sums.loss(site, A[site]) for name, A in candidates.items()} for site in A_j}
+    else:
+        ups, report = _second_pass(batches(settings.samples_up or samples), A_i, candidates)
+    arrays: State = {}
+    for site, name in second.items():
+        T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
+        B = start[join(BASIS, name, "B")].double() @ T
+        condition = float(torch.linalg.cond(B))
+        if settings.finish == "polar":
+            B = polar(B)
+        elif condition > 10:
+            _LOG.warning("site %s: the aligned B has condition number %.0f; its directions learn at very different "
+                         "speeds, and align.finish: polar would make them equal", site, condition)  # fmt: skip
+        report[site] |= {"correlation": float(correlations.mean()), "condition": condition,
+                         "tokens": float(ups[site].count)}  # fmt: skip
+        arrays |= {join(BASIS, name, "A"): A_j[site].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
+    return Aligned(arrays, report)
+
+
+def _down_sums(batches: Iterable[Pairs], A_i: Mapping[str, Tensor]) -> DownSums:
+    sums = DownSums()
+    for pairs in batches:
+        sums.add(pairs, A_i)
+    return sums
+
+
+def _solved(sums: DownSums, settings: Alignment) -> dict[str, Tensor]:
+    """A_j of all sites before the projection, in closed form."""
+    return {site: closed_form(C_jj, sums.C_ji[site], settings.ridge).float() for site, C_jj in sums.C_jj.items()}
+
+
+def _trained(
+    batches: Callable[[], Iterator[Pairs]], records: int, A_i: Mapping[str, Tensor], A_0: Mapping[str, Tensor],
+    settings: Alignment,
+) -> dict[str, Tensor]:  # fmt: skip
+    """A_j of all sites before the projection, by mini-batches."""
+    steps = settings.epochs * -(-records // settings.batch_size)
+    stream = (pairs for _ in range(settings.epochs) for pairs in batches())
+    return train_down(stream, steps, A_i, A_0, lr=settings.lr, weight=settings.weight)
+
+
+def _second_pass(
+    batches: Iterable[Pairs], A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]
+) -> tuple[dict[str, UpSums], dict[str, dict[str, float]]]:
+    """Sums for B at the projected A, and the distances of all candidates for A."""
+    sums: dict[str, UpSums] = {}
+    losses = _Losses(A_i, candidates)
+    for pairs in batches:
+        sums = add_batch(sums, pairs, A_i, candidates["projected"])
+        losses.add(pairs)
+    return sums, losses.means()
+
+
+class _Losses:
+    """By site and candidate for A: the mean over tokens of `(X_i A_i^T - X_j A_j^T)^2`."""
+
+    def __init__(self, A_i: Mapping[str, Tensor], candidates: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._A_i, self._candidates = A_i, candidates
+        self._totals = {site: dict.fromkeys(candidates, 0.0) for site in A_i}
+        self._tokens = 0
+
+    def add(self, pairs: Pairs) -> None:
+        tokens = len(next(iter(pairs.values()))[0])
+        self._tokens += tokens
+        for name, A_j in self._candidates.items():
+            for site, loss in site_losses(pairs, self._A_i, A_j).items():
+                self._totals[site][name] += tokens * float(loss)
+
+    def means(self) -> dict[str, dict[str, float]]:
+        return {
+            site: {name: total / max(1, self._tokens) for name, total in row.items()}
+            for site, row in self._totals.items()
+        }
+
+
+def _basis(start: State) -> State:
+    return {key: value for key, value in start.items() if split(key)[0] == BASIS}
+
+
+def _of(basis: State, modules: Mapping[str, str], factor: str) -> dict[str, Tensor]:
+    return {site: basis[join(BASIS, name, factor)] for site, name in modules.items()}

@@ -1,0 +1,61 @@
+"""How backbones are aligned, as one value that a configuration can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from befit.core.errors import ConfigError
+
+__all__ = ["Alignment"]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The basis of every backbone, aligned to the smallest one's on public records (specification, section 3).
+
+    method      A by its "closed" form, or "train" it by mini-batches, as the paper does
+    samples     public records for A; null takes all
+    samples_up  public records for B; null takes as many as for A
+    batch_size  records in a forward pass, and in a step of training (4 in the paper)
+    epochs      train: how often the records are gone through
+    lr          train: AdamW's learning rate at its height
+    weight      train: lambda, how much orthonormal rows count against the distance
+    ridge       relative ridge of the closed form and of the correlations
+    tie         how strongly directions that do not correlate are left as they are
+    finish      B as the correlations give it ("none", the paper), or made orthonormal again ("polar")
+    folder      where aligned factors are kept and looked for; null aligns anew for every run
+    """
+
+    method: Literal["closed", "train"] = "closed"
+    samples: int | None = 5000
+    samples_up: int | None = None
+    batch_size: int = 16
+    epochs: int = 1
+    lr: float = 5e-5
+    weight: float = 0.5
+    ridge: float = 1e-6
+    tie: float = 0.0
+    finish: Literal["none", "polar"] = "none"
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"samples": self.samples, "samples_up": self.samples_up, "batch_size": self.batch_size,
+                  "epochs": self.epochs}  # fmt: skip
+        problems = [
+            f"{name}: must be at least 1, got {value}"
+            for name, value in counts.items()
+            if value is not None and value < 1
+        ]
+        problems += [
+            f"{name}: must be positive, got {value}"
+            for name, value in (("lr", self.lr), ("ridge", self.ridge))
+            if not value > 0
+        ]
+        problems += [
+            f"{name}: must not be negative, got {value}"
+            for name, value in (("weight", self.weight), ("tie", self.tie))
+            if value < 0
+        ]
+        if problems:
+            raise ConfigError(problems, "the alignment")

@@ -1,0 +1,167 @@
+"""Whose adapter counts how much in whose mixture: by relevance, all alike, or as a bargain of all.
+
+The last two are what FedMosaic compares relevance with (Tables 30 and 33; specification fedmosaic.md, sections 4.4 and
+5). They need no gradients, so none are taken or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from befit.core.errors import PayloadMismatch
+from befit.core.values import State
+from befit.merge.nash import nash_weights
+from befit.methods.parts.mosaic.relevance import newcomer_weights, relevance, similarities
+from befit.methods.parts.mosaic.sketch import SKETCH, Sketch
+
+__all__ = ["Equal", "Held", "Mixing", "Nash", "Relevance", "chosen", "needless"]
+
+_CHUNK = 2**22  # entries of a stack whose products are summed at a time
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the server has of all clients.
+
+    stacks  their last uploads, a row for each client; see `befit.methods.parts.mosaic.bank`
+    groups  by group of clients (a backbone's, or everybody), the places of its members among all clients
+    owners  by group, the names of its stacks
+    before  by a stack's name, what all of them received last, for a mixing that says `compares`
+    """
+
+    stacks: State
+    groups: Mapping[str, Sequence[int]]
+    owners: Mapping[str, Sequence[str]]
+    before: Mapping[str, Tensor]
+
+
+class Mixing(Protocol):
+    """compares  whether it looks at what clients changed, and so at what they received before"""
+
+    compares: ClassVar[bool]
+
+    def __call__(self, held: Held) -> dict[str, Tensor]:
+        """By group: weights (M, M) float32, a row for each member, of sum 1."""
+        ...
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        """Weights (M,) float32 of a group's members, of sum 1, for somebody who never trained.
+
+        sketches  the members' gradients (M, …) and `own`, the newcomer's, where gradients are taken
+        last      the weights (M, M) that the members have
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """By likeness of gradients (FedMosaic, eq. 4).
+
+    temperature   tau of the softmax of cosines
+    similarity    cosine of whole gradients ("flat"), or the mean over their columns ("colmean")
+    include_self  whether a client's own adapter is part of its mixture
+    every         gradients are taken at every so many steps
+    ema           weight of the new round's mean gradient in the running one
+    noise         standard deviation of what is added to gradients
+    noise_at      to each "gradient" (algorithm 1), or to the running mean at each "upload" (eq. 3)
+    """
+
+    temperature: float = 0.5
+    similarity: Literal["flat", "colmean"] = "flat"
+    include_self: bool = False
+    every: int = 10
+    ema: float = 0.5
+    noise: float = 1e-4
+    noise_at: Literal["gradient", "upload"] = "gradient"
+    compares: ClassVar[bool] = False
+
+    def noise_on(self, place: Literal["gradient", "upload"]) -> float:
+        """The standard deviation there: `noise`, or 0 where it is added at the other place."""
+        return self.noise if self.noise_at == place else 0.0
+
+    def __call__(self, held: Held) -> dict[str, Tensor]:
+        cosines = similarities(held.stacks[SKETCH], self.similarity)
+        return {
+            group: relevance(cosines, self.temperature, members, self.include_self)
+            for group, members in held.groups.items()
+        }
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        if sketches is None or own is None:
+            raise PayloadMismatch("a newcomer cannot be given a mixture by relevance: the server holds no gradients")
+        return newcomer_weights(sketches, own, self.temperature, self.similarity)
+
+
+@dataclass(frozen=True)
+class Equal:
+    """All others alike, or all with the client itself (`include_self`)."""
+
+    include_self: bool = False
+    compares: ClassVar[bool] = False
+
+    def __call__(self, held: Held) -> dict[str, Tensor]:
+        nothing = {group: torch.zeros(len(members), len(members)) for group, members in held.groups.items()}
+        return {group: relevance(zeros, 1.0, range(len(zeros)), self.include_self) for group, zeros in nothing.items()}
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        return torch.full((len(last),), 1 / len(last))
+
+
+@dataclass(frozen=True)
+class Nash:
+    """The same mixture for everybody in a group, by the Nash bargaining solution of what its members changed.
+
+    The updates of a group are against what all received last, over all arrays that the group shares.
+    """
+
+    compares: ClassVar[bool] = True
+
+    def __call__(self, held: Held) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for group, members in held.groups.items():
+            gram = torch.zeros(len(members), len(members), dtype=torch.float64)
+            for name in held.owners.get(group, ()):
+                gram += _products(held.stacks[name], held.before[name])
+            found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
+        return found
+
+    def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
+        """What everybody has."""
+        return last[0]
+
+
+def _products(stack: Tensor, before: Tensor) -> Tensor:
+    """`D D^T` (M, M) float64 with `D = stack - before` (M, entries)."""
+    flat, base = stack.reshape(len(stack), -1), before.reshape(1, -1)
+    width = max(1, _CHUNK // len(stack))
+    total = torch.zeros(len(stack), len(stack), dtype=torch.float64)
+    for part, common in zip(flat.split(width, 1), base.split(width, 1), strict=True):
+        update = part.double() - common.double()
+        total += update @ update.T
+    return total
+
+
+def chosen(mixing: str, asked: Relevance, sketch: Sketch) -> tuple[Mixing, Sketch | None]:
+    """The mixing of that name, and what has to travel for it."""
+    if mixing == "relevance":
+        return asked, sketch
+    return (Equal(asked.include_self) if mixing == "equal" else Nash()), None
+
+
+def needless(mixing: str, asked: Relevance, sketch: Sketch) -> list[str]:
+    """Options that were given, and that this mixing has no use for."""
+    if mixing == "relevance":
+        return []
+    keep = {"include_self"} if mixing == "equal" else set()
+    given: dict[str, Any] = {**_changed(asked), **_changed(sketch)}
+    return [f"{name}: mixing: {mixing} has no use for it, got {value}" for name, value in given.items()
+            if name not in keep]  # fmt: skip
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    return {one.name: getattr(value, one.name) for one in fields(value) if getattr(value, one.name) != one.default}

@@ -1,0 +1,182 @@
+"""FedMosaic's protocol (Seo et al.): a client's own adapter beside a mixture of the others', gated layer by layer.
+
+The equations: PQ-LoRA in `befit.adapters.pq`, the gate in `befit.adapters.gates`; beside this file gradients in
+`sketch`, weights in `relevance` and `mixing`, who gets what of whom in `bank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
+from befit.adapters.layout import GATE, Layout, ModelShapes
+from befit.adapters.pq import BASIS, sites
+from befit.core.errors import NotTrained
+from befit.core.values import ClientInfo, Payload, Scalar, State, TensorSpec, Tick, Update
+from befit.methods.parts.mosaic.align.run import aligned_bases
+from befit.methods.parts.mosaic.align.settings import Alignment
+from befit.methods.parts.mosaic.bank import (
+    EVERYBODY,
+    absorb,
+    described,
+    differing,
+    held_by,
+    members,
+    received_before,
+    received_by,
+    weights_key,
+)
+from befit.methods.parts.mosaic.mixing import Mixing, Relevance
+from befit.methods.parts.mosaic.newcomer import Arrival, arrived
+from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, mean_sketch
+from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
+from befit.train.loop import Pass, train
+
+__all__ = ["BOTH", "Mosaic"]
+
+BOTH = ("personal", "shared")
+
+
+@final
+@dataclass(frozen=True)
+class Mosaic(Method):
+    """The method as a value.
+
+    layout      slots `personal` and `shared`, gated, the sketch beside them if there is one, and the basis where there
+                are PQ sites
+    mixing      whose adapter counts how much in whose mixture; relevance needs the sketch, and nothing else does
+    blocks      how many blocks have PQ sites
+    pq_rate     learning rate of P and Q, as a multiple of train.lr
+    align       how the bases of different backbones are aligned, before the first round
+    """
+
+    layout: Layout
+    mixing: Mixing
+    sketch: Sketch | None = None
+    blocks: int = 0
+    pq_rate: float = 1.0
+    align: Alignment = Alignment()  # noqa: RUF009 frozen
+    needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
+
+    mixer = "gate"
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
+        return (Pass(self.trainable(), BOTH, mixer=self.mixer, keep_optimiser=True, rates=rates),)
+
+    @property
+    def _sent(self) -> tuple[str, ...]:
+        return ("personal",) if self.sketch is None else ("personal", slot_of(SKETCH))
+
+    def plan(self) -> Sequence[Stage]:
+        return [Stage("federate", self)]
+
+    def arrival(self) -> Stage:
+        return Stage("arrive", Arrival(self.mixing, self.sketch), rounds=1)
+
+    def describe(self) -> dict[str, object]:
+        return {**super().describe(), "up": str(slot(*self._sent)), "down": str(slot("shared")),
+                "trained": str(self.trainable()), "deployed": f"{' + '.join(BOTH)}, mixed by: gate"}  # fmt: skip
+
+    def trainable(self) -> Selector:
+        return slot("personal", GATE)
+
+    def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
+        """Backbones whose PQ sites are not at the same places have no cores to share."""
+        return differing({
+            family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
+            for family, shapes in families.items()
+        })  # fmt: skip
+
+    def work(self) -> tuple[Work, ...]:
+        """Training beside the frozen mixture, and a bare pass of the smallest backbone at every `every`-th step."""
+        now_and_then = ()
+        if isinstance(self.mixing, Relevance):
+            now_and_then = (Work((), times=1 / self.mixing.every, smallest=True),)
+        active = (*BOTH, BASIS) if self.blocks else BOTH
+        return (Work(active, self.trainable()), *now_and_then)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        several = self.blocks > 0 and len(site.families) > 1
+        bases = aligned_bases(site, self.blocks, self.align) if several else {}
+        return Payload(bases, {**described(site.starts, self.blocks), **self._smallest(site)})
+
+    def _smallest(self, site: ServerSite) -> dict[str, Scalar]:
+        """Whose gradients are compared, where there are any."""
+        if self.sketch is None or site.smallest is None:
+            return {}
+        return {"smallest": site.smallest.fingerprint, "last": list(site.smallest.model.shapes.last)}
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload()
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if slot_of(key) in self._sent}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if slot_of(key) == "shared"}
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        """The client's mixture of the round before; before it has sent anything, its backbone's aligned basis, and with
+        it what was mixed for a newcomer. A hash of what gradients are compared by goes along: a client refuses where
+        its own is another."""
+        agreed = agreement(server.scalars, self.sketch, at.seed)
+        if client.id not in members(server.scalars)[EVERYBODY]:
+            prefix = f"{BASIS}:{client.backbone}"
+            aligned = {to_slot(key, BASIS): value for key, value in server.arrays.items() if slot_of(key) == prefix}
+            return Payload({**aligned, **arrived(server, client.id, "shared")}, agreed)
+        return Payload(received_by(server, client.id, client.backbone, "shared"), agreed)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if self.sketch is not None:
+            check_agreed(received, site, self.sketch, at.seed)
+        _restore(client, received, site)
+        report = train(site, self.passes, at, moments=client.arrays)
+        site.report.update(report.numbers())
+        running, sent = self._gradients(client, site, at)
+        kept = {
+            **client.arrays, **select(received.arrays, slot(BASIS)), **site.model.dump(self.trainable()),
+            **report.moments, **running,
+        }  # fmt: skip
+        return Payload(kept), Payload({**site.model.dump(slot("personal")), **sent})
+
+    def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
+        """The running mean of what the client's data ask of the frozen model, where anybody wants it; kept and sent."""
+        mixing = self.mixing
+        if self.sketch is None or not isinstance(mixing, Relevance):
+            return {}, {}
+        running = mean_sketch(site, at, self.sketch, mixing.every, mixing.noise_on("gradient"))
+        if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
+            running = client.arrays[SKETCH].lerp(running, mixing.ema)
+        return {SKETCH: running}, {SKETCH: disturbed(running, site, at, mixing.noise_on("upload"))}
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        before = received_before(server, site.starts) if self.mixing.compares else {}
+        stacks, whose = absorb(server, updates)
+        weights = self.mixing(held_by(stacks, whose, before))
+        bases = {key: value for key, value in server.arrays.items() if slot_of(key).startswith(f"{BASIS}:")}
+        clients = {f"clients:{family}": ids for family, ids in whose.items() if family != EVERYBODY}
+        kept = {weights_key(group): value for group, value in weights.items()}
+        return Payload({**bases, **stacks, **kept}, {**server.scalars, **clients})
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture
+            _restore(client, received, site)
+            return Deployment(site.model.dump(slot(BASIS, "shared")), ("shared",))
+        if not client.arrays:
+            raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
+                             "is nothing to deploy")  # fmt: skip
+        _restore(client, received, site)
+        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, self.mixer)
+
+
+def _restore(client: Payload, received: Payload, site: Site) -> None:
+    known = set(site.model.keys)
+    site.model.load({key: value for key, value in client.arrays.items() if key in known})
+    site.model.load(received.arrays)

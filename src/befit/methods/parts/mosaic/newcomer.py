@@ -1,0 +1,88 @@
+"""A mixture for somebody who never trained: by the likeness of a gradient of its data to those of all clients.
+
+Specification fedmosaic.md, section 6 (fast adaptation): the gradient is of a few batches of the unseen task, and the
+softmax runs over all old clients. A newcomer sends that one gradient, gets its mixture, and nobody else gets anything
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from befit.adapters.keys import slot_of, to_slot
+from befit.core.errors import NotTrained
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.methods.parts.mosaic.bank import EVERYBODY, members, mixed, weights_key
+from befit.methods.parts.mosaic.mixing import Mixing, Relevance
+from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, newcomer_sketch
+from befit.protocol.stage import Exchange, Stage
+
+if TYPE_CHECKING:
+    from befit.protocol.site import ServerSite, Site
+
+__all__ = ["Arrival", "arrived", "newcomer_mixture"]
+
+
+def newcomer_mixture(
+    server: Payload,
+    own: Tensor | None,
+    family: str,
+    mixing: Mixing = Relevance(),  # noqa: B008 frozen
+    name: str = "personal",
+) -> State:
+    """What a newcomer with this backbone starts from, in slot `name`, out of the server's memory after any round.
+
+    own  the newcomer's gradient, see `newcomer_sketch`; none where the mixing takes no gradients
+
+    Cores of PQ sites are mixed over all clients, the rest over those of the backbone, each with weights of sum 1.
+    Raises NotTrained where nobody has this backbone, PayloadMismatch where no gradients are held.
+    """
+    whose = members(server.scalars)
+    if family not in whose:
+        raise NotTrained("a newcomer cannot be given a mixture: nobody of its backbone has sent anything")
+    weights: dict[str, Tensor] = {}
+    for group in (EVERYBODY, family):
+        sketches = server.arrays.get(SKETCH)
+        if sketches is not None and group != EVERYBODY:
+            sketches = sketches[[whose[EVERYBODY].index(client) for client in whose[group]]]
+        weights[group] = mixing.newcomer(sketches, own, server.arrays[weights_key(group)])
+    return mixed(server, family, name, weights)
+
+
+@dataclass(frozen=True)
+class Arrival(Exchange):
+    """A newcomer's only message: the gradient by which the server mixes the clients' adapters for it."""
+
+    mixing: Mixing
+    sketch: Sketch | None
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload({}, agreement(server.scalars, self.sketch, at.seed))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if self.sketch is None or not isinstance(self.mixing, Relevance):
+            return client, Payload()
+        check_agreed(received, site, self.sketch, at.seed)
+        own = newcomer_sketch(site, at, self.sketch, self.mixing.noise_on("gradient"))
+        return client, Payload({SKETCH: disturbed(own, site, at, self.mixing.noise_on("upload"))})
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        """The server's memory with a mixture for each of them beside it."""
+        found: State = {}
+        for update in updates:
+            info = update.client
+            own = update.payload.arrays.get(SKETCH)
+            found |= newcomer_mixture(server, own, info.backbone, self.mixing, f"arrived:{info.id}")
+        return Payload({**server.arrays, **found}, server.scalars)
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {SKETCH: specs[SKETCH]} if SKETCH in specs else {}
+
+
+def arrived(server: Payload, client: str, name: str) -> State:
+    """The mixture that was made for a newcomer, in slot `name`; nothing for anybody else."""
+    return {to_slot(key, name): value for key, value in server.arrays.items() if slot_of(key) == f"arrived:{client}"}

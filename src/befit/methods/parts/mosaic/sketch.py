@@ -1,0 +1,194 @@
+"""What a client's data ask of a frozen model: the gradient of its last layer (FedMosaic, section 3; eq. 2 and 3).
+
+All clients use one small frozen model, without any adapter, so that their gradients can be compared. Specification
+fedmosaic.md, sections 4.1 and 4.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.layout import ModelShapes
+from befit.adapters.model import last_projection
+from befit.core.errors import ConfigError, DataError, ModelError, NotTrained, PayloadMismatch
+from befit.core.seeds import derive_seed
+from befit.core.values import Payload, Scalar, TensorSpec, Tick
+from befit.protocol.site import Backbone, Site, shuffled_batches
+
+__all__ = [
+    "SKETCH", "Sketch", "agreement", "check_agreed", "disturbed", "last_gradient", "mean_sketch", "newcomer_sketch",
+]  # fmt: skip
+
+SKETCH = "sketch/last/gradient"
+ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Which entries of the last layer's gradient G (d_out, d_in) travel: an array of the layout beside the slots.
+
+    share  how much of it
+    mask   "random" entries, the same for all clients and rounds, from the run's seed; or the first "rows"
+
+    Entries have to be the same for everybody, since a cosine compares them: with masks of one's own it shrinks to about
+    `share` times its value.
+    """
+
+    share: float = 0.4
+    mask: Literal["random", "rows"] = "random"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError([f"share: must be above 0 and at most 1, got {self.share}"])
+
+    def shape(self, last: tuple[int, int]) -> tuple[int, ...]:
+        d_out, d_in = last
+        if self.mask == "rows":
+            return max(1, int(self.share * d_out)), d_in
+        return (max(1, int(self.share * d_out * d_in)),)
+
+    def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
+        if not all(shapes.last):
+            raise ModelError("the gradient of the last layer needs a model with transformer blocks of linear modules")
+        return {SKETCH: TensorSpec(self.shape(shapes.last))}
+
+    def take(self, gradient: Tensor, seed: int) -> Tensor:
+        """The entries that travel, float32, of a whole gradient."""
+        d_out, d_in = gradient.shape
+        count = self.shape((d_out, d_in))[0]
+        if self.mask == "rows":
+            return gradient[:count].float()
+        return gradient.flatten()[_entries(d_out * d_in, count, seed)].float()
+
+    def identity(self, fingerprint: str, last: tuple[int, int], seed: int) -> str:
+        """A hash of all that gradients need to have in common to be compared: the model's weights, and the entries.
+
+        last  shape of the projection (d_out, d_in)
+        """
+        return _identity(fingerprint, last, self.share, self.mask, seed)
+
+
+@lru_cache(maxsize=8)
+def _identity(fingerprint: str, last: tuple[int, int], share: float, mask: Literal["random", "rows"], seed: int) -> str:
+    count = Sketch(share, mask).shape(last)[0]
+    found = hashlib.sha256(f"{fingerprint} {last} {mask} {count}".encode())
+    if mask == "random":  # the entries themselves: another release of PyTorch may draw others by the same seed
+        found.update(_entries(last[0] * last[1], count, seed).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def agreement(scalars: Mapping[str, Scalar], sketch: Sketch | None, seed: int) -> dict[str, Scalar]:
+    """That hash as the server knows it: `sketch`, from `smallest` (a fingerprint) and `last` (a shape) of its memory.
+
+    Empty where nobody takes gradients.
+    """
+    if sketch is None or "smallest" not in scalars:
+        return {}
+    d_out, d_in = scalars["last"]  # type: ignore[misc]
+    return {"sketch": sketch.identity(str(scalars["smallest"]), (d_out, d_in), seed)}  # type: ignore[arg-type]
+
+
+def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> None:
+    """Raise PayloadMismatch where the server's clients compare gradients of another model, or other entries of them."""
+    if "sketch" not in received.scalars or site.smallest is None:
+        return
+    small, theirs = site.smallest, str(received.scalars["sketch"])
+    own = sketch.identity(small.fingerprint, small.model.shapes.last, seed)
+    if own != theirs:
+        raise PayloadMismatch(f"client {site.info.id} would take gradients {own}, and the server compares {theirs}: "
+                              f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, seed "
+                              "and PyTorch's release have to be the same everywhere")  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _entries(size: int, count: int, seed: int) -> Tensor:
+    """`count` of `size` places, in order."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "entries of the last layer's gradient"))
+    return torch.randperm(size, generator=generator)[:count].sort().values
+
+
+def last_gradient(small: Backbone, batch: dict[str, Tensor]) -> Tensor:
+    """Gradient of the task's loss with respect to the weight of the last block's output projection (d_out, d_in).
+
+    `G = sum_t g_t u_t^T` with u the projection's input and g the gradient of its output: exact, for every model, and
+    backward only through what follows the last block. float32, on the CPU.
+    """
+    projection = last_projection(small.model.backbone)
+    with small.model.training(False), small.model.active(), _watching(projection) as seen:
+        loss = small.task.loss(small.task.logits(small.model.backbone, batch), batch)
+        (g,) = torch.autograd.grad(loss, seen["output"])
+    g, u = (value.reshape(-1, value.shape[-1]).float() for value in (g, seen["input"]))
+    learnt = g.any(-1)  # a token that the loss does not ask about adds nothing, padding neither
+    return (g[learnt].T @ u[learnt]).cpu()
+
+
+@contextmanager
+def _watching(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Keep the module's input, and its output as a leaf that gets a gradient."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        if "output" in seen:
+            raise ModelError("the last block's output projection ran twice in one forward pass")
+        seen["input"], seen["output"] = inputs[0].detach(), output.detach().requires_grad_(True)
+        return seen["output"]
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def mean_sketch(site: Site, at: Tick, sketch: Sketch, every: int, noise: float) -> Tensor:
+    """Mean of `take(G) + noise * eps` over the round's batches 0, every, 2 every, … as the small model sees them.
+
+    eps  standard normal, fresh for every batch, by a seed of client and round
+
+    Deviation: the released code takes one example of a batch, at irregular steps; here it is the whole batch.
+    """
+    steps = enumerate(site.indices("train", site.budget.max_steps, at))
+    return _mean(site, at, sketch, noise, (indices for step, indices in steps if step % every == 0))
+
+
+def disturbed(gradient: Tensor, site: Site, at: Tick, noise: float) -> Tensor:
+    """`gradient + noise * eps`, eps standard normal, fresh for every client and round."""
+    if not noise:
+        return gradient
+    generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on uploads"))
+    return gradient + noise * torch.randn(gradient.shape, generator=generator)
+
+
+def newcomer_sketch(site: Site, at: Tick, sketch: Sketch, noise: float) -> Tensor:
+    """The same mean over 20 batches of a client that takes no part in any round, of all its training data.
+
+    Raises NotTrained where it has none.
+    """
+    who = site.info.id
+    if not (count := len(site.examples("train"))):
+        raise NotTrained(f"newcomer {who} has no training examples, so nothing says whose adapters are like its own")
+    generator = torch.Generator().manual_seed(at.seed_for(who, "batches"))
+    return _mean(site, at, sketch, noise, shuffled_batches(count, site.budget.batch_size, ARRIVING, generator))
+
+
+def _mean(site: Site, at: Tick, sketch: Sketch, noise: float, batches: Iterable[Tensor]) -> Tensor:
+    """Over these batches, which are places in the client's training data."""
+    if site.smallest is None or site.small_examples is None:
+        raise DataError(f"client {site.info.id} has no small common model to take gradients of")
+    examples, device = site.small_examples("train"), site.smallest.model.device
+    generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on gradients"))
+    total, count = torch.zeros(()), 0
+    for indices in batches:
+        batch = {name: value.to(device) for name, value in examples.batch(indices).items()}
+        taken = sketch.take(last_gradient(site.smallest, batch), at.seed)
+        total = total + taken + noise * torch.randn(taken.shape, generator=generator)
+        count += 1
+    return total / count

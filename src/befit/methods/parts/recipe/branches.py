@@ -1,0 +1,130 @@
+"""A federated and a local adapter from one start, and a personal stage that makes one of the two.
+
+The federated branch is in slot `shared`, the local one in `personal`; the result goes to `merged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.layout import Layout, Slot
+from befit.core.errors import IncompatibleAdapters
+from befit.core.values import ClientInfo, Payload, Scalar, State, TensorSpec, Tick
+from befit.merge.merge import Merge
+from befit.methods.parts.recipe.personal import LocalTraining, Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Needs
+from befit.protocol.site import Site
+from befit.protocol.stage import Exchange, Personal, Stage
+from befit.train.loop import Pass
+
+__all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
+
+
+class BranchMerge(Protocol):
+    """How two branches become one."""
+
+    def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
+        """The arrays of slot `merged`, and plain numbers that the client keeps beside them.
+
+        The model holds both branches. Diagnostics go to `site.report`.
+        """
+        ...
+
+
+def alone(rounds: int | None) -> LocalTraining:
+    """Training of the personal slot without any server."""
+    training = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
+    return LocalTraining((training,), rounds=rounds)
+
+
+def two_branches(
+    rule: BranchMerge, merged: Slot, *, rank: int, alpha: float, rounds_local: int | None, rounds_fedit: int | None,
+    weights: Merge, splits: tuple[str, ...],
+) -> Recipe:  # fmt: skip
+    """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`."""
+    return Recipe(
+        layout=Layout((Slot("shared", rank, alpha), Slot("personal", rank, alpha), merged)),
+        before=(alone(rounds_local),),
+        passes=(Pass(slot("shared"), ("shared",)),),
+        share=slot("shared"),
+        merge=weights,
+        then=(MergeBranches(rule),),
+        use=Use(("merged",)),
+        rounds=rounds_fedit,
+        needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
+    )
+
+
+@dataclass(frozen=True)
+class MergeBranches:
+    """The personal stage: receive the federated branch, check that both have one start, merge by `rule`."""
+
+    rule: BranchMerge
+    name: str = "merge"
+    rounds: int | None = 1
+    passes: tuple[Pass, ...] = ()
+    trainable: Selector = NOTHING
+
+    def exchange(self, recipe: Recipe) -> Exchange:
+        return _Merging(self.rule, recipe)
+
+
+@dataclass(frozen=True)
+class _Merging(Personal):
+    rule: BranchMerge
+    recipe: Recipe
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(self.recipe.dispatch(server, client, at).arrays, {"initial": server.scalars["initial"]})
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.recipe.downlink(stage, specs)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        check_same_start(client, received, site.info.id)
+        self.recipe.restore(client, received, site)
+        merged, numbers = self.rule(site, at)
+        return Payload({**client.arrays, **merged}, {**client.scalars, **numbers}), Payload()
+
+
+def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
+    """The candidate for slot `merged` with the best headline metric on a split of the client's own; the earlier wins a
+    tie. Reports for each `guard_score_<candidate>`, its metric, and `guard_kept_<candidate>`, 1 for the one kept.
+    """
+    scores = {}
+    for name, state in candidates.items():
+        with site.model.using(state, "merged"):
+            found = site.task.evaluate(site.model.backbone, site.examples(split), site.budget.batch_size,
+                                       site.model.device)  # fmt: skip
+        scores[name] = found[site.task.metric]
+    best = max(scores, key=lambda name: scores[name])
+    for name, score in scores.items():
+        site.report |= {f"guard_score_{name}": score, f"guard_kept_{name}": float(name == best)}
+    return candidates[best]
+
+
+def check_same_start(client: Payload, received: Payload, name: str) -> None:
+    """Linear mode connectivity needs both branches to start from one adapter: refuse to merge otherwise."""
+    mine, theirs = (str(payload.scalars.get("initial", "")) for payload in (client, received))
+    if mine and mine == theirs:
+        return
+    local, federated = _fields(mine), _fields(theirs)
+    differing = [
+        f"{field} is {local.get(field, 'unknown')} at the local adapter and {federated.get(field, 'unknown')} at the "
+        "federated one"
+        for field in {**local, **federated}
+        if local.get(field) != federated.get(field)
+    ]
+    raise IncompatibleAdapters(
+        f"client {name}: {'; '.join(differing) or 'an adapter does not say where it started'}. Only adapters of one "
+        "start are merged: same backbone, rank, alpha, targets and initial values"
+    )
+
+
+def _fields(start: str) -> dict[str, str]:
+    """What `start_of` wrote, by field."""
+    return dict(part.split("=", 1) for part in start.split("; ") if "=" in part)

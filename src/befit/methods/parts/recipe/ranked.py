@@ -1,0 +1,144 @@
+"""One shared adapter of which every client has as many ranks as it can carry (HetLoRA, FlexLoRA).
+
+Ranks beyond a client's own are zero in A and in B, and stay zero: the gradient of either is a product with the other.
+So a client of rank r trains exactly what an adapter of rank r would be, in arrays of the largest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Protocol, final
+
+from torch import Tensor
+
+from befit.adapters.keys import Selector, select, slot, split
+from befit.adapters.layout import Layout
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.merge.merge import MergeContext
+from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.site import ServerSite, Site
+from befit.protocol.stage import Stage
+from befit.protocol.work import Work
+from befit.train.loop import Pass, train
+from befit.train.terms import Term
+
+__all__ = ["FixedRank", "RankRule", "Ranked", "rank_of", "rank_problems", "to_rank"]
+
+MergeRanks = Callable[[Sequence[Update], MergeContext], State]
+
+
+class RankRule(Protocol):
+    """What a client does about its rank while it trains."""
+
+    def terms(self, rank: int) -> tuple[Term, ...]: ...
+
+    def next_rank(self, rank: int, before: State, after: State) -> int:
+        """The client's rank from the next round on."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedRank:
+    """Nothing: it stays."""
+
+    def terms(self, rank: int) -> tuple[Term, ...]:
+        return ()
+
+    def next_rank(self, rank: int, before: State, after: State) -> int:
+        return rank
+
+
+@final
+@dataclass(frozen=True)
+class Ranked(Method):
+    """The method as a value.
+
+    layout  one slot, `shared`, at the largest rank
+    ranks   rank by pattern of client ids; whom none fits has the largest
+    merge   how updates of all ranks become one
+    rule    how a client's rank develops
+    """
+
+    layout: Layout
+    merge: MergeRanks
+    ranks: Mapping[str, int] = field(default_factory=dict[str, int])
+    rule: RankRule = field(default_factory=FixedRank)
+    needs: Needs = field(default_factory=Needs)
+
+    def plan(self) -> Sequence[Stage]:
+        return [Stage("federate", self)]
+
+    def describe(self) -> dict[str, object]:
+        shared = str(slot("shared"))
+        return {**super().describe(), "up": shared, "down": shared, "trained": shared, "deployed": "shared"}
+
+    def trainable(self) -> Selector:
+        return slot("shared")
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work(("shared",), slot("shared")),)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        return Payload(select(site.initial, slot("shared")))
+
+    def client_init(self, site: Site) -> Payload:
+        return Payload({}, {"rank": rank_of(site.info.id, self.ranks, self.layout.slot("shared").rank)})
+
+    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return {key: spec for key, spec in specs.items() if split(key)[0] == "shared"}
+
+    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        return self.uplink(stage, specs)
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(server.arrays)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        rank = int(client.scalars["rank"])  # type: ignore[arg-type]
+        before = to_rank(received.arrays, rank)
+        site.model.load(before)
+        report = train(site, [Pass(slot("shared"), ("shared",), self.rule.terms(rank))], at)
+        site.report.update({**report.numbers(), "rank": float(rank)})
+        after = site.model.dump(slot("shared"))
+        return Payload({}, {"rank": self.rule.next_rank(rank, before, after)}), Payload(after)
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        scale = self.layout.slot("shared").scale
+        scales = {update.client.id: scale for update in updates}
+        return Payload(self.merge(updates, MergeContext(server.arrays, at.seed, at.round, scales, scale)))
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        rank = int(client.scalars["rank"])  # type: ignore[arg-type]
+        return Deployment(to_rank(received.arrays, rank), ("shared",))
+
+
+def to_rank(state: Mapping[str, Tensor], rank: int) -> State:
+    """The first ranks of every A and B, and zeros for the others; what has no rank stays as it is."""
+    cut: State = {}
+    for key, value in state.items():
+        factor = split(key)[2]
+        if factor in ("A", "B"):
+            value = value.clone()
+            (value if factor == "A" else value.T)[rank:] = 0
+        cut[key] = value
+    return cut
+
+
+def rank_of(client: str, ranks: Mapping[str, int], largest: int) -> int:
+    """The rank of the first pattern that fits; the largest where none does.
+
+    >>> rank_of("phone-3", {"phone-*": 2}, 8), rank_of("server-1", {"phone-*": 2}, 8)
+    (2, 8)
+    """
+    return next((rank for pattern, rank in ranks.items() if fnmatchcase(client, pattern)), largest)
+
+
+def rank_problems(ranks: Mapping[str, int], largest: int) -> list[str]:
+    """Ranks that no client can have."""
+    return [
+        f"ranks: {pattern} has rank {rank}, which must be from 1 to rank, {largest}"
+        for pattern, rank in ranks.items()
+        if not 1 <= rank <= largest
+    ]

@@ -1,0 +1,111 @@
+"""Who gets what: from the server's memory to each client's download, and from updates to a new memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from befit.adapters.keys import Selector, slot, slot_of, to_slot
+from befit.adapters.state import rename
+from befit.core.values import ClientInfo, Payload, State, Update
+from befit.merge.server_opt import PRIVATE
+
+__all__ = ["Broadcast", "LeaveOneOut", "MergeRule", "Route"]
+
+MergeRule = Callable[[Sequence[Update]], State]
+
+
+class Route(Protocol):
+    def initial(self, shared: Payload) -> Payload:
+        """The server's memory before the first round, from the initial values of what is shared."""
+        ...
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload: ...
+
+    def start(self, server: Payload, sent: State) -> State:
+        """Where the round started, under the keys of what clients send; empty where they started apart."""
+        ...
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload: ...
+
+    def arrives(self, share: Selector) -> Selector:
+        """Which keys of a client's model a download overwrites."""
+        ...
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Everybody gets the merged arrays, under the names they went up with, or in slot `to`."""
+
+    to: str | None = None
+
+    def initial(self, shared: Payload) -> Payload:
+        return Payload(self._arriving(shared.arrays), shared.scalars)
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
+        public = {key: value for key, value in server.arrays.items() if not key.startswith(PRIVATE)}
+        return Payload(public, server.scalars)
+
+    def start(self, server: Payload, sent: State) -> State:
+        return {key: server.arrays[self._name(key)] for key in sent if self._name(key) in server.arrays}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
+        return Payload(self._arriving(merge(updates)), server.scalars)
+
+    def arrives(self, share: Selector) -> Selector:
+        return share if self.to is None else slot(self.to)
+
+    def _name(self, key: str) -> str:
+        return key if self.to is None else to_slot(key, self.to)
+
+    def _arriving(self, state: State) -> State:
+        return {self._name(key): value for key, value in state.items()}
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Everybody gets the mean of the others' last uploads, in slot `to` (FedALT, Bian et al. 2025, eq. 3).
+
+    The server keeps each client's last upload in a bank and their sum beside it, so a round costs O(clients):
+    `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays initial.
+    """
+
+    to: str = "shared"
+
+    def initial(self, shared: Payload) -> Payload:
+        return Payload()
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
+        own = f"bank:{client.id}"
+        total = {key: tensor for key, tensor in server.arrays.items() if slot_of(key) == "total"}
+        members = len({slot_of(key) for key in server.arrays}) - (1 if total else 0)
+        others = members - (any(slot_of(key) == own for key in server.arrays) if members else 0)
+        if others < 1:
+            return Payload()
+        if others == members:
+            return Payload({to_slot(key, self.to): tensor / members for key, tensor in total.items()})
+        return Payload(
+            {
+                to_slot(key, self.to): (tensor - server.arrays[to_slot(key, own)]) / others
+                for key, tensor in total.items()
+            }
+        )
+
+    def start(self, server: Payload, sent: State) -> State:
+        return {}
+
+    def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
+        bank = {key: tensor for key, tensor in server.arrays.items() if slot_of(key) != "total"}
+        for update in updates:
+            bank |= rename(update.payload.arrays, f"bank:{update.client.id}")
+        total: State = {}
+        for key in sorted(bank):  # by client id, so that the sum does not depend on the order of arrival
+            name = to_slot(key, "total")
+            total[name] = total[name] + bank[key] if name in total else bank[key].to(torch.float32)
+        return Payload({**bank, **total}, server.scalars)
+
+    def arrives(self, share: Selector) -> Selector:
+        return slot(self.to)

@@ -1,0 +1,269 @@
+"""The server's kernel: the only loop that knows stages and rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from befit.adapters.state import norm, specs_of
+from befit.core.errors import NotEnoughReplies, PayloadMismatch
+from befit.core.seeds import derive_seed
+from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
+from befit.protocol.engine import Checkpoint, Engine
+from befit.protocol.guard import Guard, reference_norm
+from befit.protocol.method import Method
+from befit.protocol.serve import later_personal_stages
+from befit.protocol.site import ServerSite
+from befit.protocol.spool import Spool
+from befit.protocol.stage import Stage
+
+__all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "resolved_stages", "stage_rounds"]
+
+Event = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the configuration says about when: see `befit.config.experiment` for the fields' meaning."""
+
+    rounds: int
+    seed: int = 0
+    cohort: int | None = None
+    min_replies: int | float = 0.5
+    evaluate_every: int = 0
+    split: str = "test"
+    guard: Guard = field(default_factory=Guard)
+    spool_bytes: int = 2**22
+    most_rounds: int | None = None
+
+
+class Journal(Protocol):
+    """Where the kernel writes what happens, and where it finds how far an interrupted run came.
+
+    spool  a folder for replies that wait to be aggregated
+    """
+
+    @property
+    def spool(self) -> Path: ...
+
+    def resume(self) -> Checkpoint | None: ...
+
+    def trained(self, at: Tick, update: Update) -> None: ...
+
+    def scored(self, at: Tick, score: Score) -> None: ...
+
+    def failed(self, failure: Failure) -> None: ...
+
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        """A round is over; make it durable if it is time to, or if `force` says so."""
+        ...
+
+
+def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedule, journal: Journal) -> Payload:
+    """Run a method's stages from where the journal stands; returns the server's final memory.
+
+    Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
+    """
+    stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
+    point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
+    server, done = point.server, (point.stage, point.round)
+    del point  # the memory that a run began with is not kept beside the one it has come to
+    for index, stage in enumerate(stages):
+        rounds = stage.rounds or 0
+        for first, last in _messages(stage, engine.span, schedule.evaluate_every):
+            if (index, last) <= done:
+                continue
+            at = Tick(stage.name, first, rounds, schedule.seed, last - first + 1)
+            server = _round(method, stage, engine, site, server, schedule, journal, at)
+            ends = last == rounds
+            if _scores_now(stages[index:], last, schedule.evaluate_every):
+                _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
+            journal.completed(Checkpoint(index, last, server), force=ends)
+    return server
+
+
+def resolved_stages(method: Method, rounds: int, most: int | None = None) -> list[Stage]:
+    """The method's plan with every number of rounds filled in, none above `most`.
+
+    Raises ValueError for two stages of one name.
+    """
+    known = [(stage, stage_rounds(stage, rounds)) for stage in method.plan()]
+    stages = [replace(stage, rounds=own if most is None else min(own, most)) for stage, own in known]
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the stages of a plan need names of their own, got {', '.join(names)}")
+    return stages
+
+
+def stage_rounds(stage: Stage, default: int) -> int:
+    return default if stage.rounds is None else stage.rounds
+
+
+def _messages(stage: Stage, span: int, every: int) -> Iterator[tuple[int, int]]:
+    """First and last round of each message of a stage; a message of several rounds ends where a score is due."""
+    first, rounds = 1, stage.rounds or 0
+    while first <= rounds:
+        last = first if stage.uplink else min(rounds, first + span - 1)
+        if every and not stage.uplink:
+            last = min(last, math.ceil(first / every) * every)
+        yield first, last
+        first = last + 1
+
+
+def _scores_now(remaining: Sequence[Stage], round_: int, every: int) -> bool:
+    """At the end, and every so often, but never while a federated stage still lies ahead: then there is no model yet
+    that the method would deploy."""
+    stage, *later = remaining
+    if any(other.uplink for other in later):
+        return False
+    if round_ == stage.rounds and not later:
+        return True
+    return bool(every) and round_ % every == 0
+
+
+def _round(
+    method: Method, stage: Stage, engine: Engine, site: ServerSite, server: Payload,
+    schedule: Schedule, journal: Journal, at: Tick,
+) -> Payload:  # fmt: skip
+    """Dispatch, collect, check, aggregate."""
+    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.uplink)
+    check = _Check(stage, schedule.guard, site, requests)
+    failures: list[Failure] = []
+    with Spool(journal.spool, schedule.spool_bytes) as replies:
+        for done, reply in enumerate(engine.exchange(requests, at), start=1):
+            journal.event({
+                "kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)
+            })  # fmt: skip
+            checked = check(reply, at)
+            if isinstance(checked, Update):
+                replies.add(checked)
+            else:
+                failures.append(checked)
+        failures.sort(key=lambda failure: failure.client)
+        for failure in failures:
+            journal.failed(failure)
+        needed = required_replies(schedule.min_replies, len(cohort))
+        if len(replies) < needed:
+            first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
+            raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {len(replies)} of {len(cohort)} clients gave a "
+                                   f"usable reply, {needed} are needed (federation.min_replies){first}")  # fmt: skip
+        updates = replies.updates()
+        for update in updates:
+            journal.trained(at, update)
+        losses = [update.report["loss"] for update in updates if "loss" in update.report]
+        journal.event({
+            "kind": "round", "stage": at.stage, "round": at.last, "rounds": at.rounds, "clients": len(updates),
+            "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
+        })  # fmt: skip
+        return stage.exchange.aggregate(server, updates, site, at)
+
+
+class _Requests(Mapping[str, Payload]):
+    """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
+    in memory. Where replies are checked against them, their norms are kept, so that none is made again for that."""
+
+    def __init__(
+        self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload], checked: bool = False
+    ) -> None:
+        self._cohort, self._make, self._checked = {info.id: info for info in cohort}, make, checked
+        self._norms: dict[str, float] = {}
+
+    def __getitem__(self, client: str) -> Payload:
+        made = self._make(self._cohort[client])
+        if self._checked and client not in self._norms:
+            self._norms[client] = norm(made.arrays)
+        return made
+
+    def norm(self, client: str) -> float:
+        """The norm of what this client was sent."""
+        return self._norms[client] if client in self._norms else norm(self[client].arrays)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cohort)
+
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+
+class _Check:
+    """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
+
+    def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: _Requests) -> None:
+        self._declared = {
+            backbone: stage.exchange.uplink(stage, specs_of(start)) for backbone, start in site.starts.items()
+        }
+        self._norms = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
+        self._numbers = stage.exchange.uplink_numbers(stage)
+        self._guard, self._requests = guard, requests
+        self._seen: set[str] = set()
+
+    def __call__(self, reply: Update | Failure, at: Tick) -> Update | Failure:
+        if isinstance(reply, Failure):
+            return reply
+        client = reply.client.id
+        try:
+            if client not in self._requests or client in self._seen:
+                twice = "a second reply" if client in self._seen else "a reply that nobody asked for"
+                raise PayloadMismatch(f"client {client} sent {twice}")
+            self._seen.add(client)
+            declared, start = self._declared[reply.client.backbone], self._norms[reply.client.backbone]
+            reference = max(start, self._requests.norm(client)) if declared else 0.0
+            self._guard.check(reply, declared, self._numbers, reference)
+        except PayloadMismatch as refusal:
+            return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)
+        return reply
+
+
+def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> list[ClientInfo]:
+    """`size` clients without replacement, by a seed of this round, in their own order; None takes all."""
+    if size is None or size >= len(clients):
+        return list(clients)
+    generator = torch.Generator().manual_seed(derive_seed(at.seed, "cohort", at.stage, at.round))
+    chosen = torch.randperm(len(clients), generator=generator)[:size].tolist()
+    return [clients[index] for index in sorted(chosen)]
+
+
+def required_replies(wanted: int | float, cohort: int) -> int:
+    """A whole number counts replies; a fraction is a share of the cohort, rounded up, at least one.
+
+    >>> required_replies(0.5, 5), required_replies(2, 5), required_replies(1.0, 5)
+    (3, 2, 5)
+    """
+    return max(1, math.ceil(wanted * cohort) if isinstance(wanted, float) else min(wanted, cohort))
+
+
+def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+    """What a client would hold if the run ended now: the method's download, and those of the stages still ahead."""
+    stages = [*later_personal_stages(method, at.stage), method.plan()[-1]]
+    arrays, scalars = {}, {}
+    for exchange in (method, *(stage.exchange for stage in stages)):
+        received = exchange.dispatch(server, client, at)
+        arrays |= received.arrays
+        scalars |= received.scalars
+    return Payload(arrays, scalars)
+
+
+def _score(
+    method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
+) -> None:  # fmt: skip
+    requests = _Requests(engine.clients(), lambda info: final_download(method, server, info, at))
+    values: list[Mapping[str, float]] = []
+    replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)
+    for reply in replies:
+        if isinstance(reply, Failure):
+            journal.failed(reply)
+        else:
+            journal.scored(at, reply)
+            values.append(reply.metrics)
+    if values:
+        metric = next(iter(values[0]))
+        mean = sum(value[metric] for value in values) / len(values)
+        journal.event({"kind": "score", "stage": at.stage, "round": at.last, "metric": metric, "mean": mean})

@@ -1,0 +1,182 @@
+"""The methods by name. A factory's signature is the schema of its block in a configuration.
+
+    @register("fedsa", paper="arXiv:2410.01463", year=2025, title="FedSA-LoRA")
+    def fedsa(rank: int = 8, alpha: float = 16.0) -> Recipe:
+        \"\"\"Train both factors, share only A.\"\"\"
+
+Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.schema import REQUIRED, Parameter, Rule, check_values, parameters_of, plain
+
+if TYPE_CHECKING:
+    from befit.protocol.method import Method
+
+__all__ = [
+    "METHODS",
+    "MethodEntry",
+    "build_method",
+    "check_method",
+    "get_method",
+    "method_names",
+    "register",
+    "standard_method",
+]
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass.
+
+    standard  it is plain averaging of adapters, which the costs of all others are compared with
+    """
+
+    name: str
+    title: str
+    paper: str
+    year: int | None
+    factory: Callable[..., Any]
+    standard: bool = False
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Name, type, default and description of every argument."""
+        return parameters_of(self.factory)
+
+    @property
+    def docstring(self) -> str:
+        return inspect.getdoc(self.factory) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.docstring.split("\n", 1)[0]
+
+
+METHODS: dict[str, MethodEntry] = {}
+
+
+def register(
+    name: str, *, paper: str = "", year: int | None = None, title: str = "", standard: bool = False
+) -> Callable[[Factory], Factory]:
+    """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name."""
+
+    def enter(factory: Factory) -> Factory:
+        held = METHODS.get(name)
+        if held and (held.factory.__module__, held.factory.__qualname__) != (factory.__module__, factory.__qualname__):
+            raise ValueError(f"two methods are called {name!r}: {held.factory.__module__} and {factory.__module__}")
+        METHODS[name] = MethodEntry(name, title or name, paper, year, factory, standard)
+        return factory
+
+    return enter
+
+
+def method_names() -> list[str]:
+    """Names of all methods, sorted."""
+    _import_methods()
+    return sorted(METHODS)
+
+
+def standard_method() -> str:
+    """Name of the method that costs are compared with."""
+    _import_methods()
+    return next(entry.name for entry in METHODS.values() if entry.standard)
+
+
+def get_method(name: str) -> MethodEntry:
+    """The entry of one method. Raises ConfigError with a suggestion."""
+    _import_methods()
+    if name not in METHODS:
+        known = ", ".join(sorted(METHODS))
+        raise ConfigError([f"method.name: unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {known}"])
+    return METHODS[name]
+
+
+def check_method(
+    config: str | Mapping[str, Any], path: str = "method"
+) -> tuple[dict[str, Any], Method | None, list[str]]:
+    """Plain form with all defaults filled in, the method (None if there are problems), and every problem found.
+
+    `path` is where the block stands, for the messages. A default that YAML cannot hold is left out of the plain form.
+    """
+    config = {"name": config} if isinstance(config, str) else config
+    name = config.get("name")
+    if not isinstance(name, str):
+        return dict(config), None, [f"{path}.name: is required, one of {', '.join(method_names())}"]
+    try:
+        entry = get_method(name)
+    except ConfigError as error:
+        return dict(config), None, [problem.replace("method.name", f"{path}.name", 1) for problem in error.problems]
+    given = {key: value for key, value in config.items() if key != "name"}
+    rules = {f"{path}.{key}": rule for key, rule in _RULES.items()}
+    arguments, problems = check_values(entry.parameters, given, f"{path}.", name, rules)
+    defaults = {one.name: plain(one.default) for one in entry.parameters if _writable(plain(one.default))}
+    resolved = {"name": name, **defaults, **plain(given)}
+    if problems:  # what the method says of its other arguments, with defaults in place of these: all mistakes at once
+        wrong = {problem.removeprefix(f"{path}.").split(":")[0].split(".")[0] for problem in problems}
+        right = {key: value for key, value in arguments.items() if key not in wrong}
+        about = tuple(f"{path}.{key}{end}" for key in right for end in (":", "."))
+        return resolved, None, [*problems, *(one for one in _made(entry, right, path)[1] if one.startswith(about))]
+    return resolved, *_made(entry, arguments, path)
+
+
+def _made(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
+    """The method, or why it cannot be. Arguments that are missing have their defaults; one without refuses nothing."""
+    if any(one.default is REQUIRED and one.name not in arguments for one in entry.parameters):
+        return None, []
+    try:
+        return entry.factory(**arguments), []
+    except ConfigError as error:
+        return None, [_placed(problem, path, entry.parameters) for problem in error.problems]
+    except ValueError as error:  # a value that the method itself refuses, such as a rank of 0
+        return None, [_placed(str(error), path, entry.parameters)]
+
+
+# What the arguments of these names are in every method.
+_RULES = {
+    "rank": Rule(lambda value: not isinstance(value, int) or value >= 1, "must be 1 or more"),
+    "alpha": Rule(lambda value: not isinstance(value, (int, float)) or 0 < value < math.inf, "must be positive"),
+}
+
+
+def build_method(config: str | Mapping[str, Any]) -> Method:
+    """The method that a configuration block describes. Raises ConfigError with every problem at once."""
+    _, method, problems = check_method(config)
+    if method is None:
+        raise ConfigError(problems, "the method")
+    return method
+
+
+def _placed(problem: str, path: str, parameters: Sequence[Parameter]) -> str:
+    """A factory's problem with the path of the key that it begins with (`samples: …`, `merge.rank: …`)."""
+    key = problem.split(":", 1)[0]
+    about = key.split(".", 1)[0] in {one.name for one in parameters}
+    return f"{path}{'.' if about else ': '}{problem}"
+
+
+def _import_methods() -> None:
+    package = import_module("befit.methods")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+
+
+def _writable(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _writable(one) for key, one in value.items())
+    if isinstance(value, list):
+        return all(_writable(one) for one in value)
+    return value is None or isinstance(value, (bool, int, float, str))

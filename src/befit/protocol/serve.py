@@ -1,0 +1,117 @@
+"""The client's kernel: restore, update, save; and score. The same code in process and on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from befit.core.metrics import COUNT, at_budget
+from befit.core.values import Payload, Score, Tick
+from befit.protocol.guard import check_declared, check_finite
+from befit.protocol.method import Deployment, Method
+from befit.protocol.site import Site
+from befit.protocol.stage import Stage
+
+if TYPE_CHECKING:
+    from befit.protocol.store import ClientStore
+
+__all__ = ["deployment", "later_personal_stages", "score", "serve", "stage_named"]
+
+
+def serve(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Payload:
+    """Run the client's side of `at.span` rounds of one stage and save its memory; returns what may leave.
+
+    The reply holds exactly the arrays that the method declares for this stage; anything else raises PayloadMismatch
+    here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before.
+    """
+    stage, name = stage_named(method, at.stage), site.info.id
+    memory, reply = _update(method, stage, site, store.load(name), received, at)
+    exchange = stage.exchange
+    check_declared(name, reply, exchange.uplink(stage, site.model.specs), exchange.uplink_numbers(stage))
+    check_finite(f"client {name} would keep", memory)
+    store.save(name, memory)
+    return reply
+
+
+def deployment(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int) -> Deployment:
+    """The model this client would use if the run ended now.
+
+    Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes. `rounds`
+    is the configuration's, for stages that do not say their own.
+    """
+    memory = store.load(site.info.id)
+    for stage in later_personal_stages(method, at.stage):
+        total = rounds if stage.rounds is None else stage.rounds
+        for number in range(1, total + 1):
+            tick = replace(at, stage=stage.name, round=number, rounds=total, span=1)
+            memory, _ = _update(method, stage, site, memory, received, tick)
+    site.model.reset()
+    return method.deploy(method.client_init(site) if memory is None else memory, received, site)
+
+
+def score(
+    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int, split: str,
+    batch_size: int, others: str = "never",
+) -> Score:  # fmt: skip
+    """Measure the client's current model on one split of its own data.
+
+    others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
+            headline over those clients is the metric `others` (FedMosaic specification, section 6)
+
+    What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
+    scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
+    """
+    deployed = deployment(method, site, store, received, at, rounds)
+    site.model.load(deployed.arrays)
+    examples, values = site.examples(split), site.values(split)
+    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
+        ends = at.round == at.rounds and at.stage == method.plan()[-1].name
+        if site.others is not None and (others == "always" or (others == "end" and ends)):
+            found = [
+                site.task.headline(site.model.backbone, one, batch_size, site.model.device)
+                for one in site.others(split).values()
+                if len(one)
+            ]
+            if found:
+                metrics["others"] = sum(found) / len(found)
+    for name, other in deployed.others.items():
+        site.model.reset()
+        site.model.load(other.arrays)
+        with site.model.active(*other.slots, mixer=other.mixer):
+            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
+        metrics |= {at_budget(metric, name): value for metric, value in found.items() if not metric.startswith(COUNT)}
+    return Score(site.info.id, split, len(examples), metrics)
+
+
+def stage_named(method: Method, name: str) -> Stage:
+    """A stage of the plan, or a newcomer's first."""
+    return next(stage for stage in (*method.plan(), method.arrival()) if stage is not None and stage.name == name)
+
+
+def later_personal_stages(method: Method, name: str) -> list[Stage]:
+    """The personal stages that come after this one."""
+    stages = list(method.plan())
+    index = next(i for i, stage in enumerate(stages) if stage.name == name)
+    return [stage for stage in stages[index + 1 :] if not stage.uplink]
+
+
+def _update(
+    method: Method, stage: Stage, site: Site, memory: Payload | None, received: Payload, at: Tick
+) -> tuple[Payload, Payload]:
+    """Rounds `at.round` to `at.last` on a bare model, each with dropout seeded by its own tick."""
+    reply = Payload()
+    for number in range(at.round, at.last + 1):
+        tick = replace(at, round=number, span=1)
+        site.model.reset()
+        site.report.clear()
+        if memory is None:
+            memory = method.client_init(site)
+        devices = [site.model.device] if site.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(tick.seed_for(site.info.id, "dropout"))
+            memory, reply = stage.exchange.client_update(memory, received, site, tick)
+    assert memory is not None
+    return memory, reply

@@ -1,0 +1,117 @@
+"""Where the ranks of clients' adapters are, as a file beside each; and how unlike their scales are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import split
+from befit.core.metrics import TIED, spread
+from befit.core.storage import read_json, write_json
+
+if TYPE_CHECKING:
+    from befit.protocol.method import Deployment
+
+__all__ = ["FILE", "Structure", "distance", "distances", "read_structures", "structure_of", "write_structure"]
+
+FILE = "ranks.json"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One client's adapter.
+
+    modules  names of all target modules, in the order in which the model has them
+    ranks    by budget, "" for the one that is deployed: rank of every module
+    scales   all learnt scales, (L r_init,), or nothing
+    """
+
+    modules: tuple[str, ...]
+    ranks: Mapping[str, tuple[int, ...]]
+    scales: tuple[float, ...] = ()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the scales do not tell one rank from another."""
+        return bool(self.scales) and spread(self.scales) <= TIED
+
+    @property
+    def by_order(self) -> float:
+        """Share of the deployed ranks whose scales equal that of one left out: the order of modules decided there."""
+        kept = sum(self.ranks[""])
+        if not 0 < kept < len(self.scales):
+            return 0.0
+        sorted_ = sorted(self.scales, reverse=True)
+        return sum(spread([one, sorted_[kept]]) <= TIED for one in sorted_[:kept]) / kept
+
+
+def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
+    """Of an adapter whose ranks have scales, zero for those it left out; None for any other.
+
+    order  the modules as the model has them; those it does not name follow in the order of their names
+    """
+    counted = {name: _ranks(one, order) for name, one in {"": deployed, **deployed.others}.items()}
+    if not counted[""]:
+        return None
+    scales = next(iter(deployed.about.values()), torch.empty(0)).flatten().tolist()
+    ranks = {name: tuple(found.values()) for name, found in counted.items()}
+    return Structure(tuple(counted[""]), ranks, tuple(float(f"{one:.6g}") for one in scales))
+
+
+def _ranks(deployed: Deployment, order: Sequence[str]) -> dict[str, int]:
+    found = {
+        split(key)[1]: int((value != 0).sum()) for key, value in deployed.arrays.items() if split(key)[2] == "lambda"
+    }
+    known = [name for name in order if name in found]  # in whichever order they came from a worker
+    return {name: found[name] for name in (*known, *sorted(found.keys() - {*known}))}
+
+
+def write_structure(folder: Path, deployed: Deployment, order: Sequence[str]) -> None:
+    """Write `ranks.json` into a client's folder, if its adapter has ranks to tell of. `order` as in `structure_of`."""
+    found = structure_of(deployed, order)
+    if found is not None:
+        write_json(folder / FILE, {"modules": found.modules, "ranks": found.ranks, "scales": found.scales})
+
+
+def read_structures(folder: Path, clients: Sequence[str]) -> dict[str, Structure]:
+    """Of the clients in whose folders there is one."""
+    files = {client: folder / client / FILE for client in clients}
+    held: dict[str, Any] = {client: read_json(file) for client, file in files.items() if file.is_file()}
+    return {
+        client: Structure(
+            tuple(one["modules"]), {name: tuple(row) for name, row in one["ranks"].items()}, tuple(one["scales"])
+        )
+        for client, one in held.items()
+    }
+
+
+def distance(first: Tensor, second: Tensor) -> Tensor:
+    """Euclidean, of two clients' scales; 0 where rounding alone tells them apart."""
+    found = torch.dist(first.double(), second.double())
+    return found if found > TIED * torch.maximum(first.norm(), second.norm()) else torch.zeros_like(found)
+
+
+def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
+    """How unlike the scales of groups of clients are, (groups, groups): FedP2EFT specification, section 7.
+
+    `d(j, k)` is the mean of `||lambda_a - lambda_b||_2` over all pairs of a client a of group j and another b of group
+    k; the cell is `log(d(j, k) / sqrt(d(j, j) d(k, k)))`, symmetric, with a diagonal of zero; smaller is more alike.
+    NaN for a group of one client, and for one whose clients have the same scales; scales that are equal to `TIED` are
+    the same.
+    """
+    found = torch.full((len(groups), len(groups)), math.nan, dtype=torch.float64)
+    for j, first in enumerate(groups.values()):
+        for k, second in enumerate(groups.values()):
+            pairs = [distance(scales[a], scales[b]) for a in first for b in second if a != b]
+            if pairs:
+                found[j, k] = torch.stack(pairs).mean()
+    inner = found.diagonal().clone()
+    inner[inner == 0] = math.nan
+    cells = (found / (inner[:, None] * inner[None, :]).sqrt()).log()
+    return torch.where(torch.eye(len(groups), dtype=torch.bool) & inner.isfinite()[:, None], 0.0, cells)

@@ -1,0 +1,156 @@
+"""What a finished run leaves for each client: a PEFT checkpoint to take away, and its whole model to predict with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from befit.adapters.model import in_order
+from befit.config.experiment import load_experiment
+from befit.core.errors import DataError, RunError, did_you_mean
+from befit.core.storage import atomic_write, read_bytes, read_json, write_shared
+from befit.core.wire import from_bytes, to_bytes
+from befit.data.files.gather import gather
+from befit.data.records import input_record
+from befit.models.source import find_model
+from befit.protocol.method import Deployment
+from befit.protocol.registry import build_method
+from befit.report.structure import write_structure
+from befit.runs.clients import OWN_MODEL, family_experiment
+from befit.runs.host import Host
+from befit.runs.loading import load_model
+from befit.runs.model_io import folded, is_whole, without_whole, write_model
+from befit.runs.peft_io import write_adapter
+
+__all__ = ["export", "predict", "read_deployment", "taken_away", "write_client"]
+
+_POOL = ".same"  # one copy of what equal files of several clients hold
+
+
+def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
+    """The client's model in its folder: a PEFT checkpoint or, where all weights were trained, a model directory; and
+    the deployment in full for `predict`."""
+    note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
+    _write_one(folder, "", deployed, host, client, note)
+    for name, other in deployed.others.items():
+        _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
+    write_structure(folder, deployed, in_order(host.backbone_of(client).model))
+    # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
+    use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
+    data = to_bytes(deployed.arrays, {"use": use})
+    if is_whole(deployed, host.backbone_of(client).model):
+        write_shared(folder / "deployment.safetensors", data, folder.parent / _POOL)
+    else:
+        atomic_write(folder / "deployment.safetensors", data)
+
+
+def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, client: str, note: str) -> None:
+    """`adapter` of a deployment, `model` of one that changes all weights, or an adapter with its model inside."""
+    backbone = host.backbone_of(client)
+    model, base = backbone.model, family_experiment(host.experiment, backbone.name).model
+    rest, name = deployed, base.id
+    if is_whole(deployed, model):
+        rest = without_whole(deployed, model)
+        target = folder / f"adapter{suffix}" / "model" if rest.slots else folder / f"model{suffix}"
+        write_model(target, deployed, model, find_model(base.id, base.revision)[0], folder.parent / _POOL)
+        note += " Its backbone is the folder `model` inside this one." if rest.slots else ""
+        name = "model"
+    if rest.slots:
+        with folded(deployed, model):  # a task head is written whole, as the sum of the backbone's and the adapter's
+            write_adapter(
+                folder / f"adapter{suffix}", rest, model, base=name, task=host.federation.task, note=note,
+                label_names=host.federation.label_names,
+            )  # fmt: skip
+
+
+def taken_away(folder: Path) -> str:
+    """What a client's folder has to take away: "adapter", or "model" where no adapter holds what was trained."""
+    return "adapter" if (folder / "adapter").is_dir() else "model"
+
+
+def export(run_dir: Path | str, client: str, out: Path | str, budget: int | None = None) -> Path:
+    """Copy one client's PEFT adapter, or its model where all weights were trained, to `out`, which must not hold
+    anything else. Returns `out`.
+
+    budget  r of one of several budgets that the run measured; None for the one that is deployed
+
+    Raises RunError for a directory without a finished run, an unknown client or budget, or a folder in use.
+    """
+    held = _client_folder(Path(run_dir), client)
+    source = held / (taken_away(held) if budget is None else f"{taken_away(held)}-r{budget}")
+    if budget is not None and not source.is_dir():
+        there = sorted(int(one.name.rpartition("-r")[2]) for one in held.glob(f"{taken_away(held)}-r*"))
+        known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
+        raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"{target} exists already and is not an empty folder; name another")
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            atomic_write(target / file.relative_to(source), read_bytes(file))
+    return target
+
+
+def predict(
+    run_dir: Path | str, client: str, inputs: Sequence[Any], places: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """What the client's own model says to each input: a text, the path of an image, or a record.
+
+    inputs  a record's fields may have the names of data.columns in the run's configuration, or befit's own
+    places  where each input is from, for messages; default: its number
+
+    Raises RunError for a directory without a finished run or an unknown client, DataError for no inputs or records
+    without the fields that the task needs.
+    """
+    folder = _client_folder(Path(run_dir), client)
+    manifest = read_json(Path(run_dir) / "run.json")
+    experiment = load_experiment(Path(run_dir) / "config.yaml")
+    columns = experiment.data.columns if experiment.data is not None else {}
+    records = _records(inputs, places, manifest["task"], columns)
+    experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))
+    model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
+    trained_on = manifest["backbones"].get(client, manifest["backbone"])
+    if fingerprint != trained_on:
+        raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
+                       f"is {fingerprint[:12]}, the run's {trained_on[:12]}")  # fmt: skip
+    model.install(build_method(experiment.method).layout, experiment.federation.seed)
+    deployed = read_deployment(folder)
+    model.load(deployed.arrays)
+    with model.active(*deployed.slots, mixer=deployed.mixer):
+        return task.predict(model.backbone, records)
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """What `write_client` keeps in full in a client's folder."""
+    path = folder / "deployment.safetensors"
+    arrays, metadata = from_bytes(read_bytes(path), str(path))
+    use = json.loads(metadata["use"])
+    return Deployment(arrays, tuple(use["slots"]), use["mixer"])
+
+
+def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:
+    """The inputs, with befit's names of their fields."""
+    if not len(inputs):
+        raise DataError("there are no inputs to predict from")
+    places = places or [f"input {number}" for number in range(1, len(inputs) + 1)]
+    return gather(lambda one: input_record(one[0], task, columns, one[1]), zip(inputs, places, strict=True))
+
+
+def _client_folder(run_dir: Path, client: str) -> Path:
+    if not (run_dir / "run.json").exists():
+        raise RunError(f"{run_dir} is not a run directory: it has no run.json")
+    manifest = read_json(run_dir / "run.json")
+    newcomers = manifest.get("newcomers", [])
+    known = [*manifest["clients"], *newcomers]
+    if client not in known:
+        raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
+                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")  # fmt: skip
+    folder = run_dir / ("newcomers" if client in newcomers else "clients") / client
+    if not (folder / "deployment.safetensors").exists():
+        row = read_json(folder / "result.json") if (folder / "result.json").exists() else {}
+        if row.get("reason"):
+            raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
+        raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")
+    return folder

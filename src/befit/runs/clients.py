@@ -1,0 +1,205 @@
+"""Which clients take part, with which family's model, and what of an experiment cannot work for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from befit.adapters.layout import ModelShapes
+from befit.core.errors import ConfigError, DataError, ModelError, did_you_mean
+from befit.core.schema import show
+from befit.data.federation import ClientData, Federation
+from befit.protocol.method import Needs
+from befit.tasks.base import Record, record_name
+
+if TYPE_CHECKING:
+    from befit.config.experiment import EvaluateSettings, Experiment
+    from befit.protocol.method import Method
+
+__all__ = [
+    "OWN_MODEL", "check_clients", "check_families", "check_needs", "check_shapes",
+    "family_experiment", "family_settings", "values_of",
+]  # fmt: skip
+
+OWN_MODEL = "model"
+MOST_VALUES = 100
+
+
+def family_settings(
+    experiment: Experiment, clients: Mapping[str, Mapping[str, str]], whole: bool = True
+) -> dict[str, str]:
+    """The family of every client, by the configuration's patterns; "model" for those that none names.
+
+    clients  what is known of each client, by its id
+    whole    these are all clients, of whom every pattern has to fit one
+    Raises ConfigError for a client in two families and for a pattern that fits nobody.
+    """
+    found: dict[str, str] = {}
+    problems: list[str] = []
+    for client, info in clients.items():
+        named = [
+            name
+            for name, family in experiment.families.items()
+            if any(_fits(pattern, client, info) for pattern in family.clients)
+        ]
+        if len(named) > 1:
+            problems.append(f"families: client {client} is in {' and in '.join(named)}")
+        found[client] = named[0] if named else OWN_MODEL
+    for name, family in experiment.families.items() if whole else ():
+        for pattern in family.clients:
+            if not any(_fits(pattern, client, info) for client, info in clients.items()):
+                problems.append(f"families.{name}.clients: {pattern} is no client.{_hint(pattern, clients)}")
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _fits(pattern: str, client: str, info: Mapping[str, str]) -> bool:
+    key, equals, value = pattern.partition("=")
+    return fnmatchcase(info.get(key, ""), value) if equals and key in info else fnmatchcase(client, pattern)
+
+
+def family_experiment(experiment: Experiment, name: str) -> Experiment:
+    """The experiment as one family's clients see it: with their model."""
+    if name == OWN_MODEL:
+        return experiment
+    return replace(experiment, model=experiment.families[name].model, families={})
+
+
+def check_clients(federation: Federation, experiment: Experiment) -> None:
+    """Raise DataError naming every client that could not train, and every client or newcomer that could not be scored,
+    before anything is trained."""
+    if not federation.clients:
+        raise DataError(f"{federation.name} has no clients")
+    split = experiment.evaluate.split
+    problems = [f"client {c.id} has no training examples" for c in federation.clients if not len(c.train)]
+    problems += [
+        f"client {c.id} has no {split} examples to be scored on (evaluate.split)"
+        for c in federation.clients
+        if not len(getattr(c, split))
+    ]
+    if problems:
+        raise DataError(f"{federation.name}: " + "; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
+    cohort, wanted = experiment.federation.cohort, experiment.federation.min_replies
+    refused = []
+    if cohort is not None and cohort > len(federation.clients):
+        refused.append(f"federation.cohort: {cohort} of {len(federation.clients)} clients cannot take part")
+    if isinstance(wanted, int) and wanted > len(federation.clients):
+        refused.append(f"federation.min_replies: {wanted} of {len(federation.clients)} clients cannot reply")
+    if refused:
+        raise ConfigError(refused)
+    arriving = federation.newcomers if experiment.evaluate.newcomers else ()
+    _check_newcomers(federation.name, arriving, split)
+    _check_values(federation, arriving, experiment.evaluate)
+
+
+def _check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> None:
+    """Raise DataError naming every newcomer that could not be scored. One may well have nothing to train on."""
+    problems = [
+        f"newcomer {one.id} has no {split} examples to be scored on (evaluate.split)"
+        for one in newcomers
+        if not len(getattr(one, split))
+    ]
+    if problems:
+        problems = problems[:5] + ["…"] * (len(problems) > 5)
+        raise DataError(f"{name}: {'; '.join(problems)}. evaluate.newcomers: false leaves them out")
+
+
+def _check_values(federation: Federation, newcomers: Sequence[ClientData], settings: EvaluateSettings) -> None:
+    """Raise DataError unless what the records say under `evaluate.by` divides them into groups, before anything is
+    trained."""
+    if (field := settings.by) is None:
+        return
+    found: dict[str, None] = {}
+    for one in (*federation.clients, *newcomers):
+        records, where = getattr(one, settings.split), f"client {one.id}, {settings.split}"
+        found |= dict.fromkeys(values_of(records, field, federation.label_names, where))
+    if len(found) > MOST_VALUES:
+        some = ", ".join(show(value) for value in list(found)[:3])
+        raise DataError(f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
+                        f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
+                        "records share")  # fmt: skip
+
+
+def values_of(records: Sequence[Record], field: str, label_names: Sequence[str], where: str) -> tuple[str, ...]:
+    """What a field of each record says, as text; a class by its name.
+
+    Raises DataError for a record that does not have the field, or has neither text nor a whole number there.
+
+    >>> values_of([{"label": 1}, {"label": 0}], "label", ["cat", "dog"], "client a, test")
+    ('dog', 'cat')
+    """
+    values = []
+    for position, record in enumerate(records):
+        if field not in record:
+            raise DataError(f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
+                            f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}")  # fmt: skip
+        value = record[field]
+        if not isinstance(value, (str, int)) or not str(value).strip() or not str(value).isprintable():
+            raise DataError(f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
+                            f"must be text of one line or a whole number, got {show(value)}")  # fmt: skip
+        is_class = field == "label" and isinstance(value, int) and value < len(label_names)
+        values.append(label_names[int(value)] if is_class else str(value).strip())
+    return tuple(values)
+
+
+def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
+    """Raise ConfigError for newcomers of a family without clients: the server would have nothing for them."""
+    known = {settings[client] for client in clients}
+    alone = [client for client, family in settings.items() if family not in known]
+    if alone:
+        families = ", ".join(sorted({settings[client] for client in alone}))
+        raise ConfigError([f"families: no client has the backbone of {families}, so the server has nothing for "
+                           f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"])  # fmt: skip
+
+
+def check_needs(
+    name: str, method: Method, federation: Federation, families: Mapping[str, str] | None = None
+) -> list[str]:
+    """What the method demands and this federation does not have. `families` is every client's, where they differ."""
+    needs: Needs = method.needs
+    groups: dict[str, int] = {}
+    for client in federation.clients:
+        family = OWN_MODEL if families is None or needs.mixed else families[client.id]
+        groups[family] = groups.get(family, 0) + 1
+    problems = []
+    for family, size in groups.items():
+        if size >= needs.min_clients:
+            continue
+        if len(groups) == 1:
+            problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {size}")
+        else:
+            problems.append(f"method {name} serves each backbone by itself and needs at least {needs.min_clients} "
+                            f"clients of each; the family {family} has {size}")  # fmt: skip
+    for split in needs.splits:
+        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
+            problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
+    if needs.public and not len(federation.public):
+        problems.append(f"method {name} needs public records, and {federation.name} has none")
+    several = len({(families or {}).get(client.id) for client in federation.clients}) > 1
+    if needs.public_mixed and several and not len(federation.public):
+        problems.append(f"method {name} needs public records to let clients of different backbones learn from each "
+                        f"other, and {federation.name} has none; give one backbone to all, or take a method that "
+                        "serves each by itself")  # fmt: skip
+    everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
+    for pattern in needs.named if "limit" not in federation.manifest else ():  # which leaves clients out on purpose
+        if not any(fnmatchcase(client, pattern) for client in everybody):
+            problems.append(f"method {name} has options for {pattern}, which is no client.{_hint(pattern, everybody)}")
+    return problems
+
+
+def check_shapes(label: str, method: Method, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
+    """Why these clients' model cannot have the method's adapters, or not what its options ask for."""
+    try:
+        method.layout.specs(shapes)
+    except ModelError as error:
+        return [f"method {label}: {error}"]
+    return [f"method {label}: {fault}" for fault in method.faults(shapes, clients)]
+
+
+def _hint(pattern: str, clients: Collection[str]) -> str:
+    """The client that may be meant, or who there is."""
+    known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
+    return did_you_mean(pattern, clients) or f" The clients are {known}"

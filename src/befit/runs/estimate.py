@@ -1,0 +1,220 @@
+"""What an experiment will take, from shapes alone: parameters, bytes per round, memory. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from befit.adapters.layout import ModelShapes
+from befit.adapters.model import model_shapes
+from befit.config.experiment import Experiment, run_names
+from befit.core.errors import ConfigError, DataError, ModelError
+from befit.core.values import TensorSpec
+from befit.cost.parameters import count
+from befit.cost.traffic import communication
+from befit.data.federation import Federation
+from befit.models import skeleton
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.runs.clients import check_clients, check_needs, check_shapes, family_experiment, family_settings
+from befit.runs.loading import load_federation, resolve_model, trains_head
+from befit.runs.precheck import precheck, without_effect
+
+__all__ = ["Once", "communication", "estimate"]
+
+Seen = TypeVar("Seen")
+
+
+class Once(Protocol):
+    """Looks at something, unless that has been done."""
+
+    def __call__(self, what: str, look: Callable[[], Seen]) -> Seen: ...
+
+
+def _each_time(what: str, look: Callable[[], Seen]) -> Seen:
+    return look()
+
+
+def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
+    """Everything `befit check` shows. Raises the errors that a run would, before anything is trained.
+
+    Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
+    cohort, a client takes part in some rounds only, and the totals are for one that takes part in all. Where clients
+    have different backbones, `families` has a row for each, and the numbers of clients of the first one are on top;
+    the memory is that of one process that holds all backbones.
+
+    once  gives what was found when something was looked at before, by its name, or looks: for callers with many
+          experiments that differ in their methods alone
+    """
+    experiment = resolve_model(experiment)
+    try:
+        federation = once("data", lambda: load_federation(experiment))
+    except DataError as error:
+        raise _with_the_model(error, experiment) from error
+    check_clients(federation, experiment)
+    runs: list[tuple[str, Method]] = [
+        (label, build_method(config))
+        for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)
+    ]
+    experiment = _with_largest_batch(experiment, [method for _, method in runs])
+    known = {client.id: client.info for client in federation.clients}
+    members = family_settings(experiment, known, whole="limit" not in federation.manifest)
+    if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
+        raise ConfigError(problems)
+    newcomers = {one.id: one.info for one in federation.newcomers} if experiment.evaluate.newcomers else {}
+    arriving = family_settings(experiment, newcomers, whole=False)
+    name = runs[0][0]
+    families: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    shapes: dict[str, ModelShapes] = {}
+    for family in dict.fromkeys(members.values()):
+        own = family_experiment(experiment, family)
+        clients = [client for client in federation.clients if members[client.id] == family]
+        measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
+        row, found, shapes[family] = _of_family(
+            own, replace(federation, clients=tuple(clients)), runs, measured, lambda what, look, family=family: once(
+                f"{what} {family}", look))  # fmt: skip
+        families.append({"family": family, **row})
+        warnings += found
+    if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
+        raise ConfigError(mismatches)
+    first = {key: value for key, value in families[0].items() if key != "family"}
+    memory = {
+        part: (sum if part == "backbone" else max)(one["memory_parts_mib"][part] for one in families)
+        for part in first["memory_parts_mib"]
+    }
+    return {
+        **first,
+        "method": name,
+        "baselines": [other for other, _ in runs[1:]],
+        "clients": len(federation.clients),
+        "cohort": experiment.federation.cohort,
+        "train_examples": sum(len(client.train) for client in federation.clients),
+        "memory_mib": sum(memory.values()),
+        "memory_parts_mib": memory,
+        "families": families if len(families) > 1 else [],
+        "stages": [
+            {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.uplink}
+            for label, one in runs
+            for stage in resolved_stages(one, experiment.federation.rounds, experiment.limit.rounds)
+        ],
+        "warnings": [
+            *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
+            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
+        ],
+    }  # fmt: skip
+
+
+def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
+    """The data's error, with what is wrong with the model too."""
+    if experiment.data is None:
+        return error
+    try:
+        skeleton(experiment.model, experiment.data.task, experiment.data.label_names or ("a", "b"))
+    except ModelError as more:
+        return DataError(f"{error}\n  model.id: {more}")
+    return error
+
+
+def _of_family(
+    experiment: Experiment,
+    federation: Federation,
+    runs: Sequence[tuple[str, Method]],
+    measured: Sequence[str],
+    once: Once,
+) -> tuple[dict[str, Any], list[str], ModelShapes]:
+    """What clients with one backbone take, warnings, and the backbone's shapes.
+
+    measured  these clients and the newcomers with that backbone
+    """
+    backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
+    shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
+    if faults := [fault for label, one in runs for fault in check_shapes(label, one, shapes, measured)]:
+        raise ConfigError(faults)
+    method = runs[0][1]
+    specs = method.layout.specs(shapes)
+    warnings = once("records", lambda: precheck(experiment, federation, backbone))
+    warnings = [*without_effect(experiment, federation.task), *warnings]
+    warnings += dict.fromkeys(warning for _, one in runs for warning in _wide(one, shapes))
+    width = getattr(torch, experiment.wire.dtype).itemsize
+    trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
+    row = {
+        "model": experiment.model.id,
+        "clients": len(federation.clients),
+        "train_examples": sum(len(client.train) for client in federation.clients),
+        "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
+        "adapted_modules": len(shapes.targets),
+        "trainable_parameters": count(trainable),
+        **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
+        "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
+    }
+    return row, warnings, shapes
+
+
+def memory_mib(
+    experiment: Experiment, backbone: nn.Module, specs: Mapping[str, TensorSpec], trainable: Mapping[str, TensorSpec]
+) -> dict[str, float]:
+    """Parts of the memory of one training process, without Python and its libraries (about 500 MiB).
+
+    Activations are a rule of thumb, 34 numbers per token, layer and hidden unit and the attention matrices
+    (Korthikanti et al. 2023, eq. 2), for one batch; a tenth of that with gradient checkpointing.
+    """
+    whole: Any = backbone.config
+    config = whole.get_text_config()  # of the part that adapters sit on, in a model that also sees
+    layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    heads = getattr(config, "num_attention_heads", 0)
+    width = getattr(torch, experiment.model.dtype).itemsize
+    tokens = _tokens(config, experiment.model.max_length)
+    batch = experiment.train.batch_size
+    activations = batch * tokens * layers * (17 * hidden + 2.5 * heads * tokens) * width
+    if experiment.model.gradient_checkpointing:
+        activations /= 10
+    bits = {"none": 8 * width, "int8": 8, "nf4": 4.5}[experiment.model.quantise]
+    return {
+        "backbone": sum(p.numel() for p in backbone.parameters()) * bits / 8 / 2**20,
+        # values, gradients and the copy of the initial values of every slot, and AdamW's two averages
+        "adapters": 4 * (3 * count(specs) + 2 * count(trainable)) / 2**20,
+        "activations": activations / 2**20,
+    }
+
+
+def _tokens(config: Any, max_length: int) -> int:
+    if getattr(config, "image_size", None) and getattr(config, "patch_size", None):
+        return (config.image_size // config.patch_size) ** 2 + 1
+    return min(max_length, getattr(config, "max_position_embeddings", max_length) or max_length)
+
+
+def _wide(method: Method, shapes: ModelShapes) -> list[str]:
+    """A rank above what the narrowest module can use."""
+    if not shapes.targets:
+        return []
+    name, shape = min(shapes.targets.items(), key=lambda one: min(one[1].d_in, one[1].d_out))
+    width = min(shape.d_in, shape.d_out)
+    too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
+    return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
+            "can have"] if too_large else []  # fmt: skip
+
+
+def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
+    """With the largest batch of the run, which may be that of a method's base."""
+    openings = [opening for method in methods if (opening := method.opening()) is not None]
+    largest = max(opening.settings.get("train", {}).get("batch_size", 0) for opening in openings) if openings else 0
+    if largest <= experiment.train.batch_size:
+        return experiment
+    return replace(experiment, train=replace(experiment.train, batch_size=largest))
+
+
+def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
+    warnings = []
+    if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
+        who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
+        warnings.append(f"{who} fewer training examples than train.batch_size "
+                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")  # fmt: skip
+    if experiment.evaluate.split == "val" and experiment.benchmark is not None:
+        warnings.append("evaluate.split is val: the numbers are not test results")
+    return warnings

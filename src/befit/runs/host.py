@@ -1,0 +1,219 @@
+"""What all methods of one experiment share: the data, the task, and one backbone in memory for each family."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from befit.adapters.keys import EVERYTHING
+from befit.adapters.model import AdaptedModel
+from befit.config.experiment import AdapterSettings, Experiment
+from befit.core.errors import DataError
+from befit.core.values import ClientInfo, State
+from befit.data.federation import ClientData, Federation
+from befit.data.long_prompts import left_out_sentence, without_left_out
+from befit.data.stream import Stream
+from befit.protocol.method import Method
+from befit.protocol.per_family import each_family
+from befit.protocol.registry import build_method
+from befit.protocol.site import Backbone, ServerSite, Site
+from befit.runs.clients import (
+    check_clients,
+    check_families,
+    check_needs,
+    check_shapes,
+    family_experiment,
+    family_settings,
+    values_of,
+)
+from befit.runs.loading import drops, load_federation, load_model, resolve_model
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Examples, Task
+
+__all__ = ["Host"]
+
+logger = logging.getLogger(__name__)
+
+
+class Host:
+    """Holds one backbone for each family of clients and any number of methods. `install` makes it ready for one.
+
+    elsewhere  fingerprint of the weights that the clients have on other machines; here are shapes then, and no weights
+    """
+
+    def __init__(
+        self, experiment: Experiment, federation: Federation | None = None, elsewhere: str | None = None
+    ) -> None:
+        self._elsewhere = elsewhere
+        self.experiment = resolve_model(experiment)
+        self.federation = load_federation(experiment) if federation is None else federation
+        arriving = self.federation.newcomers if experiment.evaluate.newcomers else ()
+        check_clients(self.federation, experiment)
+        everybody = {one.id: one.info for one in (*self.federation.clients, *arriving)}
+        settings = family_settings(self.experiment, everybody, whole="limit" not in self.federation.manifest)
+        check_families(settings, [one.id for one in self.federation.clients])
+        loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
+        self.backbones = {one.key: one for one in loaded.values()}
+        self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
+        if drops(self.experiment):
+            self.federation = without_left_out(self.federation, {key: one.task for key, one in self._family.items()})
+            logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
+        self.smallest = self._load_common() or min(
+            self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
+        )
+        for one in self.backbones.values():
+            one.model.shapes = replace(one.model.shapes, last=self.smallest.model.shapes.last)
+        self.infos = tuple(self._info(client) for client in self.federation.clients)
+        self.newcomers = tuple(self._info(client) for client in arriving)
+        self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
+        self._prepared: dict[tuple[str, str, str, str], Examples] = {}
+        self._public: dict[str, Examples] = {}
+        self._streams: dict[str, Stream] = {}
+        self._valued: dict[tuple[str, str], Sequence[str]] = {}
+
+    def _load(self, name: str) -> Backbone:
+        experiment = family_experiment(self.experiment, name)
+        model, task, fingerprint = load_model(
+            experiment, self.federation.task, self.federation.label_names, self._elsewhere
+        )
+        return Backbone(name, fingerprint, model, task)
+
+    def _load_common(self) -> Backbone | None:
+        """The configuration's common model, bare; one that a family has already is not loaded twice."""
+        settings = self.experiment.common_model
+        if settings is None:
+            return None
+        for one in self.backbones.values():
+            if family_experiment(self.experiment, one.name).model == settings:
+                return one
+        bare = AdapterSettings(head=False)
+        experiment = replace(self.experiment, model=settings, families={}, adapter=bare)
+        model, task, fingerprint = load_model(experiment, self.federation.task, self.federation.label_names)
+        return Backbone("common_model", fingerprint, model, task)
+
+    def _info(self, client: ClientData) -> ClientInfo:
+        return ClientInfo(client.id, self._family[client.id].key, len(client.train))
+
+    @property
+    def families(self) -> dict[str, str]:
+        """The name of every client's family, newcomers included."""
+        return {client: one.name for client, one in self._family.items()}
+
+    def backbone_of(self, client: str) -> Backbone:
+        """The backbone of a client. Newcomers that are not measured have that of the first client."""
+        return self._family.get(client, self._first)
+
+    @property
+    def _first(self) -> Backbone:
+        return next(iter(self.backbones.values()))
+
+    @property
+    def model(self) -> AdaptedModel:
+        """The backbone of the first client, which is everybody's where there are no families."""
+        return self._first.model
+
+    @property
+    def task(self) -> Task:
+        return self._first.task
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the backbone; of all of them, where there are several."""
+        if len(self.backbones) == 1:
+            return self._first.fingerprint
+        return hashlib.sha256(" ".join(one.fingerprint for one in self.backbones.values()).encode()).hexdigest()
+
+    def build(self, config: str | Mapping[str, Any]) -> Method:
+        """The method of a configuration block, for all families of clients."""
+        return each_family(build_method(config), len(self.backbones))
+
+    def problems(self, label: str, config: Mapping[str, Any]) -> list[str]:
+        """Why this method cannot run here; nothing where it can."""
+        method = build_method(config)
+        found = check_needs(label, method, self.federation, self.families)
+        for key, one in self.backbones.items():
+            clients = [info.id for info in (*self.infos, *self.newcomers) if info.backbone == key]
+            found += check_shapes(label, method, one.model.shapes, clients)
+        if found:
+            return found
+        shapes = {one.name: one.model.shapes for one in self.backbones.values()}
+        return [f"method {label}: {reason}" for reason in method.mismatches(shapes)]
+
+    def install(self, method: Method) -> ServerSite:
+        """Put the method's slots on every backbone; returns the server's site."""
+        starts: dict[str, State] = {}
+        for key, one in self.backbones.items():
+            if self._elsewhere is not None:  # nobody runs the model here, so its slots need no memory
+                starts[key] = method.layout.initial(one.model.shapes, self.experiment.federation.seed)
+                continue
+            one.model.install(method.layout, self.experiment.federation.seed)
+            one.model.reset()
+            starts[key] = one.model.dump(EVERYTHING)
+        return self.server_site(starts)
+
+    def server_site(self, starts: Mapping[str, State] | None = None) -> ServerSite:
+        """The server's site; initial adapters by backbone are those of the installed slots unless given."""
+        if starts is None:
+            for one in self.backbones.values():
+                one.model.reset()
+            starts = {key: one.model.dump(EVERYTHING) for key, one in self.backbones.items()}
+        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.smallest)
+
+    def site(self, info: ClientInfo) -> Site:
+        own, smallest = self._family[info.id], self.smallest
+        return Site(
+            info,
+            own.model,
+            own.task,
+            self.experiment.train,
+            lambda split: self.examples(info.id, split),
+            smallest=smallest,
+            small_examples=lambda split: self.examples(info.id, split, smallest),
+            public=lambda: self.public(own.key),
+            stream=self._stream(info.id),
+            values=lambda split: self._values(info.id, split),
+            others=lambda split: {
+                one.id: self.examples(one.id, split, own) for one in self.federation.clients if one.id != info.id
+            },
+        )
+
+    def _stream(self, client: str) -> Stream | None:
+        settings = self.experiment.stream
+        if settings.kind == "none":
+            return None
+        if client not in self._streams:
+            self._streams[client] = Stream.of(client, self._data[client].train, settings.kind, settings.sampling)
+        return self._streams[client]
+
+    def examples(self, client: str, split: str, backbone: Backbone | None = None) -> Examples:
+        """A client's split in the terms of its own backbone, or of another; prepared once."""
+        backbone = backbone or self.backbone_of(client)
+        key = backbone.name, backbone.key, client, split
+        if key not in self._prepared:
+            try:
+                self._prepared[key] = backbone.task.prepare(getattr(self._data[client], split))
+            except DataError as error:
+                raise DataError(f"client {client}, {split}: {error}") from error
+        return self._prepared[key]
+
+    def _values(self, client: str, split: str) -> Sequence[str]:
+        """What `evaluate.by` says of each example; read once."""
+        if (field := self.experiment.evaluate.by) is None:
+            return ()
+        if (client, split) not in self._valued:
+            records, names = getattr(self._data[client], split), self.federation.label_names
+            self._valued[client, split] = values_of(records, field, names, f"client {client}, {split}")
+        return self._valued[client, split]
+
+    def public(self, key: str) -> Examples:
+        """The federation's public records in the terms of one backbone, by its key; prepared once."""
+        if key not in self._public:
+            try:
+                self._public[key] = self.backbones[key].task.prepare(self.federation.public)
+            except DataError as error:
+                raise DataError(f"public records: {error}") from error
+        return self._public[key]

@@ -1,0 +1,94 @@
+"""Writes what a run does into its directory, and tells whoever watches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from befit.core.values import Cost, Failure, Score, Tick, Update
+from befit.protocol.engine import Checkpoint, Memories
+from befit.runs.directory import RunDirectory
+from befit.runs.outbound import Outbound
+
+__all__ = ["Observer", "RunJournal"]
+
+_LOG = logging.getLogger(__name__)
+Observer = Callable[[dict[str, Any]], None]
+
+
+class RunJournal:
+    """The journal of one method in one directory.
+
+    metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
+
+    committed  called with every checkpoint, once it is durable
+    """
+
+    def __init__(
+        self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
+        committed: Callable[[Checkpoint, Outbound], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._committed = committed
+        self._directory, self._store, self._name, self._observer = directory, store, name, observer
+        self._bytes_up = self._bytes_down = 0
+        self._point, self.outbound = directory.restore(store)
+        for line in directory.read("ledger"):
+            if line["purpose"] == "train":
+                self._bytes_up += line["bytes_up"]
+                self._bytes_down += line["bytes_down"]
+
+    @property
+    def spool(self) -> Path:
+        return self._directory.path / "state" / "spool"
+
+    def resume(self) -> Checkpoint | None:
+        return self._point
+
+    def trained(self, at: Tick, update: Update) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": update.client.id}
+        report = dict(update.report)
+        if "loss" in report:
+            line = {"loss": report.pop("loss"), "steps": int(report.pop("steps", 0))}
+            self._directory.log("metrics", {"kind": "train", **where, **line})
+        for name, value in report.items():
+            self._directory.log("metrics", {"kind": "diagnostic", **where, "name": name, "value": value})
+        self._spent(where, "train", update.cost)
+        self._bytes_up += update.cost.bytes_up
+        self._bytes_down += update.cost.bytes_down
+
+    def scored(self, at: Tick, score: Score) -> None:
+        where = {"stage": at.stage, "round": at.last, "client": score.client}
+        for name, value in score.metrics.items():
+            self._directory.log("metrics", {
+                "kind": "score", **where, "split": score.split, "metric": name, "value": value,
+                "examples": score.examples,
+            })  # fmt: skip
+        self._spent(where, "score", score.cost)
+
+    def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
+        self._directory.log("ledger", {
+            **where, "purpose": purpose, "bytes_up": cost.bytes_up, "bytes_down": cost.bytes_down,
+            "seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib,
+        })  # fmt: skip
+
+    def failed(self, failure: Failure) -> None:
+        _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
+                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")  # fmt: skip
+        where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
+        self._spent(where, "failed", failure.cost)
+        self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
+        self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
+
+    def event(self, event: dict[str, Any]) -> None:
+        if self._observer is not None:
+            counted = event["kind"] in ("run_started", "round")  # a run that goes on does not start from nothing
+            sums = {"bytes_up": self._bytes_up, "bytes_down": self._bytes_down} if counted else {}
+            self._observer({**event, "run": self._name, **sums})
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        if force or self._directory.due():
+            self._directory.commit(point, self._store, self.outbound)
+            if self._committed is not None:
+                self._committed(point, self.outbound)

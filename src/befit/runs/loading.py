@@ -1,0 +1,114 @@
+"""From a configuration to what it names: the clients' data, and a backbone with its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from befit.adapters.model import AdaptedModel
+from befit.config.experiment import Experiment, FamilySettings
+from befit.core.errors import ConfigError
+from befit.data.federation import Federation
+from befit.data.limit import limited
+from befit.models import load_backbone, load_shapes
+from befit.runs.clients import family_settings
+from befit.tasks import GENERATIVE, make_task
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
+
+__all__ = ["drops", "load_federation", "load_model", "resolve_model", "trains_head"]
+
+
+def load_model(
+    experiment: Experiment, task: str, label_names: Sequence[str], elsewhere: str | None = None
+) -> tuple[AdaptedModel, Task, str]:
+    """The backbone with places for adapters, the task, and the backbone's fingerprint.
+
+    elsewhere  as for `Host`: the backbone's shapes, on the meta device, with this fingerprint
+    """
+    experiment = resolve_model(experiment)
+    settings, adapter = experiment.model, experiment.adapter
+    if elsewhere is None:
+        backbone = load_backbone(settings, task, label_names, experiment.federation.seed)
+    else:
+        backbone = load_shapes(settings, task, label_names, elsewhere)
+    evaluate = experiment.evaluate
+    made = make_task(
+        task,
+        backbone.processor,
+        label_names,
+        max_length=settings.max_length,
+        prompt=settings.prompt,
+        long_prompts=settings.long_prompts,
+        generate=evaluate.generate,
+        max_new_tokens=evaluate.max_new_tokens,
+        metrics=evaluate.metrics or (),
+    )
+    model = AdaptedModel(
+        backbone.model,
+        adapter.targets,
+        head=trains_head(experiment, task),
+        dropout=adapter.dropout,
+    )
+    return model, made, backbone.fingerprint
+
+
+def drops(experiment: Experiment) -> bool:
+    """Whether a model's settings leave records out of training."""
+    models = (experiment.model, *(family.model for family in experiment.families.values()))
+    return any(one.long_prompts == "drop" for one in models)
+
+
+def trains_head(experiment: Experiment, task: str) -> bool:
+    """Whether slots carry the task head: as configured, or for all tasks that have one."""
+    head = experiment.adapter.head
+    return head if isinstance(head, bool) else task not in GENERATIVE
+
+
+def load_federation(experiment: Experiment) -> Federation:
+    """The benchmark or the user's files that the configuration names, as much of them as it wants."""
+    federation = _whole_federation(experiment)
+    everybody = {one.id: one.info for one in (*federation.clients, *federation.newcomers)}
+    return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
+
+
+def _whole_federation(experiment: Experiment) -> Federation:
+    if experiment.benchmark is not None:
+        from befit.data.registry import build
+
+        settings = experiment.benchmark
+        return build(settings.name, settings.version, settings.arguments)
+    from befit.data.files.load import load_files
+
+    assert experiment.data is not None
+    data = experiment.data
+    return load_files(
+        data.clients,
+        task=data.task,
+        columns=data.columns,
+        label_names=data.label_names,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        seed=experiment.federation.seed,
+        newcomers=data.newcomers,
+        public=data.public,
+        by=experiment.evaluate.by,
+    )
+
+
+def resolve_model(experiment: Experiment) -> Experiment:
+    """Fill in the benchmark's own model, and those of its families, where the configuration names none."""
+    if experiment.model.id:
+        return experiment
+    if experiment.benchmark is None:
+        raise ConfigError(["model.id: is needed with your own data: a directory, a hub id or a model that ships"])
+    from befit.data.registry import get
+
+    known, own = get(experiment.benchmark.name), experiment.families
+    families = own or {
+        pattern.partition("=")[2]: FamilySettings([pattern], replace(experiment.model, id=id_))
+        for pattern, id_ in known.families.items()
+    }
+    return replace(experiment, model=replace(experiment.model, id=known.default_model), families=families)

@@ -1,0 +1,158 @@
+"""All clients in this process, one after the other, on one backbone."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from befit.core.errors import RunError
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
+from befit.protocol.method import Deployment, Method
+from befit.protocol.serve import deployment, score, serve
+from befit.protocol.site import Site
+from befit.protocol.store import ClientStore
+from befit.runs.outbound import Outbound
+
+if TYPE_CHECKING:
+    from befit.runs.host import Host
+
+__all__ = ["LocalEngine"]
+
+Reply = TypeVar("Reply", Update, Score)
+_PEAK, _PEAK_AT = 0.0, float("-inf")
+
+
+class LocalEngine:
+    """Calls the clients' kernel directly.
+
+    sites            makes the site of a client
+    wire             dtype of floating-point arrays on the wire; bytes are counted in it
+    serialise        turn every payload into bytes and back, as a network would
+    eval_batch_size  examples per forward pass when scoring
+    rounds           the configuration's, for stages that do not say their own
+    others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
+    """
+
+    span = 1
+
+    def __init__(
+        self,
+        method: Method,
+        infos: Sequence[ClientInfo],
+        sites: Callable[[ClientInfo], Site],
+        store: ClientStore,
+        outbound: Outbound,
+        wire: torch.dtype = torch.float32,
+        serialise: bool = False,
+        eval_batch_size: int = 256,
+        rounds: int = 1,
+        others: str = "never",
+    ) -> None:
+        self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
+        self.outbound = outbound
+        self._wire, self._serialise = wire, serialise
+        self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
+
+    @classmethod
+    def of(cls, host: Host, method: Method, store: ClientStore, outbound: Outbound) -> LocalEngine:
+        """The engine that the host's configuration describes, for a method that the host has installed."""
+        experiment = host.experiment
+        return cls(
+            method,
+            host.infos,
+            host.site,
+            store,
+            outbound,
+            wire=getattr(torch, experiment.wire.dtype),
+            serialise=experiment.engine.serialise,
+            eval_batch_size=experiment.evaluate.batch_size,
+            rounds=experiment.federation.rounds,
+            others=experiment.evaluate.others,
+        )
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return list(self._infos.values())
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for client, request in requests.items():
+            yield self._attempt(client, request, at, self._update)
+
+    def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+        for client, request in requests.items():
+            yield self._attempt(client, request, at, partial(self._score, split=split))
+
+    def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
+        """The client's model as it would be used now; it stays on this side of the wire."""
+        site, received = self._sites(self._infos[client]), self._decode(self._encode(request))
+        return deployment(self._method, site, self._store, received, at, self._rounds)
+
+    def _attempt(self, client: str, request: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
+        """Deliver a request. What goes wrong at the client becomes a Failure; what goes wrong here is raised."""
+        start = time.perf_counter()
+        sent = self._encode(request)
+        try:
+            return act(client, sent, at, start)
+        except (RunError, MemoryError):
+            raise
+        except Exception as error:
+            self.outbound.numbers(client, at.stage, {"failure": str(error)})
+            cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+            text = "".join(traceback.format_exception(error))
+            return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
+
+    def _update(self, client: str, sent: Payload, at: Tick, start: float) -> Update:
+        site = self._sites(self._infos[client])
+        reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
+        report = dict(site.report)
+        self.outbound.payload(client, at.stage, reply)
+        self.outbound.numbers(client, f"{at.stage} report", report)
+        cost = Cost(payload_bytes(reply), payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        return Update(self._infos[client], self._decode(reply), report, cost)
+
+    def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
+        site = self._sites(self._infos[client])
+        received = self._decode(sent)
+        found = score(
+            self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
+        )
+        self.outbound.numbers(client, f"score {split}", {**found.metrics, "examples": found.examples})
+        cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        return replace(found, cost=cost)
+
+    def _encode(self, payload: Payload) -> Payload:
+        encoded = cast(payload, self._wire)
+        if not self._serialise:
+            return encoded
+        arrays, metadata = from_bytes(to_bytes(encoded.arrays, {"scalars": json.dumps(encoded.scalars)}))
+        return Payload(arrays, json.loads(metadata["scalars"]))
+
+    def _decode(self, payload: Payload) -> Payload:
+        return cast(payload, torch.float32)
+
+
+def peak_memory_mib() -> float:
+    """The most memory that this process has held so far; on a GPU, the most that was allocated there.
+
+    Asked of the system at most once a second, since on some that takes longer than a training step's arithmetic.
+    """
+    global _PEAK, _PEAK_AT
+    if (now := time.monotonic()) - _PEAK_AT >= 1:
+        _PEAK, _PEAK_AT = max(_PEAK, _system_peak_mib()), now
+    return _PEAK
+
+
+def _system_peak_mib() -> float:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,183 @@
+"""Newcomers: clients that took no part in training, measured when a run is over.
+
+Each is given what the server has by then: first it uses the download as it is, then it runs the method's personal
+stages as any client would, from their first to their last. Where the method has an arrival, a newcomer goes through
+that before its download, and sends what it declares; the run's own memory, and so everybody else, has nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from befit.core.errors import BefitError
+from befit.core.storage import read_json, write_json
+from befit.core.values import ClientInfo, Failure, Payload, Tick
+from befit.protocol.federate import final_download
+from befit.protocol.method import Method
+from befit.protocol.stage import Stage
+from befit.protocol.store import ClientStore
+from befit.runs.artifacts import taken_away, write_client
+from befit.runs.journal import Observer
+from befit.runs.local import LocalEngine
+from befit.runs.outbound import Outbound
+from befit.runs.results import spread
+
+if TYPE_CHECKING:
+    from befit.runs.host import Host
+
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["arrive", "measure_newcomers", "newcomer_engine"]
+
+
+def measure_newcomers(
+    host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], path: Path,
+    observer: Observer | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What each newcomer of the host gets out of a finished run, and its adapter in `path/newcomers/<id>`.
+
+    server  the server's final memory
+    stages  the method's, with every number of rounds filled in
+    ->  clients (per newcomer: the metrics at the end; the headline before any stage of its own, `download`, and of the
+        backbone without adapters, `backbone`; bytes, seconds, diagnostics; `reason` where it has no model; `unchanged`
+        where all metrics are the backbone's), summary, failures
+
+    Every newcomer's result is written when it is known, and is not made again by a resumed run.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for done, info in enumerate(host.newcomers, start=1):
+        file = path / "newcomers" / info.id / "result.json"
+        if not file.exists():
+            write_json(file, _measure(host, method, label, server, stages, file.parent, info))
+        rows[info.id] = read_json(file)
+        if observer:
+            observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
+    metric = host.task.metric
+    summary = {
+        **spread({client: row[metric] for client, row in rows.items()}),
+        **{name: spread({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")},
+        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
+    }
+    failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]
+    return {"clients": rows, "summary": summary, "failures": failures}
+
+
+def _measure(
+    host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], folder: Path, info: ClientInfo
+) -> dict[str, Any]:  # fmt: skip
+    """One newcomer from its first contact to its adapter."""
+    experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
+    engine = newcomer_engine(host, method, info)
+    last = stages[-1].rounds or 1
+    at = Tick(stages[-1].name, last, last, experiment.federation.seed)
+    row: dict[str, Any] = {
+        metric: None, "download": None, "backbone": None, "unchanged": False,
+        "examples": len(host.examples(info.id, experiment.evaluate.split)),
+        "train_examples": info.num_examples, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "diagnostics": {},
+        "adapter": None, "reason": "", "failures": [],
+    }  # fmt: skip
+    personal = [stage for stage in stages if not stage.uplink]
+    bare = _backbone(host, info)
+    row["backbone"] = bare[metric]
+    request: dict[str, Payload] = {}
+    welcome = arrive(engine, host, method, server, info, row)
+    if isinstance(welcome, Failure):
+        found = welcome
+    else:
+        request = {info.id: final_download(method, welcome, info, at)}
+        (found,) = engine.score(request, at, experiment.evaluate.split)
+        if not isinstance(found, Failure):
+            row["download"] = found.metrics[metric]
+        if not personal:
+            row["bytes_down"] += found.cost.bytes_down
+        else:
+            failure = _personalise(engine, personal, welcome, info, at, row)
+            if failure is None:
+                (found,) = engine.score(request, at, experiment.evaluate.split)
+            else:
+                found = failure
+    if method.arrival() is not None:
+        write_json(folder / "outbound.json", engine.outbound.as_dict())
+    if isinstance(found, Failure):
+        row["reason"] = found.reason
+        if found.kind != "NotTrained":  # which is what the method says, and no mishap
+            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, found.stage, found.kind, found.reason)
+            row["failures"] += [
+                {"stage": found.stage, "round": found.round, "kind": found.kind, "reason": found.reason}
+            ]
+        return row
+    row |= {**found.metrics, "unchanged": dict(found.metrics) == bare}
+    write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
+    row["adapter"] = f"newcomers/{info.id}/{taken_away(folder)}"
+    return row
+
+
+def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine:
+    """One newcomer by itself, with no memory yet."""
+    experiment = host.experiment
+    return LocalEngine(
+        method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
+        serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
+        rounds=experiment.federation.rounds,
+    )  # fmt: skip
+
+
+def arrive(
+    engine: LocalEngine, host: Host, method: Method, server: Payload, info: ClientInfo, row: dict[str, Any]
+) -> Payload | Failure:
+    """The server's memory as it is for this newcomer, after what the method has it send first; `server` where that is
+    nothing. Adds the cost to the row.
+    """
+    if (stage := method.arrival()) is None:
+        return server
+    at = Tick(stage.name, 1, 1, host.experiment.federation.seed)
+    (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)
+    row["bytes_down"] += reply.cost.bytes_down
+    row["seconds"] += reply.cost.seconds
+    if isinstance(reply, Failure):
+        return reply
+    row["bytes_up"] += reply.cost.bytes_up
+    try:
+        return stage.exchange.aggregate(server, [reply], host.server_site(), at)
+    except BefitError as error:
+        return Failure(info.id, stage.name, 1, type(error).__name__, str(error), cost=reply.cost)
+
+
+def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
+    """The metrics of the newcomer's backbone without adapters."""
+    site, evaluate = host.site(info), host.experiment.evaluate
+    site.model.reset()
+    with site.model.active():
+        return site.task.evaluate(
+            site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device,
+            site.values(evaluate.split),
+        )  # fmt: skip
+
+
+def _personalise(
+    engine: LocalEngine, stages: Sequence[Stage], server: Payload, info: ClientInfo, at: Tick, row: dict[str, Any]
+) -> Failure | None:
+    """All personal stages from the server's final memory. Adds what they cost and say to the row."""
+    for stage in stages:
+        rounds = stage.rounds or 0
+        for number in range(1, rounds + 1):
+            now = replace(at, stage=stage.name, round=number, rounds=rounds)
+            (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, now)}, now)
+            row["bytes_down"] += reply.cost.bytes_down
+            row["seconds"] += reply.cost.seconds
+            if isinstance(reply, Failure):
+                return reply
+            row["bytes_up"] += reply.cost.bytes_up
+            row["diagnostics"] |= _diagnostics(reply.report)
+    return None
+
+
+def _diagnostics(report: Mapping[str, float]) -> dict[str, float]:
+    """What the method reports beside the loss; as `RunJournal.trained` divides them."""
+    return {name: value for name, value in report.items() if "loss" not in report or name not in ("loss", "steps")}

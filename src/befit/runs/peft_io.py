@@ -1,0 +1,251 @@
+"""Adapters as standard PEFT checkpoints, and back.
+
+A deployment of one or several slots becomes one LoRA adapter; a task head goes into `modules_to_save`. Weights that
+depend on the input cannot be folded: then the checkpoint holds the client's own slot, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from befit.adapters.forms import LORA
+from befit.adapters.keys import join, slot_of, split
+from befit.adapters.layout import Slot
+from befit.adapters.mixers import Weights, constant_weights, meetings
+from befit.adapters.model import AdaptedModel
+from befit.core.errors import ModelError, PayloadMismatch
+from befit.core.storage import atomic_write, read_bytes, read_json, write_json
+from befit.core.values import State
+from befit.core.wire import from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from befit.protocol.method import Deployment
+
+__all__ = ["read_adapter", "write_adapter"]
+
+_TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
+_PREFIX = "base_model.model."
+
+
+def write_adapter(
+    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = "",
+    label_names: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
+
+    base  name or path of the backbone, as it is written into the checkpoint
+    note  a sentence for the README
+    label_names  of a classification task, in the order of the logits, for the README
+    Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
+    """
+    import peft
+
+    arrays, slots = deployed.arrays, deployed.slots
+    weights = constant_weights(deployed.mixer, model.layout, slots, arrays)
+    if weights is None:
+        slots, weights = (slots[-1],), lambda layer: (1.0,)
+        mixed = ", ".join(deployed.slots)
+        apart = len(meetings(deployed.mixer, deployed.slots)) > 1
+        how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"
+        note += (
+            f" The deployed model {how} the slots {mixed}, which no PEFT adapter can hold: this checkpoint is the slot "
+            f"{slots[0]!r} alone. `befit predict` uses the whole."
+        )
+    tensors, slot = _fold(arrays, slots, weights, model)
+    biases = _biases(arrays, slots, weights, model, slot.scale)
+    if biases:
+        note += (
+            " It has biases beside its low-rank updates (lora_bias), which PEFT applies but merges only into modules "
+            "that have a bias of their own."
+        )
+    weights_A = {name: f"{_PREFIX}{model.paths[name]}.lora_A.weight" for name in model.shapes.targets}
+    ranks = {name: len(tensors[key]) for name, key in weights_A.items() if key in tensors}
+    if not ranks:
+        raise ModelError(f"not writing {folder}: no module has a rank, and PEFT holds no adapter without one")
+    other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
+    heads = _saved_modules(arrays, slots, model)
+    tensors = {**_head_tensors(heads, model), **tensors, **biases}
+    _check_worth_writing(tensors, folder)
+    alpha = slot.alpha
+    config = peft.LoraConfig(
+        # PEFT looks for a classifier in every checkpoint that says "SEQ_CLS", also where none was trained.
+        task_type=_TASK_TYPES.get(task) if heads or task == "causal-lm" else None,
+        inference_mode=True,
+        r=slot.rank,
+        use_rslora=slot.rslora,
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=[model.paths[name] for name in ranks],
+        modules_to_save=heads or None,
+        fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
+        lora_dropout=0.0,
+        bias="none",
+        lora_bias=bool(biases),
+        rank_pattern=other,
+        alpha_pattern={path: rank * alpha / slot.rank for path, rank in other.items()},  # the same scale everywhere
+    )
+    config.base_model_name_or_path = base
+    write_json(folder / "adapter_config.json", _plain(config.to_dict()))
+    atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
+    atomic_write(folder / "README.md", _card(base, note, task, label_names).encode())
+
+
+def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel) -> tuple[State, Slot]:
+    """One LoRA adapter from slots with weights w: `B = [w_1 s_1 B_1, w_2 s_2 B_2, …] / s`, `A` stacked, for the scale s
+    of the result. Slots with one and the same A add up in B.
+
+    What holds no low-rank adapter becomes one by its form: a dense slot one of full rank.
+    """
+    slots = [model.layout.slot(name) for name in names]
+    pairs = {
+        name: [slot.form.low_rank(_arrays_of(arrays, slot, name)) for slot in slots] for name in model.shapes.targets
+    }
+    rank = max(1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values()))
+    folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
+    tensors: State = {}
+    for name, factors in pairs.items():
+        if not sum(len(A) for _, A in factors):
+            continue  # a module without ranks has no adapter
+        sums: dict[int, tuple[Tensor, Tensor]] = {}
+        for slot, weight, (B, A) in zip(slots, weights(name), factors, strict=True):
+            B = B * (weight * (slot.scale / folded.scale))
+            sums[id(A)] = (sums[id(A)][0] + B if id(A) in sums else B, A)
+        path = _PREFIX + model.paths[name]
+        tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in sums.values()], 0)
+        tensors[f"{path}.lora_B.weight"] = torch.cat([B for B, _ in sums.values()], 1)
+    for name in model.shapes.heads:
+        path, base = _PREFIX + model.paths[name], model.layers[name].base
+        for part in ("weight", "bias"):
+            found = [(join(slot, name, part), weight) for slot, weight in zip(names, weights(name), strict=True)]
+            changes = [weight * arrays[key] for key, weight in found if key in arrays]
+            if changes:
+                tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
+    return tensors, folded
+
+
+def _biases(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel, scale: float) -> State:
+    """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
+    tensors: State = {}
+    found = False
+    for name in model.shapes.targets:
+        total = torch.zeros(model.shapes.targets[name].d_out)
+        for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
+            offset = slot.form.offset(_arrays_of(arrays, slot, name))
+            if offset is not None:
+                found, total = True, total + weight * slot.scale / scale * offset
+        tensors[f"{_PREFIX}{model.paths[name]}.lora_B.bias"] = total
+    return tensors if found else {}
+
+
+def _arrays_of(arrays: State, slot: Slot, name: str) -> State:
+    """The arrays of a slot at a module, by factor, with those of the slot that it builds on."""
+    found: State = {}
+    for holder in (slot.form.basis, slot.name):
+        prefix = join(holder, name, "")
+        found |= {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+    return found
+
+
+def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
+    """The children of the model that hold a trained head. PEFT saves a child whole: it takes no parts of one."""
+    trained = {split(key)[1] for key in arrays if slot_of(key) in slots}
+    return sorted({model.paths[name].split(".")[0] for name in model.shapes.heads if name in trained})
+
+
+def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
+    """Everything in these children as the backbone has it, by PEFT's names."""
+    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in model.shapes.heads}
+    tensors: State = {}
+    for head in heads:
+        for path, tensor in model.backbone.get_submodule(head).state_dict(prefix=f"{head}.").items():
+            for inside, outside in wrapped.items():
+                path = outside + path.removeprefix(inside) if path.startswith(inside) else path
+            tensors[_PREFIX + path] = tensor.detach().cpu()
+    return tensors
+
+
+def _check_worth_writing(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"not writing {folder}: {name} holds numbers that are not finite")
+
+
+def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
+    """The arrays of one slot from a PEFT LoRA checkpoint made for this model's targets, rank and alpha.
+
+    Raises PayloadMismatch naming what differs.
+    """
+    config: dict[str, Any] = read_json(folder / "adapter_config.json")
+    wanted = model.layout.slot(slot)
+    for field, mine in (("r", wanted.rank), ("lora_alpha", wanted.alpha), ("use_rslora", wanted.rslora)):
+        if config.get(field, mine) != mine:
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, slot {slot!r} has {mine}")
+    for field in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(field):
+            raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
+    tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
+    state: State = {}
+    for name in model.shapes.targets:
+        path = _PREFIX + model.paths[name]
+        for part in ("A", "B"):
+            state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder)
+    for name, shape in model.shapes.heads.items() if wanted.head else ():
+        path, base = _PREFIX + model.paths[name], model.layers[name].base
+        for part in ("weight", "bias") if shape.bias else ("weight",):
+            value = _take(tensors, f"{path}.{part}", folder)
+            state[join(slot, name, part)] = value.float() - getattr(base, part).detach().cpu().float()
+    for name, value in _head_tensors(_saved_modules(state, (slot,), model), model).items():
+        if name in tensors and torch.equal(tensors[name], value):
+            del tensors[name]  # the part of a head that no slot changes
+    if tensors:
+        raise PayloadMismatch(f"{folder}: {len(tensors)} arrays have no place in the model, first {min(tensors)!r}")
+    return state
+
+
+def _take(tensors: State, name: str, folder: Path) -> Tensor:
+    if name not in tensors:
+        raise PayloadMismatch(f"{folder} has no {name}; its targets differ from this model's")
+    return tensors.pop(name)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """GPT-2's Conv1D keeps its weight as (d_in, d_out)."""
+    return hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types only: sets become sorted lists, enumerations their values."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
+
+
+_LOADERS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "vqa": "AutoModelForImageTextToText",
+}
+
+
+def _card(base: str, note: str, task: str, label_names: Sequence[str]) -> str:
+    loader = _LOADERS.get(task, "AutoModel")
+    labels = {index: name for index, name in enumerate(label_names)}
+    more = (
+        f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={labels!r},\n" if labels else ""
+    )
+    return (
+        f"---\nlibrary_name: peft\nbase_model: {json.dumps(base)}\ntags:\n- lora\n- befit\n---\n\n"
+        f"# LoRA adapter\n\n{note.strip()}\n\n"
+        f"```python\nfrom peft import PeftModel\nfrom transformers import {loader}\n\n"
+        f"base = {loader}.from_pretrained({json.dumps(base)}{more})\n"
+        'model = PeftModel.from_pretrained(base, "this folder").eval()\n```\n\n'
+        "The name of the base model is the one of the machine that trained the adapter; give your own path or hub id.\n"
+    )

@@ -1,0 +1,295 @@
+"""Clients spread over several processes of this machine, each with a backbone of its own.
+
+Every worker runs the local engine for its share of the clients: the one with number i has clients i, i + N, … So a
+client's memory lives in one process, and numbers do not depend on how many there are. Frames between the processes
+are safetensors with a JSON header; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from befit.config.experiment import Experiment, load_experiment, to_dict
+from befit.core.errors import RunError
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.core.wire import cast, from_bytes, to_bytes
+from befit.protocol.method import Deployment
+from befit.protocol.per_family import join, part
+from befit.protocol.store import ClientStore
+from befit.runs.outbound import Outbound
+
+__all__ = ["PoolEngine", "PoolStore"]
+
+_ABOUT = "about"
+
+
+class PoolEngine:
+    """An engine and the owner of its workers; use it in a `with`.
+
+    state  folder for the clients' files; every worker has one of its own in it
+    """
+
+    span = 1
+
+    def __init__(
+        self, experiment: Experiment, method: Mapping[str, Any], infos: Sequence[ClientInfo], state: Path, workers: int
+    ) -> None:
+        self._infos = {info.id: info for info in infos}
+        self._wire = getattr(torch, experiment.wire.dtype)
+        self.outbound = Outbound()
+        setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
+        self._workers = [_Worker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
+        self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
+        try:
+            self._check_clients(infos)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _check_clients(self, infos: Sequence[ClientInfo]) -> None:
+        """Raise RunError unless every worker makes the same clients of the configuration."""
+        for worker in self._workers:
+            worker.send({"do": "hello"}, {})
+        answers = [worker.receive()[0]["clients"] for worker in self._workers]
+        if any(answer != [asdict(info) for info in infos] for answer in answers):
+            raise RunError("worker processes make other clients of the configuration than this one has: data that is "
+                           "handed over in memory needs engine.workers: 1")  # fmt: skip
+
+    def __enter__(self) -> PoolEngine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return list(self._infos.values())
+
+    def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        for client, header, arrays in self._spread("exchange", requests, at, {}):
+            if header["kind"] == "failure":
+                yield self._failure(header["failure"])
+                continue
+            update = Update(
+                self._infos[client], Payload(arrays, header["scalars"]), header["report"], Cost(**header["cost"])
+            )
+            self.outbound.payload(client, at.stage, cast(update.payload, self._wire))
+            self.outbound.numbers(client, f"{at.stage} report", update.report)
+            yield update
+
+    def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
+        for client, header, _ in self._spread("score", requests, at, {"split": split}):
+            if header["kind"] == "failure":
+                yield self._failure(header["failure"])
+                continue
+            self.outbound.numbers(client, f"score {split}", {**header["metrics"], "examples": header["examples"]})
+            yield Score(client, split, header["examples"], header["metrics"], Cost(**header["cost"]))
+
+    def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
+        """The client's model as it would be used now."""
+        ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
+        others = {
+            name: Deployment(part(Payload(arrays), name).arrays, tuple(one["slots"]), one["mixer"])
+            for name, one in header["others"].items()
+        }
+        own = {key: value for key, value in arrays.items() if "@" not in key}
+        about = part(Payload(arrays), _ABOUT).arrays
+        return Deployment(own, tuple(header["slots"]), header["mixer"], others, about)
+
+    def _failure(self, fields: dict[str, Any]) -> Failure:
+        failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
+        self.outbound.numbers(failure.client, failure.stage, {"failure": failure.reason})
+        return failure
+
+    def store(self) -> PoolStore:
+        return PoolStore(self._workers)
+
+    def _spread(
+        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
+    ) -> Iterator[tuple[str, dict[str, Any], dict[str, torch.Tensor]]]:
+        """Keep every worker busy with one client at a time; yields answers as they come."""
+        queues = {worker: deque[str]() for worker in self._workers}
+        for client in requests:
+            queues[self._home[client]].append(client)
+
+        def send(worker: _Worker) -> None:
+            client = queues[worker].popleft()
+            request = requests[client]
+            header = {"do": do, "client": client, "at": asdict(at), "scalars": request.scalars, **extra}
+            worker.send(header, request.arrays)
+            busy[worker.connection] = (worker, client)
+
+        busy: dict[Connection, tuple[_Worker, str]] = {}
+        for worker in self._workers:
+            if queues[worker]:
+                send(worker)
+        while busy:
+            for connection in wait(list(busy)):
+                worker, client = busy.pop(connection)  # type: ignore[arg-type]
+                header, arrays = worker.receive()
+                if queues[worker]:
+                    send(worker)
+                yield client, header, arrays
+
+
+class PoolStore:
+    """The workers' stores as one, for checkpoints; see `befit.protocol.store.ClientStore`."""
+
+    def __init__(self, workers: Sequence[_Worker]) -> None:
+        self._workers = workers
+
+    def commit(self) -> dict[str, str]:
+        return {client: name for answer in self._ask({"do": "commit"}) for client, name in answer["files"].items()}
+
+    def settle(self) -> None:
+        self._ask({"do": "settle"})
+
+    def restore(self, files: Mapping[str, str], serial: int) -> None:
+        self._ask({"do": "restore", "files": dict(files), "serial": serial})
+
+    @property
+    def serial(self) -> int:
+        return max(answer["serial"] for answer in self._ask({"do": "serial"}))
+
+    def _ask(self, header: dict[str, Any]) -> list[dict[str, Any]]:
+        for worker in self._workers:
+            worker.send(header, {})
+        return [worker.receive()[0] for worker in self._workers]
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "befit.runs.pool", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.send(dict(setup), {})
+
+    def send(self, header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> None:
+        try:
+            self.connection.send_bytes(_frame(header, arrays))
+        except OSError as error:
+            raise self._lost() from error
+
+    def receive(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        try:
+            header, arrays = _unframe(self.connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        if header.get("kind") == "error":
+            raise RunError(f"a worker process failed: {header['reason']}")
+        return header, arrays
+
+    def _lost(self) -> RunError:
+        code = self._process.poll()
+        return RunError(f"a worker process ended (exit status {code}); the run can be resumed with --resume")
+
+    def stop(self) -> None:
+        self.connection.close()  # at the end of its input a worker leaves by itself
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _frame(header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> bytes:
+    return to_bytes(arrays, {"header": json.dumps(header)})
+
+
+def _unframe(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    arrays, metadata = from_bytes(data, "a frame between processes")
+    return json.loads(metadata["header"]), arrays
+
+
+def work(connection: Connection) -> None:
+    """A worker's life: build the host, then answer frames until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
+    from befit.runs.host import Host
+    from befit.runs.local import LocalEngine
+
+    try:
+        setup, _ = _unframe(connection.recv_bytes())
+        torch.set_num_threads(setup["threads"])
+        experiment = load_experiment(setup["experiment"])
+        host = Host(experiment)
+        method = host.build(setup["method"])
+        host.install(method)
+        store = ClientStore(Path(setup["state"]), experiment.engine.store == "memory")
+        engine = LocalEngine.of(host, method, store, Outbound())
+    except Exception as error:
+        connection.recv_bytes()  # the first question, which this answers
+        connection.send_bytes(_frame({"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}))
+        return
+    while True:
+        try:
+            header, arrays = _unframe(connection.recv_bytes())
+        except (EOFError, ConnectionError):  # the parent is gone, or done
+            return
+        try:
+            answer, sent = _answer(engine, store, header, arrays)
+        except Exception as error:
+            answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}
+        try:
+            connection.send_bytes(_frame(answer, sent))
+        except ConnectionError:
+            return
+
+
+def _answer(
+    engine: Any, store: ClientStore, header: Mapping[str, Any], arrays: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    do = header["do"]
+    if do == "hello":
+        return {"clients": [asdict(info) for info in engine.clients()]}, {}
+    if do == "commit":
+        return {"files": store.commit()}, {}
+    if do == "settle":
+        store.settle()
+        return {}, {}
+    if do == "restore":
+        mine = {client: name for client, name in header["files"].items() if store.has(name)}
+        store.restore(mine, header["serial"])
+        return {}, {}
+    if do == "serial":
+        return {"serial": store.serial}, {}
+    client, at = header["client"], Tick(**header["at"])
+    request = Payload(arrays, header["scalars"])
+    if do == "deployment":
+        deployed = engine.deployment(client, request, at)
+        others = {name: {"slots": list(one.slots), "mixer": one.mixer} for name, one in deployed.others.items()}
+        # Copies: others can hold the same tensors, and a message holds every tensor once.
+        copies = {
+            name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
+        }
+        copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
+        marked = join({name: Payload(arrays) for name, arrays in copies.items()})
+        header = {"slots": list(deployed.slots), "mixer": deployed.mixer, "others": others}
+        return header, {**deployed.arrays, **marked.arrays}
+    replies = engine.exchange({client: request}, at) if do == "exchange" else None
+    (reply,) = replies or engine.score({client: request}, at, header["split"])
+    if isinstance(reply, Failure):
+        return {"kind": "failure", "failure": asdict(reply)}, {}
+    if isinstance(reply, Score):
+        return {"kind": "score", "metrics": dict(reply.metrics), "examples": reply.examples,
+                "cost": asdict(reply.cost)}, {}  # fmt: skip
+    return {"kind": "update", "scalars": reply.payload.scalars, "report": reply.report,
+            "cost": asdict(reply.cost)}, reply.payload.arrays  # fmt: skip
+
+
+if __name__ == "__main__":
+    work(Connection(int(sys.argv[1])))

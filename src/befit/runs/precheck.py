@@ -1,0 +1,75 @@
+"""What would stop a run before its first step, as far as it can be told without reading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from befit.config.experiment import Experiment
+from befit.core.errors import DataError
+from befit.data.federation import Federation
+from befit.data.long_prompts import left_out_sentence, without_left_out
+from befit.models.backbone import check_quantisation, load_processor, pick_device
+from befit.models.source import find_model, is_hub_id
+from befit.tasks import GENERATIVE, make_task
+
+__all__ = ["precheck", "without_effect"]
+
+
+def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -> list[str]:
+    """Raise what loading the model and preparing the records would raise; return what a person should know.
+
+    model  the skeleton
+
+    Looks whether weights are there (not on the hub, where that would download them), loads the tokenizer or image
+    processor, and tokenises texts. Images are not opened, weights not read.
+    """
+    settings, task = experiment.model, federation.task
+    check_quantisation(settings)
+    pick_device(settings.device)
+    directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
+    processor, _ = load_processor(task, directory, model, found)
+    made = make_task(
+        task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
+        generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
+        long_prompts=settings.long_prompts,
+    )  # fmt: skip
+    if task == "image-classification":
+        return []
+    warnings: list[str] = []
+    if settings.long_prompts == "drop":
+        federation = without_left_out(federation, {client.id: made for client in federation.clients})
+        warnings.append(left_out_sentence(federation.manifest["left_out"]))
+    from befit.tasks.vqa import VQA
+
+    limit = getattr(processor, "tokenizer", processor).model_max_length
+    if settings.max_length > limit:
+        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts "
+                        f"are cut there")  # fmt: skip
+    look = made.read if isinstance(made, VQA) else made.prepare  # tokens alone; no image is opened
+    problems = []
+    for client in federation.clients:
+        for split in ("train", experiment.evaluate.split):
+            try:
+                look(getattr(client, split))
+            except DataError as error:
+                problems.append(f"client {client.id}, {split}: {error}")
+    if problems:
+        raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
+    return warnings
+
+
+def without_effect(experiment: Experiment, task: str) -> list[str]:
+    """Settings of methods that mean nothing for the task."""
+    blocks: Sequence[tuple[str, dict[str, Any]]] = [
+        ("method", experiment.method),
+        *((f"baselines.{index}", block) for index, block in enumerate(experiment.baselines)),
+    ]
+    return [
+        f"{path}.token_reduction: sum is for {', '.join(GENERATIVE)} and has no effect on {task}, which has one term "
+        "per example"
+        for path, block in blocks
+        if task not in GENERATIVE and block.get("token_reduction") == "sum"
+    ]

@@ -1,0 +1,144 @@
+"""From the logs of finished runs to `results.json`: per client, in summary, over rounds, and against the baselines."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from befit.runs.directory import read_lines
+from befit.runs.over_time import a_auc, a_last
+
+__all__ = ["against_baselines", "method_results"]
+
+
+def method_results(
+    path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
+    last: tuple[str, int], federated: Collection[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Results of one method's run directory.
+
+    curve_stages  the stages whose rounds count on the curve, in order: a later one of a single round, such as a merge,
+                  replaces the last point
+    last          the last stage and its last round: a client without a score there has none, whatever it had before
+    federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
+    ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
+
+    `summary.over_time` has A_last and A_AUC (FedMosaic specification, section 6): the last value and the mean over all
+    scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
+    (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
+    that failed.
+    """
+    metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
+    rows: dict[str, dict[str, Any]] = {
+        client: {metric: None, "examples": 0, "train_examples": train_examples[client], "updates": 0, "bytes_up": 0,
+                 "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
+        for client in clients
+    }  # fmt: skip
+    for line in metrics:
+        if line["kind"] == "score" and (line["stage"], line["round"]) == last:
+            rows[line["client"]][line["metric"]] = line["value"]
+            rows[line["client"]]["examples"] = line["examples"]
+        elif line["kind"] == "diagnostic":
+            rows[line["client"]]["diagnostics"][line["name"]] = line["value"]
+    seconds, peak = 0.0, 0.0
+    for line in ledger:
+        row = rows[line["client"]]
+        peak = max(peak, line["peak_memory_mib"])
+        if line["purpose"] in ("train", "failed"):
+            row["updates"] += line["purpose"] == "train" and line["stage"] in federated
+            row["bytes_up"] += line["bytes_up"]
+            row["bytes_down"] += line["bytes_down"]
+            row["seconds"] += line["seconds"]
+            seconds += line["seconds"]
+        else:
+            row["bytes_scoring"] += line["bytes_up"] + line["bytes_down"]
+    failures = [
+        {**{key: line[key] for key in ("client", "stage", "round", "reason")}, "kind": line["error"]}
+        for line in metrics
+        if line["kind"] == "failure"
+    ]
+    summary = {
+        **spread({client: row[metric] for client, row in rows.items()}),
+        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "bytes_scoring")},
+        "seconds": seconds,
+        "peak_memory_mib": peak,
+    }
+    curve, others = (_curve(metrics, ledger, name, curve_stages) for name in (metric, "others"))
+    summary["over_time"] = {
+        f"{name}_{which}": value([point["mean"] for point in points])
+        for name, points in (("self", curve), ("others", others))
+        for which, value in (("last", a_last), ("auc", a_auc))
+        if points
+    }
+    return {
+        "clients": rows,
+        "summary": summary,
+        "curve": curve,
+        "failures": failures,
+    }
+
+
+def spread(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """Mean, standard deviation over clients (ddof 1; 0 for one client) and the worst client; None without any value."""
+    known = {client: value for client, value in values.items() if value is not None}
+    if not known:
+        return {"scored": 0, "mean": None, "std": None, "worst": None}
+    worst = min(known, key=lambda client: (known[client], client))
+    return {
+        "scored": len(known),
+        "mean": statistics.fmean(known.values()),
+        "std": statistics.stdev(known.values()) if len(known) > 1 else 0.0,
+        "worst": {"client": worst, "value": known[worst]},
+    }
+
+
+def _curve(
+    metrics: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], metric: str, stages: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Mean, least and most over clients at every scored round, with the bytes sent in all until then."""
+    main = stages[0]
+    order = [line["stage"] for line in ledger if line["purpose"] == "train"]
+    bytes_at: dict[tuple[str, int], tuple[int, int]] = {}
+    up = down = 0
+    for line in ledger:
+        if line["purpose"] == "train":
+            up, down = up + line["bytes_up"], down + line["bytes_down"]
+            bytes_at[line["stage"], line["round"]] = up, down
+    scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in metrics:
+        if line["kind"] == "score" and line["metric"] == metric and line["value"] is not None:
+            scores[line["stage"], line["round"]].append(line["value"])
+    last = max((round_ for stage, round_ in bytes_at if stage == main), default=0)
+    points: dict[int, dict[str, Any]] = {}
+    for (stage, round_), values in scores.items():
+        if stage not in stages or stage not in order:
+            continue
+        at = round_ if stage == main else last
+        sent_up, sent_down = bytes_at.get((stage, round_), (up, down))
+        points[at] = {"round": at, "mean": statistics.fmean(values), "min": min(values), "max": max(values),
+                      "bytes_up": sent_up, "bytes_down": sent_down}  # fmt: skip
+    return [points[at] for at in sorted(points)]
+
+
+def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
+    """Add to each client its baselines and gains, and to the summary who gained over training alone.
+
+    `gain` is over the best baseline of that client, `gain_over_local` over the baseline called "local"; higher is
+    better in every metric of ours.
+    """
+    for client, row in results["clients"].items():
+        others = {name: other["clients"][client][metric] for name, other in baselines.items()}
+        row["baselines"] = others
+        known = [value for value in others.values() if value is not None]
+        if row[metric] is None or not known:
+            continue
+        row["gain"] = row[metric] - max(known)
+        if others.get("local") is not None:
+            row["gain_over_local"] = row[metric] - others["local"]
+    compared = {c: row["gain_over_local"] for c, row in results["clients"].items() if "gain_over_local" in row}
+    results["summary"]["gained"] = [client for client, gain in compared.items() if gain > 0]
+    results["summary"]["not_gained"] = [client for client, gain in compared.items() if gain <= 0]
+    results["baselines"] = {name: other["summary"] for name, other in baselines.items()}

@@ -1,0 +1,377 @@
+"""Runs as a person asks for them: a configuration in, a directory with adapters, numbers and a report out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from befit.config.experiment import (
+    CheckpointSettings,
+    EngineSettings,
+    Experiment,
+    ReportSettings,
+    load_experiment,
+    run_names,
+    to_dict,
+)
+from befit.core.errors import ConfigError, RunError
+from befit.core.metrics import group_keys
+from befit.core.storage import read_json, write_json
+from befit.core.values import Payload, Tick
+from befit.data.federation import ClientData
+from befit.data.limit import limit_sentence
+from befit.protocol.engine import Engine, Memories
+from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
+from befit.protocol.guard import Guard
+from befit.protocol.method import Method
+from befit.protocol.stage import Stage
+from befit.protocol.store import ClientStore
+from befit.runs.artifacts import export, predict, taken_away, write_client
+from befit.runs.clients import family_experiment
+from befit.runs.directory import RunDirectory
+from befit.runs.groups import Rows, budget_metrics, by_budget, by_group, by_record
+from befit.runs.host import Host
+from befit.runs.journal import Observer, RunJournal
+from befit.runs.loading import resolve_model
+from befit.runs.local import LocalEngine
+from befit.runs.newcomers import measure_newcomers
+from befit.runs.outbound import Outbound
+from befit.runs.pool import PoolEngine
+from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
+from befit.runs.results import against_baselines, method_results
+from befit.runs.shared_stages import forget_openings, opening_key, share_opening, shared_openings
+from befit.runs.trackers import check_trackers, tracked
+
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["Run", "check", "export", "predict", "run", "shared"]
+
+
+class Remote(Engine, Protocol):
+    """An engine whose clients are elsewhere. Their adapters are written where they are.
+
+    export  has every client write its adapter; returns the clients that could not, with the reason
+    """
+
+    outbound: Outbound
+
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]: ...
+
+
+Engines = Callable[[str, Mapping[str, Any]], tuple[Remote, Memories]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its directory, and the content of its results.json."""
+
+    path: Path
+    results: dict[str, Any]
+
+
+def run(
+    config: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    host: Host | None = None,
+    engines: Engines | None = None,
+    openings: Path | None = None,
+) -> Run:
+    """Federate, personalise, export and report.
+
+    config    an experiment, its fields as a mapping, or the path of a YAML file
+    out       the run directory; default runs/<name>, or the first of runs/<name>-2, … that is free
+    resume    go on where `out` was interrupted, with bit-identical numbers; a finished run comes back as it is
+    observer  called with an event (a dict with a "kind") whenever something happened
+    host      the loaded experiment, for callers that run one more than once
+    engines   makes the engine for one method, by its label and block, where clients are not on this machine
+    openings  a folder: stages that other runs begin with too are taken from there, or left there; see
+              `befit.runs.shared_stages`. Methods of this run that begin alike share their stages without it
+
+    Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
+    NotEnoughReplies when too many clients failed.
+    """
+    experiment = resolve_model(load_experiment(config))
+    check_trackers(experiment.trackers)
+    if experiment.engine.kind != "local" and engines is None:
+        raise ConfigError([f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
+                           "makes what Flower runs; engine.kind=local does the same run on this machine"])  # fmt: skip
+    path = free_directory(experiment.name) if out is None else Path(out)
+    check_directory(path, experiment, resume)
+    if resume and (path / "report.html").exists():
+        return Run(path, read_json(path / "results.json"))
+    name, *labels = run_names(experiment)
+    configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
+    if host is None:
+        host = Host(experiment)
+    elif shared(host.experiment) != shared(experiment):
+        raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
+                           "engine may differ"])  # fmt: skip
+    host.experiment = experiment
+    if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
+        raise ConfigError(problems)
+    from befit.report import write_report
+
+    with (
+        locked(path), threads(pick_threads(host)),
+        tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
+    ):  # fmt: skip
+        identify(path, host)
+        write_json(path / "env.json", environment(host))
+        alike = shared_openings(opening_key(experiment, block) for block in configs.values())
+        folder = openings or (path / "openings" if alike else None)
+        baselines = {
+            label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
+            for label in labels
+        }
+        results = run_method(host, configs[name], name, path, observer, engines, folder)
+        write_results(path, host, name, results, baselines)
+        forget_openings(path / "openings", alike)
+        write_report(path, plots=experiment.report.plots)
+    return Run(path, read_json(path / "results.json"))
+
+
+def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]:
+    """Resolve an experiment without training it: parameters, bytes per round, memory; see `befit.runs.estimate`."""
+    from befit.runs.estimate import estimate
+
+    return estimate(load_experiment(config))
+
+
+def run_method(
+    host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None,
+    engines: Engines | None = None, openings: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
+    done = path / "method.json"
+    if done.exists():
+        results = read_json(done)
+        if observer:  # by an earlier process, but whoever shows this one's progress should count it
+            observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
+            observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
+        return results
+    experiment, method = host.experiment, host.build(config)
+    for remark in method.remarks(experiment.train):
+        _LOG.warning("%s", remark)
+    server_site = host.install(method)
+    directory = RunDirectory(path, experiment.checkpoint.every_s)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(directory.close)
+        if engines is None:
+            engine, store = make_engine(host, method, config, directory, cleanup)
+        else:
+            engine, store = engines(label, config)
+        committed = None
+        if openings is not None and isinstance(store, ClientStore):
+            committed = share_opening(openings, host, method, config, directory, store, server_site)
+        journal = RunJournal(directory, store, label, observer, committed)
+        engine.outbound = journal.outbound
+        for info in host.infos if journal.resume() is None else ():
+            journal.outbound.hello(info)
+        schedule = schedule_of(experiment)
+        stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
+        listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
+        journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
+        server = federate(method, engine, server_site, schedule, journal)
+        at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
+        downloads = {info.id: final_download(method, server, info, at) for info in host.infos}
+        if isinstance(engine, (LocalEngine, PoolEngine)):
+            missing = export_clients(path, host, label, engine, downloads, at)
+        else:
+            missing = engine.export(downloads, at)
+        newcomers: dict[str, Any] = {}
+        if engines is None and host.newcomers:
+            newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
+    clients = [info.id for info in host.infos]
+    examples = {info.id: info.num_examples for info in host.infos}
+    last = (stages[-1].name, stages[-1].rounds or 0)
+    federated = {stage.name for stage in stages if stage.uplink} or {stage.name for stage in stages}
+    results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
+    for client, row in results["clients"].items():
+        if client in missing:
+            row["adapter"] = None
+        elif engines is None:
+            row["adapter"] = f"clients/{client}/{taken_away(path / 'clients' / client)}"
+    results["failures"] += [
+        {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
+        for client, error in missing.items()
+    ]
+    results["failures"] += newcomers.pop("failures", [])
+    results["cost"] = relative_costs(host, method)
+    if newcomers:
+        results["newcomers"] = newcomers
+    write_json(path / "outbound.json", journal.outbound.as_dict())
+    write_json(done, results)
+    journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
+    return results
+
+
+def relative_costs(host: Host, method: Method) -> dict[str, Any]:
+    """By family, what `befit cost` says of a step of the method on its backbone; see `befit.cost.compare`.
+
+    Nothing where backbones are quantised: their packed weights do not say how many parameters they stand for.
+    """
+    from befit.cost.compare import relative_cost
+
+    if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
+        return {}
+    return {
+        one.name: relative_cost(method, one.model.shapes, one.parameters, host.smallest.parameters)
+        for one in host.backbones.values()
+    }
+
+
+def export_clients(
+    path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
+) -> dict[str, Exception]:
+    """Write every client's adapter. A client that has none, or a broken one, is returned with the reason."""
+    missing: dict[str, Exception] = {}
+    for client, request in requests.items():
+        try:
+            deployed = engine.deployment(client, request, at)
+            write_client(path / "clients" / client, deployed, host, label, client)
+        except RunError:
+            raise
+        except Exception as error:
+            _LOG.warning("client %s gets no adapter: %s", client, error)
+            missing[client] = error
+    return missing
+
+
+def make_engine(
+    host: Host, method: Method, config: Mapping[str, Any], directory: RunDirectory, cleanup: contextlib.ExitStack
+) -> tuple[LocalEngine | PoolEngine, Memories]:
+    """One process or several, as the configuration says, and where the clients' memories are."""
+    settings = host.experiment.engine
+    workers = min(settings.workers, len(host.infos))
+    if workers == 1:
+        store = directory.store(settings.store == "memory")
+        return LocalEngine.of(host, method, store, Outbound()), store
+    pool = cleanup.enter_context(
+        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
+    )
+    return pool, pool.store()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """This many threads for torch, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def pick_threads(host: Host) -> int:
+    """As configured; else one thread for a small backbone, whose operations are too short to share, and torch's choice.
+
+    A second thread gains nothing below some ten million parameters, and costs much on a machine that is busy.
+    """
+    wanted, cores = host.experiment.engine.threads, os.cpu_count() or 1
+    if wanted is not None:
+        if wanted > cores:
+            raise ConfigError([f"engine.threads: {wanted} are more than the {cores} cores of this machine"])
+        return wanted
+    return 1 if host.model.is_small else torch.get_num_threads()
+
+
+def schedule_of(experiment: Experiment) -> Schedule:
+    federation, evaluate, guard = experiment.federation, experiment.evaluate, experiment.guard
+    return Schedule(
+        rounds=federation.rounds,
+        seed=federation.seed,
+        cohort=federation.cohort,
+        min_replies=federation.min_replies,
+        evaluate_every=evaluate.every,
+        split=evaluate.split,
+        guard=Guard(guard.max_norm_ratio, guard.max_bytes),
+        spool_bytes=experiment.engine.spool_mib * 2**20,
+        most_rounds=experiment.limit.rounds,
+    )
+
+
+def _curve_stages(stages: Sequence[Stage]) -> list[str]:
+    """The stage whose rounds are the curve's, then those after it: the federated one, or the first of all."""
+    federated = [index for index, stage in enumerate(stages) if stage.uplink]
+    return [stage.name for stage in stages[federated[0] if federated else 0 :]]
+
+
+def write_results(
+    path: Path, host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]]
+) -> None:
+    """results.json of the whole run: the method, compared with its baselines."""
+    metric, families = host.task.metric, host.families
+    for client, row in results["clients"].items() if len(host.backbones) > 1 else ():
+        row["family"] = families[client]
+    against_baselines(results, baselines, metric)
+    add_groups(host, name, results, baselines, host.federation.clients)
+    if "newcomers" in results:
+        arrived = {label: other["newcomers"] for label, other in baselines.items() if "newcomers" in other}
+        against_baselines(results["newcomers"], arrived, metric)
+        add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
+    curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
+    head = {
+        "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,
+        "model": ", ".join({family_experiment(host.experiment, one).model.id: 0 for one in families.values()}),
+        "seed": host.experiment.federation.seed,
+        "data": f"{host.federation.name} {host.federation.version}".strip(),
+        "partition": host.federation.manifest.get("partition", {}), "metric": metric,
+        "split": host.experiment.evaluate.split, "higher_is_better": True,
+    }  # fmt: skip
+    if "left_out" in host.federation.manifest:
+        head["left_out"] = host.federation.manifest["left_out"]
+    limit = asdict(host.experiment.limit)
+    if limit_sentence(limit) is not None:  # reports then say first that the numbers mean nothing
+        head["limit"] = limit
+    curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
+    costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
+    failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
+    write_json(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
+
+
+def add_groups(
+    host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]],
+    clients: Sequence[ClientData],
+) -> None:  # fmt: skip
+    """What is known of each client, and all runs compared by it."""
+    infos = {client.id: dict(client.info) for client in clients if client.id in results["clients"]}
+    for client, info in infos.items():
+        if info:
+            results["clients"][client]["info"] = info
+    runs = {**{label: other["clients"] for label, other in baselines.items()}, name: results["clients"]}
+    evaluate = host.experiment.evaluate
+    metrics, wins = evaluate.metrics or [host.task.metric], evaluate.wins
+
+    def grouped(rows: Mapping[str, Rows], key: str, measured: Sequence[str]) -> dict[str, Any]:
+        if key == evaluate.by:
+            return {**by_record(rows, key, measured, wins), "of": "examples"}
+        return by_group(rows, infos, key, measured, wins)
+
+    of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
+    found = {key: grouped(runs, key, metrics) for key in dict.fromkeys([*group_keys(infos), *of_examples])}
+    if groups := {key: one for key, one in found.items() if one["groups"]}:
+        results["groups"] = groups
+        settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
+        ranks = {label: one.get("rank") for label, one in settings}
+        measured = budget_metrics([*runs.values()], metrics)
+        for budget, there in by_budget(runs, ranks, measured).items():
+            for key in groups:
+                results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, measured)
+
+
+def shared(experiment: Experiment) -> Experiment:
+    """What a host depends on; the rest may change from run to run."""
+    plain = resolve_model(experiment)
+    return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings(),
+                   report=ReportSettings(), trackers=[])  # fmt: skip

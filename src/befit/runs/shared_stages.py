@@ -1,0 +1,188 @@
+"""Runs that begin with the same stages do them once: what those stages come to is kept in a folder, and taken from it.
+
+A run takes it by starting as one that was interrupted right after those stages. It ends with the same bytes in its
+adapters and metrics as one that did all of them itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import Experiment
+from befit.core.errors import PayloadMismatch, RunError
+from befit.core.storage import read_bytes, read_json, write_json
+from befit.core.values import Payload
+from befit.protocol.engine import Checkpoint
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.protocol.site import ServerSite
+from befit.protocol.store import ClientStore, read_payload, write_payload
+from befit.runs.directory import LOGS, RunDirectory
+from befit.runs.host import Host
+from befit.runs.outbound import Outbound
+from befit.runs.provenance import settings_hash, stands_on
+
+__all__ = ["forget_openings", "opening_key", "share_opening", "shared_openings"]
+
+_LOG = logging.getLogger(__name__)
+_ABOUT = "opening.json"
+
+
+def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
+    """Hash of all that decides what the opening of a method's plan comes to; None for a plan that has none.
+
+    None also where scores of the whole method are taken during those stages: those are not the opening's.
+    """
+    method = build_method(block)
+    if (opening := method.opening()) is None:
+        return None
+    if experiment.evaluate.every and not any(stage.uplink for stage in method.plan()[opening.stages :]):
+        return None
+    blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
+    return settings_hash(replace(experiment, method=dict(opening.block), baselines=[], **blocks))
+
+
+def shared_openings(keys: Iterable[str | None]) -> set[str]:
+    """The keys that come more than once."""
+    return {key for key, count in Counter(keys).items() if key is not None and count > 1}
+
+
+def share_opening(
+    folder: Path, host: Host, method: Method, block: Mapping[str, Any], directory: RunDirectory, store: ClientStore,
+    site: ServerSite,
+) -> Callable[[Checkpoint, Outbound], None] | None:  # fmt: skip
+    """Let a run that has not begun start behind its opening, if `folder` has that.
+
+    Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
+    """
+    opening, key = method.opening(), opening_key(host.experiment, block)
+    if opening is None or key is None:
+        return None
+    limits = host.experiment.federation.rounds, host.experiment.limit.rounds
+    last = opening.stages - 1
+    shared = _Shared(
+        folder / key, host, method, opening.own, (last, resolved_stages(method, *limits)[last].rounds or 0)
+    )
+    shared.begin(directory, store, site)
+    return lambda point, outbound: shared.keep(point, directory, store, outbound)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One opening, and the folder where runs leave it, or find it."""
+
+    path: Path
+    host: Host
+    method: Method
+    own: Callable[[Payload], Payload]
+    end: tuple[int, int]
+
+    def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
+        """Put what is in the folder into the directory of a run that has not begun, as its first checkpoint.
+
+        What is damaged, or of other data or weights, is thrown away: this run then does its opening itself.
+        """
+        if directory.begun or not self.path.exists():
+            return
+        directory.restore(store)  # removes what a crash left before the first checkpoint
+        try:
+            self._verify()
+            outbound = Outbound(read_json(self.path / "outbound.json"))
+            _copy_logs(self.path, directory.path)
+            for info in self.host.infos:
+                if (path := self._client(self.path, info.id)).exists():
+                    mine = self.own(self.method.client_init(self.host.site(info)))
+                    store.save(info.id, _joined(mine, read_payload(path)))
+            server = _joined(self.own(self.method.server_init(site)), read_payload(self.path / "server.safetensors"))
+        except (OSError, RunError, PayloadMismatch) as problem:
+            _LOG.warning("%s is not used, and made again: %s", self.path, problem)
+            shutil.rmtree(self.path, ignore_errors=True)
+            directory.restore(store)
+            return
+        directory.commit(Checkpoint(*self.end, server), store, outbound)
+
+    def keep(self, point: Checkpoint, directory: RunDirectory, store: ClientStore, outbound: Outbound) -> None:
+        """Called with every checkpoint: put what the opening has come to into the folder.
+
+        A folder that cannot be written costs the others their time, and this run nothing.
+        """
+        if (point.stage, point.round) != self.end or self.path.exists():
+            return
+        if any(line["kind"] == "failure" for line in directory.read("metrics")):
+            return  # of a client, maybe for want of memory: another run should try for itself
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
+        try:
+            _copy_logs(directory.path, draft)
+            write_payload(draft / "server.safetensors", _other(point.server, self.own))
+            for info in self.host.infos:
+                if (memory := store.load(info.id)) is not None:
+                    write_payload(self._client(draft, info.id), _other(memory, self.own))
+            write_json(draft / "outbound.json", outbound.saved())
+            write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
+            with contextlib.suppress(OSError):  # another run was first
+                draft.rename(self.path)
+        except (OSError, RunError) as problem:
+            _LOG.warning("other runs have to train the same base again, since it cannot be kept: %s", problem)
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def _verify(self) -> None:
+        """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
+        about, found = read_json(self.path / _ABOUT), _hashes(self.path)
+        if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
+            raise RunError(f"{_ABOUT} is damaged")
+        if about.get("on") != stands_on(self.host):
+            raise RunError("it is of other data, clients or weights")
+        if different := sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name)):
+            raise RunError(f"{different[0]} is missing, new or damaged")
+
+    @staticmethod
+    def _client(folder: Path, client: str) -> Path:
+        return folder / "clients" / f"{client}.safetensors"
+
+
+def forget_openings(folder: Path, keys: Iterable[str]) -> None:
+    """Remove these, and the folder if nothing else is in it."""
+    for key in keys:
+        for path in (folder / key, *folder.glob(f".{key}.*")):
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file but the one that lists them, by its path in the folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(read_bytes(path)).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _ABOUT
+    }
+
+
+def _copy_logs(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in LOGS:
+        shutil.copyfile(source / name, target / name)
+
+
+def _other(memory: Payload, own: Callable[[Payload], Payload]) -> Payload:
+    """A memory without a method's own part."""
+    mine = own(memory)
+    return Payload(
+        {key: value for key, value in memory.arrays.items() if key not in mine.arrays},
+        {key: value for key, value in memory.scalars.items() if key not in mine.scalars},
+    )
+
+
+def _joined(one: Payload, other: Payload) -> Payload:
+    return Payload({**other.arrays, **one.arrays}, {**other.scalars, **one.scalars})

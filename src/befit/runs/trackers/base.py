@@ -1,0 +1,71 @@
+"""What a tracker is, which ones there are, and whether their libraries are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from befit.core.errors import ConfigError
+
+__all__ = ["EXTRAS", "Tracker", "check_trackers", "make_tracker"]
+
+EXTRAS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # its name is that of library and extra
+
+
+class Tracker(Protocol):
+    """One run in a tracker."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers of one round, by a path such as federate/test/accuracy."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, and everything is written."""
+        ...
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ConfigError for trackers whose library is not installed, all at once."""
+    problems = [
+        f'trackers: {name} is not installed; pip install "befit[{name}]", or take it out of trackers'
+        for name, library in EXTRAS.items()
+        if name in names and find_spec(library) is None
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def make_tracker(name: str, run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
+    """Open a run.
+
+    run         the method or baseline
+    experiment  the experiment's name
+    config      the resolved configuration
+    folder      of this run's files, for trackers that keep theirs there
+    """
+    return MAKERS[name](run, experiment, config, folder)
+
+
+def _tensorboard(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
+    from befit.runs.trackers.boards import TensorBoard
+
+    return TensorBoard(run, experiment, config, folder)
+
+
+def _wandb(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
+    from befit.runs.trackers.boards import WeightsAndBiases
+
+    return WeightsAndBiases(run, experiment, config, folder)
+
+
+def _mlflow(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
+    from befit.runs.trackers.boards import MLflow
+
+    return MLflow(run, experiment, config, folder)
+
+
+MAKERS: Mapping[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
+    "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow,
+}  # fmt: skip

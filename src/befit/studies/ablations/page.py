@@ -1,0 +1,111 @@
+"""What an ablation leaves in its directory: ablation.json, .csv, .md, and a self-contained .html with the plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from befit.core.storage import atomic_write, finite, write_json
+from befit.core.yamlfile import write_yaml
+from befit.report.ablation_figures import Figure
+from befit.report.ablation_plots import draw_figure
+from befit.report.comparison import run_title
+from befit.report.markdown import escape, flat, markdown_table
+from befit.report.numbers import count_text, plain
+from befit.report.page import environment
+
+if TYPE_CHECKING:
+    from befit.studies.ablations.base import Titled
+
+__all__ = ["write_ablation"]
+
+
+def write_ablation(
+    path: Path, results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]
+) -> None:  # fmt: skip
+    """Write all four files, each whole or not at all. Raises RunError for a directory that cannot be written."""
+    write_json(path / "ablation.json", dict(results))
+    atomic_write(path / "ablation.csv", rows_as_csv(results["rows"]).encode())
+    atomic_write(path / "ablation.md", render_markdown(results, tables).encode())
+    atomic_write(path / "ablation.html", render_page(results, tables, figures).encode())
+
+
+def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """All rows, one column for every name that any of them has; empty where a row has none, or null.
+
+    A text that a spreadsheet would take for a formula is preceded by an apostrophe: clients' names come from outside.
+    """
+    headers = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(headers)
+    for row in finite(list(rows)):
+        writer.writerow([_cell(row.get(name)) for name in headers])
+    return buffer.getvalue()
+
+
+def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+    first, *rest = results["findings"]["sentences"]
+    parts = [f"# {escape(plain(results['title']))}: {escape(plain(results['name']))}", f"**{escape(first)}**",
+             escape(" ".join(rest)), "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results))]  # fmt: skip
+    for one in tables:
+        parts += [f"## {escape(one.title)}", markdown_table(one.table), escape(one.note)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_page(results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]) -> str:
+    """The page. Everything from outside is escaped by the template engine; only the SVG is not, whose serialiser has
+    escaped the names inside."""
+    plots = [draw_figure(figure, number, results) for number, figure in enumerate(figures)]
+    first, *rest = results["findings"]["sentences"]
+    return (
+        environment()
+        .get_template("ablation.html.j2")
+        .render(
+            title=plain(results["title"]),
+            name=plain(results["name"]),
+            method=run_title(results["method"]),
+            lead=first,
+            sentences=rest,
+            plots=[(plot.title, Markup(plot.svg), plot.note) for plot in plots],
+            tables=[one for one in tables if not one.detail],
+            details=[one for one in tables if one.detail],
+            facts=_facts(results),
+            about=results["about"],
+            environment=flat(results["environment"]),
+            config="\n".join(map(plain, write_yaml(results["config"]).splitlines())),
+        )
+    )
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = results["rows"]
+    clients = {(row["seed"], row["client"]) for row in rows}
+    options = "; ".join(f"{name}: {_option(value)}" for name, value in results["options"].items())
+    spread = "over seeds, of means over clients" if len(results["seeds"]) > 1 else "none: one seed only"
+    return [
+        ("ablation", results["ablation"]),
+        ("what", results["summary"]),
+        ("options", options or "none"),
+        ("data", f"{plain(results['data'])}, {count_text(len(clients), 'client')} in "
+                 f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})"),
+        ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
+        ("spread (±)", f"standard deviation {spread}" if len(results["seeds"]) > 1 else spread),
+    ]  # fmt: skip
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_option, value))
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value

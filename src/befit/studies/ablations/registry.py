@@ -1,0 +1,95 @@
+"""The ablations by name. An ablation is a frozen dataclass whose fields are its options, and so the schema of them.
+
+Each module of this package registers what it defines; they are imported when a name is first asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.schema import Parameter, check_values, parameters_of, plain
+
+if TYPE_CHECKING:
+    from befit.studies.ablations.base import Ablation
+
+__all__ = ["Entry", "build", "get", "names", "register"]
+
+Factory = TypeVar("Factory", bound=type)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered ablation: of which method it is, and how it is made."""
+
+    name: str
+    title: str
+    method: str
+    factory: Callable[..., Ablation]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return parameters_of(self.factory)
+
+    @property
+    def docstring(self) -> str:
+        return inspect.getdoc(self.factory) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.docstring.split("\n", 1)[0]
+
+
+_ABLATIONS: dict[str, Entry] = {}
+
+
+def register(name: str, *, title: str, method: str) -> Callable[[Factory], Factory]:
+    """Enter a class under `name`. Raises ValueError where another one has that name."""
+
+    def enter(factory: Factory) -> Factory:
+        held = _ABLATIONS.get(name)
+        if held and getattr(held.factory, "__module__", "") != factory.__module__:
+            raise ValueError(f"two ablations are called {name!r}")
+        _ABLATIONS[name] = Entry(name, title, method, factory)
+        return factory
+
+    return enter
+
+
+def names() -> list[str]:
+    """Names of all ablations, sorted."""
+    package = import_module("befit.studies.ablations")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+    return sorted(_ABLATIONS)
+
+
+def get(name: str) -> Entry:
+    """The entry of one ablation. Raises ConfigError with a suggestion."""
+    known = names()
+    if name not in _ABLATIONS:
+        raise ConfigError([f"unknown ablation {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"],
+                          "the command")  # fmt: skip
+    return _ABLATIONS[name]
+
+
+def build(name: str, options: Mapping[str, Any] | None = None) -> tuple[Ablation, dict[str, Any]]:
+    """The ablation with these options, and all its options in plain form. Raises ConfigError with every problem."""
+    entry = get(name)
+    given = dict(options or {})
+    values, problems = check_values(entry.parameters, given, "ablation.", name)
+    if not problems:
+        try:
+            made = entry.factory(**values)
+        except ValueError as error:
+            problems = [f"ablation.{error}"]
+        else:
+            defaults = {one.name: plain(one.default) for one in entry.parameters}
+            return made, {**defaults, **plain(given)}
+    raise ConfigError(problems, "the ablation")

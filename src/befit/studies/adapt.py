@@ -1,0 +1,256 @@
+"""Fast adaptation out of finished runs: how soon newcomers learn their task, by where they start.
+
+The newcomers of a run's benchmark, or of one's own files, train one adapter alone from several starts; the curves of
+their test scores are what is compared (FedMosaic; specification fedmosaic.md, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from befit.adapters.keys import select, slot, slot_of, to_slot
+from befit.adapters.layout import GATE
+from befit.config.experiment import Experiment, load_experiment, run_names
+from befit.core.errors import BefitError, ConfigError, DataError, NotTrained, RunError, did_you_mean
+from befit.core.storage import read_json
+from befit.core.values import ClientInfo, Failure, Payload, State, Tick
+from befit.protocol.federate import final_download, resolved_stages
+from befit.protocol.method import Deployment, Method
+from befit.runs.artifacts import read_deployment
+from befit.runs.directory import last_checkpoint
+from befit.runs.host import Host
+from befit.runs.newcomers import arrive, newcomer_engine
+from befit.studies.adaptation import AdaptationCurve, fast_adaptation, mean_start
+
+if TYPE_CHECKING:
+    from befit.runs.journal import Observer
+
+__all__ = ["STARTS", "Adapted", "adapt", "summary"]
+
+STARTS = {
+    "random": "a fresh adapter",
+    "mean": "the mean of the clients' adapters, of those with the newcomer's backbone",
+    "server": "what the method's server has for a newcomer: its download, or a mixture made for it alone",
+}
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """One newcomer from one start: its curve, or the reason why there is none.
+
+    run, method  the run directory, and the label of the method in it
+    """
+
+    run: str
+    method: str
+    start: str
+    newcomer: str
+    metric: str
+    curve: AdaptationCurve | None
+    reason: str = ""
+
+
+def adapt(
+    runs: Sequence[Path | str], *, starts: Sequence[str] = tuple(STARTS), steps: int = 200, every: int = 25,
+    seed: int = 0, methods: Sequence[str] | None = None, newcomers: Sequence[str] | None = None,
+    overrides: Sequence[str] = (), observer: Observer | None = None,
+) -> list[Adapted]:  # fmt: skip
+    """Adapt newcomers from the starts that finished runs offer.
+
+    runs       run directories; all methods in them are taken, or those labelled `methods`
+    starts     of `STARTS`
+    newcomers  their ids; all of the run's data without
+    overrides  changes to the runs' configurations, such as train.lr=1e-4
+
+    Every curve has the same batches for the same newcomer. Nothing in a run directory changes. Raises ConfigError for
+    starts, steps, methods or newcomers that cannot be, RunError for a directory without a finished run, DataError where
+    there are no newcomers.
+    """
+    for name, given in (("starts", starts), ("methods", methods), ("newcomers", newcomers)):
+        if given is not None and not given:
+            raise ConfigError([f"{name}: must name at least one"], "fast adaptation")
+    if unknown := [start for start in starts if start not in STARTS]:
+        raise ConfigError([f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
+                          "fast adaptation")  # fmt: skip
+    if every < 1 or steps < 1 or steps % every:
+        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
+    found: list[Adapted] = []
+    for path in map(Path, runs):
+        host = _host(path, overrides)
+        chosen = _newcomers(host, newcomers)
+        for label, block, folder in _methods(path, host.experiment, methods):
+            method = host.build(block)
+            host.install(method)
+            server = last_checkpoint(folder).server
+            for info in chosen:
+                for start, begin in _starts(host, method, server, folder, info, starts).items():
+                    one = Adapted(str(path), label, start, info.id, host.backbone_of(info.id).task.metric, None)
+                    if isinstance(begin, str):
+                        found.append(replace(one, reason=begin))
+                        continue
+                    curve = _curve(host, method, info, begin, steps, every, seed)
+                    found.append(replace(one, curve=curve))
+                    if observer:
+                        observer({"kind": "adapted", "run": label, "start": start, "newcomer": info.id})
+    return found
+
+
+def summary(found: Sequence[Adapted]) -> list[dict[str, Any]]:
+    """Means over newcomers by run, method and start: scores by step, their mean, and who has none for which reason."""
+    groups: dict[tuple[str, str, str], list[Adapted]] = {}
+    for one in found:
+        groups.setdefault((one.run, one.method, one.start), []).append(one)
+    rows: list[dict[str, Any]] = []
+    for (run, method, start), members in groups.items():
+        curves = [(one.curve, one.metric) for one in members if one.curve is not None]
+        row: dict[str, Any] = {"run": run, "method": method, "start": start, "newcomers": len(curves)}
+        if curves:
+            steps = curves[0][0].steps
+            row["scores"] = {step: sum(curve.metrics[place][metric] for curve, metric in curves) / len(curves)
+                             for place, step in enumerate(steps)}  # fmt: skip
+            row["mean"] = sum(row["scores"].values()) / len(steps)
+        row["reasons"] = {one.newcomer: one.reason for one in members if one.reason}
+        rows.append(row)
+    return rows
+
+
+def _host(path: Path, overrides: Sequence[str]) -> Host:
+    """What the run was started on, with its newcomers."""
+    if not (path / "run.json").exists():
+        raise RunError(f"{path} is not a run directory: it has no run.json")
+    if not (path / "results.json").exists():
+        raise RunError(f"{path} is not finished; go on with --resume")
+    experiment = load_experiment(path / "config.yaml", overrides)
+    host = Host(replace(experiment, evaluate=replace(experiment.evaluate, newcomers=True)))
+    before = read_json(path / "run.json")
+    trained_on = {before["backbone"], *before["backbones"].values()}
+    for one in host.backbones.values():
+        if one.fingerprint not in trained_on:
+            raise RunError(f"the model of {one.name} is not one that {path} was trained on: its fingerprint is "
+                           f"{one.fingerprint[:12]}")  # fmt: skip
+    return host
+
+
+def _newcomers(host: Host, asked: Sequence[str] | None) -> list[ClientInfo]:
+    if not host.newcomers:
+        raise DataError(f"{host.federation.name} has no newcomers to adapt: name some under data.newcomers, or take a "
+                        "benchmark that has some")  # fmt: skip
+    known = {info.id: info for info in host.newcomers}
+    for one in asked or ():
+        if one not in known:
+            raise ConfigError([f"newcomers: {one} is none of {', '.join(known)}.{did_you_mean(one, known)}"],
+                              "fast adaptation")  # fmt: skip
+    chosen = [known[one] for one in asked] if asked is not None else list(known.values())
+    if empty := [info.id for info in chosen if not info.num_examples]:
+        raise DataError(f"newcomer {empty[0]} has no training examples, so it cannot adapt")
+    return chosen
+
+
+def _methods(
+    path: Path, experiment: Experiment, asked: Sequence[str] | None
+) -> list[tuple[str, Mapping[str, Any], Path]]:
+    """Label, configuration block and folder of each method of a run."""
+    name, *labels = run_names(experiment)
+    blocks = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
+    for one in asked or ():
+        if one not in blocks:
+            raise ConfigError([f"methods: {path} has no {one}; it has {', '.join(blocks)}.{did_you_mean(one, blocks)}"],
+                              "fast adaptation")  # fmt: skip
+    return [(label, block, path if label == name else path / "baselines" / label) for label, block in blocks.items()
+            if asked is None or label in asked]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Arrays to begin with, and the slot that is trained."""
+
+    arrays: State
+    name: str
+
+
+def _starts(
+    host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, asked: Sequence[str]
+) -> dict[str, _Begin | str]:
+    """Every start that was asked for, or why there is none. All have the same frozen arrays, and train one slot."""
+    clients = _tried(lambda: _clients(host, folder, info))
+    given = _tried(lambda: _given(host, method, server, info))
+    known = [one for one in (clients, given) if not isinstance(one, str)]
+    if not known:  # then nothing says what there is to train, either
+        reasons = {"mean": clients, "server": given, "random": f"clients have no one adapter to train: {clients}"}
+        return {start: reasons[start] for start in asked}  # type: ignore[misc]
+    name, frozen = known[0][0], {key: value for _, _, rest in known for key, value in rest.items()}
+    found: dict[str, _Begin | str] = {}
+    for start in asked:
+        chosen = {"random": (name, {}, {}), "mean": clients, "server": given}[start]
+        if isinstance(chosen, str):
+            found[start] = chosen
+        else:
+            own = {to_slot(key, name): value for key, value in chosen[1].items()}
+            found[start] = _Begin({**frozen, **own}, name)
+    return found
+
+
+_Found = tuple[str, State, State]  # a slot, what is in it, and what lies frozen beside it
+
+
+def _tried(find: Callable[[], _Found]) -> _Found | str:
+    try:
+        return find()
+    except BefitError as error:
+        return str(error)
+
+
+def _clients(host: Host, folder: Path, info: ClientInfo) -> _Found:
+    """The mean of the adapters of the clients with this newcomer's backbone."""
+    peers = [one.id for one in host.infos if one.backbone == info.backbone]
+    held = [folder / "clients" / client for client in peers]
+    deployed = [read_deployment(one) for one in held if (one / "deployment.safetensors").exists()]
+    if not deployed:
+        raise NotTrained("no client with its backbone has an adapter here")
+    name = _own(deployed[0])
+    states = [select(one.arrays, slot(name)) for one in deployed]
+    return name, mean_start(states, name=name), _beside(deployed[0])
+
+
+def _given(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Found:
+    """What the server has for this newcomer."""
+    engine = newcomer_engine(host, method, info)
+    welcome = arrive(engine, host, method, server, info, {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0})
+    if isinstance(welcome, Failure):
+        raise NotTrained(welcome.reason)
+    experiment = host.experiment
+    stage = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)[-1]
+    at = Tick(stage.name, stage.rounds or 1, stage.rounds or 1, experiment.federation.seed)
+    deployed = engine.deployment(info.id, final_download(method, welcome, info, at), at)
+    name = _own(deployed)
+    return name, select(deployed.arrays, slot(name)), _beside(deployed)
+
+
+def _own(deployed: Deployment) -> str:
+    """The slot with an adapter that is one by itself. Raises NotTrained where a model is several slots together."""
+    if len(deployed.slots) == 1:
+        return deployed.slots[0]
+    if deployed.mixer == "gate" and "personal" in deployed.slots:  # a gate chooses between whole adapters
+        return "personal"
+    raise NotTrained(f"what clients use is {' + '.join(deployed.slots)}, mixed by {deployed.mixer}, and no one adapter")
+
+
+def _beside(deployed: Deployment) -> State:
+    """Arrays that the used slots rest on and that nobody trains, such as a basis."""
+    used = {*deployed.slots, GATE}
+    return {key: value for key, value in deployed.arrays.items() if slot_of(key) not in used}
+
+
+def _curve(
+    host: Host, method: Method, info: ClientInfo, begin: _Begin, steps: int, every: int, seed: int
+) -> AdaptationCurve:
+    """The curve from one start, over all of the newcomer's data at once."""
+    site, evaluate = replace(host.site(info), stream=None), host.experiment.evaluate
+    chosen = method.trainable() & slot(begin.name)
+    return fast_adaptation(
+        site, begin.arrays, name=begin.name, steps=steps, every=every, seed=seed, split=evaluate.split,
+        batch_size=evaluate.batch_size, trainable=chosen if any(map(chosen, site.model.keys)) else slot(begin.name),
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""The cells of a comparison: every run once, whatever it is called, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import Experiment
+from befit.config.overrides import apply_overrides, put
+from befit.config.parse import parse_experiment
+from befit.config.seeds import with_seed
+from befit.core.schema import plain
+from befit.protocol.registry import get_method
+from befit.runs.loading import resolve_model
+from befit.runs.provenance import settings_hash
+
+__all__ = ["Cell", "Collector", "PlannedRun", "slug"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run with one seed. `key` is a hash of everything that decides its numbers."""
+
+    label: str
+    seed: int
+    experiment: Experiment
+    key: str
+
+    @property
+    def folder(self) -> str:
+        """Name of its run directory."""
+        return f"{slug(self.label)}-s{self.seed}-{self.key}"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run with all seeds. `paper` is the paper's number, in the paper's unit."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    paper: float | None = None
+
+    @property
+    def method(self) -> str:
+        return self.cells[0].experiment.method["name"]
+
+
+class Collector:
+    """Collects runs, each only once whatever it is called, and everything that is wrong with them."""
+
+    def __init__(self, base: dict[str, Any], folder: Path, overrides: Sequence[str], seeds: tuple[int, ...]) -> None:
+        self.base, self.folder, self.overrides, self.seeds = base, folder, overrides, seeds
+        self.runs: dict[str, PlannedRun] = {}
+        self.labels: dict[str, str] = {}  # every label, to that of the run which it means
+        self.problems: dict[str, list[str]] = {}  # what is wrong, and where
+
+    def found(self, problem: str, where: str = "") -> None:
+        self.problems.setdefault(problem, []).append(where)
+
+    def resolve(self, label: str, changes: Mapping[str, Any]) -> tuple[Experiment | None, list[str]]:
+        """The base with changes and overrides on top; shorter keys first, so that method comes before method.rank."""
+        values = copy.deepcopy(self.base)
+        problems: list[str] = []
+        for key in sorted(changes, key=lambda key: key.count(".")):
+            if problem := put(values, key.split("."), copy.deepcopy(changes[key])):
+                problems.append(f"{key}: {problem}")
+        problems += apply_overrides(values, self.overrides)
+        values["name"] = slug(label)
+        experiment, found = parse_experiment(values, self.folder)
+        if problems or experiment is None:
+            return None, problems + found
+        return replace(experiment, method=written_out(experiment.method)), []
+
+    def run(self, label: str, changes: Mapping[str, Any], paper: float | None, where: str = "") -> list[str]:
+        """Add a run, or say what is wrong with it."""
+        experiment, problems = self.resolve(label, changes)
+        for problem in problems:
+            self.found(problem, where or label)
+        if experiment is not None:
+            self.add(label, experiment, paper)
+        return problems
+
+    def add(self, label: str, experiment: Experiment, paper: float | None) -> None:
+        if label in self.labels:
+            self.found(f"two runs are called {label!r}: give one another name")
+            return
+        cells = []
+        for seed in self.seeds:
+            one = resolve_model(with_seed(experiment, seed))
+            cells.append(Cell(label, seed, one, settings_hash(one)))
+        same = next((run.label for run in self.runs.values() if run.cells[0].key == cells[0].key), label)
+        self.labels[label] = same
+        if same == label:
+            self.runs[label] = PlannedRun(label, tuple(cells), paper)
+        elif paper is not None and self.runs[same].paper is None:
+            self.runs[same] = replace(self.runs[same], paper=paper)
+
+
+def written_out(method: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's block with the defaults inside its blocks too, so that equal settings are equal blocks."""
+    blocks = {one.name: plain(one.default) for one in get_method(method["name"]).parameters}
+    return {key: {**blocks[key], **value} if isinstance(value, dict) and isinstance(blocks.get(key), dict) else value
+            for key, value in method.items()}  # fmt: skip
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name.
+
+    >>> slug("FedAvg · A & B · ReLoRA")
+    'fedavg-a-b-relora'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:60].strip("-") or "run"

@@ -1,0 +1,96 @@
+"""What a comparison comes to, without training: every cell resolved, and its data and model looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from befit.adapters.layout import Layout
+from befit.config.experiment import Experiment
+from befit.core.errors import ConfigError
+from befit.protocol.method import Method
+from befit.protocol.registry import build_method
+from befit.runs.estimate import Seen, estimate
+from befit.runs.runner import shared
+from befit.studies.compare.plan import Plan
+
+__all__ = ["check_plan"]
+
+
+def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
+    """Runs, cells, combinations that are left out and why, and warnings. Reads no weights.
+
+    data  look at data and models too: everything that `befit check` finds, once for each setting that cells share
+
+    Raises what a run would raise before it trains: DataError, ModelError, or ConfigError with all problems.
+    """
+    warnings: dict[str, None] = {}
+    if data:
+        for warning in _look(plan):
+            warnings[warning] = None
+    return {
+        "name": plan.name,
+        "title": plan.head.title,
+        "runs": [{"run": run.label, "method": run.cells[0].experiment.method} for run in plan.runs],
+        "seeds": list(plan.seeds),
+        "cells": len(plan.cells),
+        "reference": plan.reference,
+        "left_out": [
+            {"table": table.name, "row": list(table.rows[i]), "column": list(table.columns[j]), "because": reason}
+            for table in plan.tables
+            for (i, j), reason in sorted(table.reasons.items())
+        ],
+        "data_checked": data,
+        "warnings": list(warnings),
+    }
+
+
+def _look(plan: Plan) -> list[str]:
+    """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
+    warnings: list[str] = []
+    problems: dict[str, list[str]] = {}  # what many cells share is said once
+    seen: list[tuple[Any, ...]] = []
+    once = _Once()
+    for cell in plan.cells:
+        method = build_method(cell.experiment.method)
+        asks = cell.experiment.method if type(method).faults is not Method.faults else None  # of the model's shapes
+        setting = shared(cell.experiment), method.needs, asks, _refusable(method.layout)
+        if setting in seen:
+            continue
+        seen.append(setting)
+        try:
+            warnings += estimate(cell.experiment, once.of(setting[0]))["warnings"]
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
+    if problems:
+        said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
+        raise ConfigError(said, f"the cells of {plan.name}")
+    return warnings
+
+
+def _refusable(layout: Layout) -> tuple[Any, ...]:
+    """What of a layout a model may be too narrow, too shallow or of another kind for: not what its slots are called."""
+    return frozenset((slot.rank, slot.form) for slot in layout.slots), layout.extras
+
+
+class _Once:
+    """Data and models of the setting that was looked at last: cells come seed by seed."""
+
+    def __init__(self) -> None:
+        self._setting: Experiment | None = None
+        self._found: dict[str, Any] = {}
+
+    def of(self, setting: Experiment) -> _Once:
+        if setting != self._setting:
+            self._setting, self._found = setting, {}
+        return self
+
+    def __call__(self, what: str, look: Callable[[], Seen]) -> Seen:
+        if what not in self._found:
+            self._found[what] = look()
+        return self._found[what]
+
+
+def _whose(places: list[str]) -> str:
+    return places[0] if len(places) == 1 else f"{len(places)} cells, first {places[0]}"

@@ -1,0 +1,91 @@
+"""What finished cells hold: every client's score, bytes, seconds and steps, and the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from befit.core.storage import read_json
+from befit.report.numbers import score_of
+from befit.runs.directory import read_lines
+from befit.runs.groups import Rows
+from befit.studies.compare.beside import scores_beside
+from befit.studies.compare.cells import Cell, PlannedRun
+from befit.studies.compare.execute import find_folder
+
+__all__ = ["Finished", "Scores", "collect"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One cell's numbers.
+
+    data             the partition's hash, where the benchmark has one
+    rows, newcomers  all that was measured of each, further budgets and metrics included, and what is known of it
+    beside           other scores of the whole run by key, see `befit.studies.compare.beside`
+    """
+
+    seed: int
+    folder: str
+    metric: str
+    split: str
+    clients: dict[str, float | None]
+    examples: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    steps: float
+    data: str | None
+    curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    failures: int = 0
+    rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
+    newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
+    beside: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The clients that have a score."""
+        return {client: value for client, value in self.clients.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run with the seeds that have results."""
+
+    run: PlannedRun
+    cells: tuple[Scores, ...]
+
+
+def collect(out: Path, run: PlannedRun) -> Finished:
+    """Read all of a run's cells that are finished."""
+    found = [(cell, find_folder(out, cell)) for cell in run.cells]
+    return Finished(run, tuple(_scores(out, cell, path) for cell, path in found if (path / "report.html").exists()))
+
+
+def _scores(out: Path, cell: Cell, path: Path) -> Scores:
+    results, basis = read_json(path / "results.json"), read_json(path / "run.json")
+    metric, rows = results["metric"], results["clients"]
+    steps: dict[str, int] = dict.fromkeys(rows, 0)
+    for line in read_lines(path / "metrics.jsonl"):
+        if line["kind"] == "train":
+            steps[line["client"]] += line["steps"]
+    return Scores(
+        seed=cell.seed,
+        folder=str(path.relative_to(out)),
+        metric=metric,
+        split=results["split"],
+        clients={client: score_of(row, metric) for client, row in rows.items()},
+        examples={client: row["examples"] for client, row in rows.items()},
+        bytes_up=results["summary"]["bytes_up"],
+        bytes_down=results["summary"]["bytes_down"],
+        seconds=results["summary"]["seconds"],
+        steps=sum(steps.values()) / max(1, len(steps)),
+        data=basis["data"].get("partition", {}).get("sha256"),
+        curve=results["curves"].get(results["method"], []),
+        failures=len(results["failures"]),
+        rows=rows,
+        newcomers=(results.get("newcomers") or {}).get("clients") or {},
+        beside=scores_beside(results),
+    )

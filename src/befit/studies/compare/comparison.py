@@ -1,0 +1,116 @@
+"""One comparison as a person asks for it: a recipe or a configuration in; runs, tables and plots out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import Experiment, names_runs
+from befit.core.errors import ConfigError, RunError
+from befit.core.storage import read_json
+from befit.data.limit import limit_sentence, trial_overrides
+from befit.runs.provenance import locked
+from befit.studies.compare.execute import CellFailure, execute
+from befit.studies.compare.plan import Plan, plan_config, plan_recipe
+from befit.studies.compare.study import is_recipe, read_recipe
+from befit.studies.compare.summary import limit_of
+
+__all__ = ["Compared", "compare", "make_plan"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that has been run: its directory, the content of its compare.json, and the cells without results.
+
+    `results` is None where no cell has any.
+    """
+
+    path: Path
+    results: dict[str, Any] | None
+    failures: tuple[CellFailure, ...]
+
+
+def make_plan(
+    source: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+    trial: bool = False,
+) -> Plan:
+    """What a recipe or a configuration comes to, before anything is read or trained; see `compare`.
+
+    trial  every run once, for one round of one step on two clients of each family with a few records
+    """
+    if trial:
+        if seeds is not None and len(seeds) > 1:
+            logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
+        overrides = trial_overrides(overrides)
+        return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
+    recipe = isinstance(source, Mapping) and names_runs(source)
+    if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
+        assert not isinstance(source, Experiment)
+        plan = plan_recipe(read_recipe(source), seeds, overrides, reference)
+        return plan if methods is None else plan.only(methods)
+    return plan_config(source, methods, seeds, overrides, reference)
+
+
+def compare(
+    source: Plan | Experiment | Mapping[str, Any] | Path | str,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+    jobs: int = 1,
+    out: Path | str | None = None,
+    observer: Callable[[dict[str, Any]], None] | None = None,
+) -> Compared:
+    """Run every method with every seed, unless `out` holds the run already, and write what came out.
+
+    source     a recipe, a configuration, or the plan that `make_plan` made of one
+    methods    of a configuration: which; default: its own and its baselines. Of a recipe: its runs of these, beside the
+               reference; default: all
+    seeds      default: the recipe's, or the configuration's only one
+    overrides  `key=value` on top of every run
+    reference  label of the run that the others are compared with; default: the recipe's, else local, else the first
+    jobs       processes, each with a backbone of its own
+    out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
+    observer   called with events: those of `befit.execute.execute`
+
+    A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used, or
+    whose tables of a whole comparison a limited one would replace.
+    """
+    plan = source if isinstance(source, Plan) else make_plan(
+        source, methods=methods, seeds=seeds, overrides=overrides, reference=reference
+    )  # fmt: skip
+    if jobs < 1:
+        raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
+    path = Path("runs") / plan.name if out is None else Path(out)
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; name a directory for the comparison")
+    if (path / "config.yaml").exists():
+        raise RunError(f"{path} holds a single run; name another directory for the comparison")
+    tell = observer or (lambda event: None)
+    with locked(path):
+        _keep_whole(path, plan)
+        failures = tuple(execute(plan.cells, path, jobs, tell))
+        from befit.studies.compare.write import write_comparison
+
+        results = write_comparison(path, plan, failures)
+    return Compared(path, results, failures)
+
+
+def _keep_whole(path: Path, plan: Plan) -> None:
+    """Raise RunError where numbers of part of the data or rounds would replace those of all of them."""
+    whole = any(limit_sentence(asdict(cell.experiment.limit)) is None for cell in plan.cells)
+    if whole or not (path / "compare.json").exists() or limit_of(read_json(path / "compare.json")):
+        return
+    raise RunError(f"{path} holds a comparison without a limit, whose tables a trial or limited one would replace; "
+                   "name another directory for it")  # fmt: skip

@@ -1,0 +1,165 @@
+"""From a recipe, or a configuration and some methods, to the cells of a comparison. Reads no data, trains nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from befit.config.experiment import Experiment, load_experiment, run_names, to_dict
+from befit.config.overrides import apply_overrides
+from befit.core.errors import ConfigError, did_you_mean
+from befit.protocol.registry import get_method
+from befit.studies.compare.cells import Cell, Collector, PlannedRun
+from befit.studies.compare.grids import GridTable, add_grid
+from befit.studies.compare.study import Head, Recipe
+
+__all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_recipe"]
+
+SIZE = ("rank", "alpha")  # of an adapter: what methods that a configuration does not mention take over from it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is to be run. `reference` is the label of the run that others are compared with."""
+
+    name: str
+    head: Head
+    seeds: tuple[int, ...]
+    runs: tuple[PlannedRun, ...]
+    tables: tuple[GridTable, ...]
+    reference: str
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Seed by seed, so that one backbone and one partition serve all runs of a seed."""
+        return [run.cells[index] for index in range(len(self.seeds)) for run in self.runs]
+
+    def trial(self) -> Plan:
+        """The same with the first seed alone, under a name of its own."""
+        runs = tuple(replace(run, cells=run.cells[:1]) for run in self.runs)
+        return replace(self, name=f"{self.name}-trial", seeds=self.seeds[:1], runs=runs)
+
+    def only(self, methods: Sequence[str]) -> Plan:
+        """The runs of these methods, and the reference; of tables, the rows and columns that have any of them.
+
+        Raises ConfigError where there is no run of a method.
+        """
+        known = list(dict.fromkeys(run.method for run in self.runs))
+        problems = [f"--methods: no run is of {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"
+                    for name in dict.fromkeys(methods) if name not in known]  # fmt: skip
+        if problems or not methods:
+            raise ConfigError(problems or ["--methods: must name at least one method"], "the command")
+        runs = tuple(run for run in self.runs if run.method in methods or run.label == self.reference)
+        tables = (table.only({run.label for run in runs}) for table in self.tables)
+        return replace(self, runs=runs, tables=tuple(table for table in tables if table is not None))
+
+
+def plan_config(
+    source: Experiment | Mapping[str, Any] | Path | str,
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    overrides: Sequence[str] = (),
+    reference: str | None = None,
+) -> Plan:
+    """One run for each method. Raises ConfigError with all problems.
+
+    methods  a method that the configuration has, as its own or as a baseline, is taken with the arguments there; any
+             other with its defaults and the rank and alpha of the configuration's own. Default: all that it has
+    """
+    experiment = load_experiment(source, overrides)
+    blocks = dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
+    problems: list[str] = []
+    if methods is None:  # baselines first, as in a run's tables
+        own, *others = blocks
+        methods = [*others, own]
+    if not methods:
+        problems.append("--methods: must name at least one method")
+    if repeated := sorted({name for name in methods if list(methods).count(name) > 1}):
+        problems.append(f"--methods: {', '.join(repeated)} more than once")
+    chosen: dict[str, Any] = {}
+    for name in methods:
+        try:
+            chosen[name] = blocks.get(name) or _like(name, experiment.method)
+        except ConfigError as error:
+            problems += [problem.replace("method.name", "--methods", 1) for problem in error.problems]
+    if problems:
+        raise ConfigError(problems, "the command")
+    base = {**to_dict(experiment), "baselines": []}
+    made = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
+    for label, block in chosen.items():
+        made.run(label, {"method": block}, None)
+    head = Head(experiment.name)
+    return _planned(made, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
+
+
+def plan_recipe(
+    recipe: Recipe, seeds: Sequence[int] | None = None, overrides: Sequence[str] = (), reference: str | None = None
+) -> Plan:
+    """All runs of a recipe, those of its grids after the named ones. Raises ConfigError with all problems.
+
+    overrides  `key=value` on top of every run, whatever the recipe says
+    """
+    if problems := apply_overrides({}, overrides):  # said once, and not of every run
+        raise ConfigError(problems, "the command")
+    base = {**copy.deepcopy(recipe.base), "baselines": []}
+    base.setdefault("name", recipe.name)
+    own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0
+    made = Collector(base, recipe.folder, overrides, _chosen_seeds(seeds, recipe.seeds, own))
+    for label, entry in recipe.runs.items():
+        changes = {**({} if entry.method is None else {"method": entry.method}), **entry.set}
+        made.run(label, changes, entry.paper, f"runs.{label}")
+    tables = [add_grid(made, name, grid, recipe.axes[name]) for name, grid in recipe.grids.items()]
+    return _planned(made, recipe.name, recipe.head, tables, reference or recipe.head.reference, recipe.where)
+
+
+def _planned(
+    collector: Collector, name: str, head: Head, tables: list[GridTable], reference: str | None, where: str
+) -> Plan:
+    """The plan, or all problems at once."""
+    problems = [_placed(problem, places) for problem, places in collector.problems.items()]
+    problems += _scored_alike(list(collector.runs.values()))
+    if reference is not None and reference not in collector.labels and collector.runs:
+        known = ", ".join(collector.labels)
+        problems.append(f"reference: there is no run {reference!r}.{did_you_mean(reference, collector.labels)} "
+                        f"Known: {known}")  # fmt: skip
+    if problems:
+        raise ConfigError(problems, where)
+    local = [run.label for run in collector.runs.values() if run.method == "local"]
+    chosen = collector.labels[reference] if reference is not None else [*local, *collector.runs][0]
+    return Plan(name, head, collector.seeds, tuple(collector.runs.values()), tuple(tables), chosen)
+
+
+def _like(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """A method with its defaults, and the size of the adapter of another one where it has such arguments."""
+    known = {parameter.name for parameter in get_method(name).parameters}
+    return {"name": name, **{key: own[key] for key in SIZE if key in own and key in known}}
+
+
+def _chosen_seeds(given: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
+    if given is not None and (not given or len(set(given)) < len(given) or min(given) < 0):
+        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(given)}"], "the command")
+    return tuple(given or usual or (own if isinstance(own, int) else 0,))
+
+
+def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
+    """What would make the numbers of one table mean different things."""
+    for name in ("split", "metrics", "generate", "wins", "by"):
+        values: dict[str, str] = {}
+        for run in runs:
+            values.setdefault(json.dumps(getattr(run.cells[0].experiment.evaluate, name)), run.label)
+        if len(values) > 1:
+            listed = " and ".join(f"{value} ({label})" for value, label in list(values.items())[:2])
+            yield f"evaluate.{name}: must be the same for all runs of a comparison, got {listed}"
+    if any(run.cells[0].experiment.engine.kind != "local" for run in runs):
+        yield "engine.kind: comparisons run on this machine (local)"
+
+
+def _placed(problem: str, places: Sequence[str]) -> str:
+    """A problem with the first place where it was found, and in how many more."""
+    first, *others = dict.fromkeys(places)
+    where = f"{first}: " if first else ""
+    return f"{where}{problem}" + (f" (and {len(others)} more)" if others else "")

@@ -1,0 +1,174 @@
+"""Which runs are one method at several budgets, and which of them can be set beside each other."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from befit.config.experiment import to_dict
+from befit.protocol.registry import check_method
+from befit.report.comparison import run_title
+from befit.runs.groups import Rows, at_budgets, measured_budgets
+from befit.studies.compare.collect import Finished, Scores
+
+__all__ = ["Series", "Setup", "metrics_of", "pools_of", "setups_of"]
+
+_SIZE = ("rank", "alpha", "budgets")  # what a method has otherwise at another budget
+_SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # what runs share that are set beside each other
+_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, what it shares with others, and all else as text
+_BUDGET = re.compile(r"[\s,·(]*\b(?:r|rank)[ =]*\d+\b(?:(?:, | and )(?:\d+|more)\b)*\)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ in their rank alone, or one that has several budgets, as one method. `label` is that of a run,
+    without its rank."""
+
+    label: str
+    runs: tuple[Finished, ...]
+
+    def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
+        """The run that has this budget, and the rows of its seeds; "" is what a run deploys, whatever its rank."""
+        for run in self.runs:
+            found = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
+            if found:
+                return run.run.label, found
+        return None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Series with the same data, the same model and the same base under them. `title` says which, where there are
+    several."""
+
+    title: str
+    series: tuple[Series, ...]
+
+
+def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
+    """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where nothing has any.
+
+    A comparison has budgets where a run measured several, or where runs differ in nothing but their rank.
+    """
+    shared: dict[str, _Members] = {}
+    for run in runs:
+        if run.cells:
+            setting, rest = _apart(run)
+            name = setting.get("base", {}).get("name")
+            shared.setdefault(_text({**setting, "base": name}), []).append((run, setting, _text(rest)))
+    settings: list[dict[str, Any]] = []
+    groups: list[list[list[Finished]]] = []
+    for members in (part for found in shared.values() for part in _by_base(found)):
+        alike: dict[str, list[Finished]] = {}
+        for run, _, rest in members:
+            alike.setdefault(rest, []).append(run)
+        settings.append(members[0][1])
+        groups.append([one for found in alike.values() for one in _series(found)])
+    named = {name for series in groups for found in series if len(found) > 1 for run in found for name in _budgets(run)}
+    named |= {name for run in runs for cell in run.cells for name in measured_budgets(cell.rows, cell.metric)}
+    budgets = sorted(named, key=lambda name: int(name[1:])) or [""]
+    titles = _titles(settings)
+    return [Setup(title, _labelled(series, budgets)) for title, series in zip(titles, groups, strict=True)], budgets
+
+
+def _by_base(members: _Members) -> list[_Members]:
+    """Runs with bases of one name, apart by the base's settings where a method is there with several of them. Settings
+    that differ from method to method are its own, such as the share of a larger `train.lr` that the base learns at."""
+    bases: dict[str, set[str]] = {}
+    for _, setting, rest in members:
+        bases.setdefault(rest, set()).add(_text(setting.get("base")))
+    if all(len(found) == 1 for found in bases.values()):
+        return [members]
+    parts: dict[str, _Members] = {}
+    for one in members:
+        parts.setdefault(_text(one[1].get("base")), []).append(one)
+    return list(parts.values())
+
+
+def pools_of(runs: Sequence[Finished]) -> list[str]:
+    """Who was measured: clients, and newcomers where there are any."""
+    newcomers = any(cell.newcomers for run in runs for cell in run.cells)
+    return ["clients", *["newcomers"] * newcomers]
+
+
+def _rows(cell: Scores, run: Finished, pool: str) -> dict[str, Rows]:
+    rows = cell.rows if pool == "clients" else cell.newcomers
+    return {"": rows, **at_budgets(rows, _rank(run), metrics_of(cell, run))}
+
+
+def metrics_of(cell: Scores, run: Finished) -> list[str]:
+    """What was measured, the headline first."""
+    return list(dict.fromkeys([cell.metric, *(run.run.cells[0].experiment.evaluate.metrics or ())]))
+
+
+def _budgets(run: Finished) -> list[str]:
+    return list(dict.fromkeys(name for cell in run.cells for name in _rows(cell, run, "clients") if name))
+
+
+def _rank(run: Finished) -> int | None:
+    return run.run.cells[0].experiment.method.get("rank")
+
+
+def _apart(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run has to share with others to be set beside them, and all else but its name and its budget."""
+    config = copy.deepcopy(to_dict(run.run.cells[0].experiment))
+    config.pop("name")
+    method = config["method"]
+    setting = {key: config.pop(key) for key in _SAME if key in config}
+    if isinstance(base := method.get("base"), Mapping) and "name" in base:
+        setting["base"] = check_method(method.pop("base"), "base")[0]  # with its defaults
+    for key in _SIZE:
+        method.pop(key, None)
+    return setting, config
+
+
+def _series(runs: list[Finished]) -> list[list[Finished]]:
+    """The runs as one series, or each as its own where two of them have one budget."""
+    budgets = [name for run in runs for name in _budgets(run)]
+    apart = len(set(budgets)) < len(budgets) or any(not _budgets(run) for run in runs)
+    return [[run] for run in runs] if apart else [runs]
+
+
+def _labelled(groups: Sequence[list[Finished]], budgets: Sequence[str]) -> tuple[Series, ...]:
+    labels = [_BUDGET.sub("", found[0].run.label).strip(" ,·") if budgets != [""] else "" for found in groups]
+    return tuple(
+        Series(label if label and labels.count(label) == 1 else found[0].run.label, tuple(found))
+        for label, found in zip(labels, groups, strict=True)
+    )
+
+
+def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each setup has otherwise than the others: its base, and any setting that differs."""
+    flat = [_flat(one) for one in settings]
+    differing = _differing(flat)
+    based = any(key.startswith("base.") for key in differing)
+    titles = []
+    for one in flat:
+        name = one.get("base.name")
+        alike = _differing([other for other in flat if other.get("base.name") == name])  # the name does not say which
+        parts = [f"on {run_title(str(name))}" if name else "without a base"] if based else []
+        parts += [
+            f"{key}={one[key]}" for key in differing if key in one and (not key.startswith("base.") or key in alike)
+        ]
+        titles.append(", ".join(parts))
+    return titles
+
+
+def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [key for key in keys if len({_text(one.get(key)) for one in flat}) > 1]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,257 @@
+"""A recipe: what is compared, as people write it. Strict keys, every mistake at once; which cells it has is `plan`'s.
+
+recipe: {title: …, about: …, paper: …, table: …, reference: Local, note: …}
+base: a configuration, or the path of one from the recipe's folder
+seeds: [0, 1, 2]
+runs:
+  Local: {method: {name: local, rounds: 40}}
+  FedIT: {method: fedit, set: {federation.rounds: 60}, paper: 61.28}
+grids:
+  table-1:
+    axes:
+      merge: {FedAvg: {method.merge.rule: mean}, TIES: {method.merge.rule: ties}}
+      train.lr: [1e-3, 1e-4]
+    rows: [merge]
+    columns: [train.lr]
+    exclude: [{when: {merge: TIES, train.lr: 1e-4}, because: …}]
+    paper: {FedAvg: {1e-3: 46.70}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from befit.config.experiment import names_runs, read_source
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.schema import check_values, parameters_of, show
+
+__all__ = ["Axis", "Grid", "Head", "Recipe", "RunEntry", "is_recipe", "label_text", "read_recipe"]
+
+_TOP = ("recipe", "base", "seeds", "runs", "grids")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a recipe is about.
+
+    title      heading of the page
+    about      a sentence or two on what it can and cannot show
+    paper      whose numbers stand beside ours, such as arXiv:2602.18658
+    table      which of its tables
+    note       how the paper's numbers were measured (metric, data, seeds)
+    reference  the run that the others are compared with; default: the one of the method local, else the first
+    """
+
+    title: str
+    about: str = ""
+    paper: str = ""
+    table: str = ""
+    note: str = ""
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One run by name.
+
+    method  its method; default: that of the base
+    set     changes of the base by dotted key
+    paper   the paper's number
+    """
+
+    method: str | dict[str, Any] | None = None
+    set: dict[str, Any] = field(default_factory=dict[str, Any])
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of some choices, as a table of two dimensions.
+
+    axes     by name, the choices: a mapping from a label to changes by dotted key, or, where the name is itself such
+             a key, a list of values
+    title    of the table
+    method   of all its runs
+    set      changes that all its runs share
+    rows     axes whose labels name the rows; default: the first
+    columns  axes whose labels name the columns; default: the others
+    exclude  combinations that are left out: [{when: {AXIS: LABEL, …}, because: …}]
+    also     changes of some combinations, over those of the choices: [{when: {AXIS: LABEL, …}, set: {…}}]
+    refused  what a combination is that befit refuses: an error, or left out, with the reason below the table
+    paper    the paper's numbers, nested by label in the order of the axes
+    note     below the table
+    """
+
+    axes: dict[str, Any]
+    title: str = ""
+    method: str | dict[str, Any] | None = None
+    set: dict[str, Any] = field(default_factory=dict[str, Any])
+    rows: list[str] = field(default_factory=list[str])
+    columns: list[str] = field(default_factory=list[str])
+    exclude: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    also: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    refused: Literal["error", "leave-out"] = "error"
+    paper: dict[str, Any] = field(default_factory=dict[str, Any])
+    note: str = ""
+
+
+Axis = Mapping[str, Mapping[str, Any]]  # label -> changes by dotted key
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that has been read, with the base as plain values and the folder that its paths count from."""
+
+    name: str
+    where: str
+    head: Head
+    base: dict[str, Any]
+    folder: Path
+    seeds: tuple[int, ...] | None
+    runs: dict[str, RunEntry] = field(default_factory=dict[str, RunEntry])
+    grids: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    axes: dict[str, dict[str, Axis]] = field(default_factory=dict[str, dict[str, Axis]])  # by grid and name
+
+
+def is_recipe(path: Path | str) -> bool:
+    """Whether a file is a recipe and not a configuration: it has the key `recipe` or `runs` or `grids`."""
+    values, *_ = read_source(path)
+    return names_runs(values)
+
+
+def read_recipe(source: Path | str | Mapping[str, Any]) -> Recipe:
+    """A recipe from its file or its content. Raises ConfigError with every problem of its form."""
+    values, folder, where, name = read_source(source)
+    problems = [f"{key}: unknown key for a recipe.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
+                for key in values if key not in _TOP]  # fmt: skip
+    head, found = _block(Head, values.get("recipe"), "recipe")
+    problems += found
+    base, base_folder, found = _base(values.get("base"), folder)
+    problems += found
+    seeds, found = _seeds(values.get("seeds"))
+    problems += found
+    runs, found = _entries(RunEntry, values.get("runs"), "runs", short="method")
+    problems += found
+    grids, found = _entries(Grid, values.get("grids"), "grids")
+    problems += found
+    axes: dict[str, dict[str, Axis]] = {}
+    for label, grid in grids.items():
+        axes[label], found = _axes(grid, f"grids.{label}")
+        problems += found
+    if not problems and not runs and not grids:
+        problems.append("runs: a recipe needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
+    if problems:
+        raise ConfigError(problems, where)
+    return Recipe(name or "comparison", where, head, base, base_folder, seeds, runs, grids, axes)
+
+
+def _block(kind: Any, value: Any, path: str, owner: str = "") -> tuple[Any, list[str]]:
+    """One mapping as a dataclass, or None and what is wrong with it."""
+    if not isinstance(value, Mapping):
+        keys = ", ".join(parameter.name for parameter in parameters_of(kind))
+        return None, [f"{path}: must be a mapping with {keys}, got {show(value)}"]
+    checked, problems = check_values(parameters_of(kind), value, f"{path}.", owner or path)
+    return (None if problems else kind(**checked)), problems
+
+
+def _entries(kind: Any, values: Any, path: str, short: str = "") -> tuple[dict[str, Any], list[str]]:
+    """A mapping of named blocks. Where `short` is given, a text stands for a block with only that key."""
+    if values is None:
+        return {}, []
+    if not isinstance(values, Mapping):
+        return {}, [f"{path}: must be a mapping from a name to what it is, got {show(values)}"]
+    made, problems = {}, []
+    for label, value in values.items():
+        value = {short: value} if short and isinstance(value, str) else value
+        one, found = _block(kind, value, f"{path}.{label}", "a run" if short else "a grid")
+        problems += found
+        if one is not None:
+            made[label] = one
+    return made, problems
+
+
+def _base(value: Any, folder: Path) -> tuple[dict[str, Any], Path, list[str]]:
+    """The base's values and the folder that its relative paths count from."""
+    if isinstance(value, str):
+        try:
+            values, base_folder, *_ = read_source(folder / value)
+        except ConfigError as error:
+            return {}, folder, [f"base: {problem}" for problem in error.problems]
+        return values, base_folder, []
+    if not isinstance(value, Mapping):
+        return {}, folder, [f"base: must be a configuration or the path of one, got {show(value)}"]
+    return dict(value), folder, []
+
+
+def _seeds(value: Any) -> tuple[tuple[int, ...] | None, list[str]]:
+    if value is None:
+        return None, []
+    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    if not whole or not value or len(set(value)) < len(value) or min(value) < 0:
+        return None, [f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}"]
+    return tuple(value), []
+
+
+def _axes(grid: Grid, path: str) -> tuple[dict[str, Axis], list[str]]:
+    """Every axis as labels with their changes."""
+    problems: list[str] = [] if grid.axes else [f"{path}.axes: must have at least one axis"]
+    axes: dict[str, Axis] = {}
+    for name, choices in grid.axes.items():
+        here = f"{path}.axes.{name}"
+        if isinstance(choices, list) and choices:
+            labels = [label_text(one) for one in choices]
+            axes[name] = {label: {name: value} for label, value in zip(labels, choices, strict=True)}
+            if len(axes[name]) < len(choices):
+                problems.append(f"{here}: has a value twice")
+        elif isinstance(choices, Mapping) and choices:
+            axes[name] = {label: changes or {} for label, changes in choices.items()}
+            problems += [f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(one)}"
+                         for label, one in axes[name].items() if not isinstance(one, Mapping)]  # fmt: skip
+        else:
+            problems.append(f"{here}: must be a list of values, or a mapping from labels to changes, got "
+                            f"{show(choices)}")  # fmt: skip
+    for key in ("rows", "columns"):
+        problems += [f"{path}.{key}: {name!r} is no axis.{did_you_mean(name, grid.axes)}"
+                     for name in getattr(grid, key) if name not in grid.axes]  # fmt: skip
+    both = [*grid.rows, *grid.columns]
+    if problems:
+        return axes, problems
+    if grid.rows and grid.columns and sorted(both) != sorted(grid.axes):
+        problems.append(f"{path}.columns: rows and columns together must name every axis once, got {', '.join(both)}")
+    elif len(set(both)) < len(both):
+        problems.append(f"{path}.rows: names an axis twice")
+    problems += _conditions(grid.exclude, axes, f"{path}.exclude", "because", str)
+    return axes, problems + _conditions(grid.also, axes, f"{path}.also", "set", Mapping)
+
+
+def _conditions(
+    entries: Sequence[Mapping[str, Any]], axes: Mapping[str, Axis], path: str, key: str, kind: type
+) -> list[str]:
+    """What is wrong with a list of {when: {AXIS: LABEL}, key: …}."""
+    problems = []
+    for number, entry in enumerate(entries):
+        here = f"{path}.{number}"
+        when, value = entry.get("when"), entry.get(key)
+        if set(entry) != {"when", key} or not isinstance(when, Mapping) or not isinstance(value, kind):
+            form = "a reason" if kind is str else "{train.lr: 1e-3}"
+            problems.append(f"{here}: must be {{when: {{AXIS: LABEL}}, {key}: {form}}}, got {show(entry)}")
+            continue
+        for name, label in when.items():
+            if name not in axes:
+                problems.append(f"{here}.when: {name!r} is no axis.{did_you_mean(str(name), axes)}")
+            elif label_text(label) not in axes[name]:
+                problems.append(f"{here}.when.{name}: {show(label)} is none of {', '.join(axes[name])}."
+                                f"{did_you_mean(label_text(label), axes[name])}")  # fmt: skip
+    return problems
+
+
+def label_text(value: Any) -> str:
+    """How a value of an axis is called.
+
+    >>> label_text("TIES"), label_text(1e-3), label_text(True)
+    ('TIES', '0.001', 'true')
+    """
+    return value if isinstance(value, str) else show(value)

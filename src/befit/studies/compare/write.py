@@ -1,0 +1,119 @@
+"""What a comparison leaves in its directory: compare.json, .csv, .md, .tex, and a self-contained .html with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from befit.core.storage import atomic_write, write_json
+from befit.core.yamlfile import write_yaml
+from befit.report.markdown import escape, markdown_table
+from befit.report.numbers import count_text, plain
+from befit.report.page import environment
+from befit.studies.ablations.base import Titled
+from befit.studies.ablations.page import rows_as_csv
+from befit.studies.compare.collect import collect
+from befit.studies.compare.execute import CellFailure
+from befit.studies.compare.latex import render_latex
+from befit.studies.compare.other_metrics import client_scores
+from befit.studies.compare.plan import Plan
+from befit.studies.compare.plots import plots_of
+from befit.studies.compare.summary import summarise
+from befit.studies.compare.tables import all_tables
+from befit.studies.compare.wins_tables import win_rows
+
+__all__ = ["client_rows", "render_markdown", "render_page", "write_comparison"]
+
+
+def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> dict[str, Any] | None:
+    """Read all finished cells and write all five files, each whole or not at all; what compare.json holds.
+
+    A sixth, compare-wins.csv, where groups of clients are compared. None, and no files, where no cell is finished.
+    Raises RunError for a directory that cannot be written.
+    """
+    runs = [collect(path, run) for run in plan.runs]
+    if not any(run.cells for run in runs):
+        return None
+    results = summarise(plan, runs, failures)
+    tables = all_tables(results)
+    write_json(path / "compare.json", results)
+    atomic_write(path / "compare.csv", rows_as_csv(client_rows(results)).encode())
+    if results["wins"]:
+        atomic_write(path / "compare-wins.csv", rows_as_csv(win_rows(results)).encode())
+    atomic_write(path / "compare.md", render_markdown(results, tables).encode())
+    atomic_write(path / "compare.tex", render_latex(results).encode())
+    atomic_write(path / "compare.html", render_page(results, tables).encode())
+    return results
+
+
+def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for every run, seed and client; metrics beside the headline stand last."""
+    others = client_scores(results)
+    return [
+        {"run": run["label"], "method": run["method"], "seed": cell["seed"], "client": client,
+         results["metric"]: value, "examples": cell["examples"][client], "folder": cell["folder"],
+         **others.get((run["label"], cell["seed"]), {}).get(client, {})}
+        for run in results["runs"] for cell in run["seeds"] for client, value in cell["clients"].items()
+    ]  # fmt: skip
+
+
+def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+    first, *rest = results["sentences"]
+    parts = [f"# {escape(plain(results['title']))}", f"**{escape(plain(first))}**", escape(plain(" ".join(rest)))]
+    parts += [escape(plain(results["about"])), "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results))]
+    for one in tables:
+        parts += [f"## {escape(plain(one.title))}", markdown_table(one.table), escape(one.note)]
+    if results["failures"]:
+        parts += ["## Failed", markdown_table(failure_table(results))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+    """The page. Everything from outside is escaped by the template engine; only the SVG is not, whose serialiser has
+    escaped the names inside."""
+    first, *rest = map(plain, results["sentences"])
+    return (
+        environment()
+        .get_template("compare.html.j2")
+        .render(
+            title=plain(results["title"]),
+            name=plain(results["name"]),
+            lead=first,
+            sentences=rest,
+            about=plain(results["about"]),
+            plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in plots_of(results)],
+            tables=[one for one in tables if not one.detail],
+            details=[one for one in tables if one.detail],
+            failures=failure_table(results),
+            facts=_facts(results),
+            grouped=bool(results["wins"]),
+            configs=[
+                (plain(run["label"]), "\n".join(map(plain, write_yaml(run["config"]).splitlines())))
+                for run in results["runs"]
+            ],
+        )
+    )
+
+
+def failure_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    return ["run", "seed", "what happened"], [
+        [plain(one["run"]), str(one["seed"]), plain(one["error"])] for one in results["failures"]
+    ]
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    cells = [cell for run in results["runs"] for cell in run["seeds"]]
+    clients = {client for cell in cells for client in cell["clients"]}
+    facts = [
+        ("runs", f"{len(results['runs'])}, {count_text(len(cells), 'cell')} with "
+                 f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})"),
+        ("clients", str(len(clients))),
+        ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
+        ("compared with", plain(results["reference"])),
+    ]  # fmt: skip
+    if results["paper"]:
+        facts.append(("paper", plain(f"{results['paper']}{', ' + results['table'] if results['table'] else ''}")))
+    return facts

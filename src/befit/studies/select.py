@@ -1,0 +1,135 @@
+"""Which client should get the larger of two models: both trained alone at every client, and what the larger one gains.
+
+FedMosaic, appendix A.3; the arithmetic is in `befit.studies.selection`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from befit.config.experiment import Experiment, ModelSettings, load_experiment
+from befit.core.errors import ConfigError
+from befit.core.storage import check_folder, write_json
+from befit.data.limit import limit_sentence
+from befit.runs.host import Host
+from befit.runs.journal import Observer
+from befit.runs.loading import resolve_model
+from befit.runs.runner import run
+from befit.studies.selection import ALONE, gains, model_choice, scores_of_run
+
+__all__ = ["choose_models"]
+
+_SIZE = ("rank", "alpha")
+
+
+def choose_models(
+    config: Experiment | Mapping[str, Any] | Path | str, overrides: Sequence[str] = (), *,
+    models: tuple[str, str] | None = None, threshold: float = 2.0, seeds: Sequence[int] | None = None,
+    out: Path | str, observer: Observer | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
+
+    models    two ids; default: the configuration's own model and that of its family
+    seeds     of adapters and batches, one run of either model for each, on the same data; default: the configuration's
+    out       where the runs go, ordinary run directories, and select.json; what is finished there is used
+    observer  hears of the runs as "small" and "large", with the seed behind them where seeds are given
+    ->        metric, threshold, what a limit leaves, models (small, large), seeds, clients (by id: mean scores with
+              either in points of a hundred, mean gain, the gains of each seed, model), and `families` as a
+              configuration takes them, with the larger model as `model`
+
+    A client trains as long as the configuration says, by its block of the method that trains alone if it has one, else
+    with the rank and alpha of its method. Raises ConfigError unless there are two models of different size.
+    """
+    experiment = resolve_model(load_experiment(config, overrides))
+    if math.isnan(threshold):
+        raise ConfigError(["--threshold: must be a number of points, got nan"], "the command")
+    check_folder(Path(out))
+    sizes = _two_models(experiment, models)
+    if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
+    evaluate = replace(experiment.evaluate, newcomers=False, others="never")
+    hosts = []
+    for settings in sizes:
+        name = f"{experiment.name}-{Path(settings.id).name}"
+        alone = replace(experiment, name=name, model=settings, families={}, method=_alone(experiment), baselines=[],
+                        evaluate=evaluate)  # fmt: skip
+        hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
+    small, large = sorted(hosts, key=_parameters)
+    if _parameters(small) == _parameters(large):
+        raise ConfigError([f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
+                           "parameters, so neither is the larger"], "the choice of models")  # fmt: skip
+    scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
+    for which, host in (("small", small), ("large", large)):
+        for index, seed in enumerate(seeds or [experiment.federation.seed]):
+            path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
+            one = host if index == 0 else Host(_with_seed(host.experiment, seed))
+            label = which if seeds is None else f"{which}, seed {seed}"
+            done = run(one.experiment, out=path, resume=(path / "config.yaml").exists(), host=one,
+                       observer=_named(observer, label))  # fmt: skip
+            scores[which].append(scores_of_run(done.results))
+    by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
+    gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
+    chosen = model_choice(gained, threshold)
+    found = {
+        "metric": large.task.metric,
+        "threshold": threshold,
+        "limit": limit_sentence(asdict(experiment.limit)),
+        "models": {"small": small.experiment.model.id, "large": large.experiment.model.id},
+        "seeds": list(seeds or [experiment.federation.seed]),
+        "clients": {
+            client: {
+                **{which: mean(one[client] for one in scores[which]) for which in scores},
+                "gain": gain,
+                "gains": [one[client] for one in by_seed],
+                "model": chosen[client],
+            }
+            for client, gain in gained.items()
+        },
+        "families": {
+            "small": {
+                "clients": [client for client, which in chosen.items() if which == "small"],
+                "model": {"id": small.experiment.model.id},
+            }
+        },
+    }
+    write_json(Path(out) / "select.json", found)
+    return found
+
+
+def _named(observer: Observer | None, label: str) -> Observer | None:
+    """The same for events of a run that is called otherwise here."""
+    return None if observer is None else lambda event: observer({**event, "run": label})
+
+
+def _parameters(host: Host) -> int:
+    return host.backbone_of("").parameters
+
+
+def _with_seed(experiment: Experiment, seed: int) -> Experiment:
+    """Other adapters and batches on the same data: each client is to be judged on what it has."""
+    return replace(experiment, federation=replace(experiment.federation, seed=seed))
+
+
+def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[ModelSettings]:
+    if asked is not None:
+        if asked[0] == asked[1]:
+            raise ConfigError([f"models: {asked[0]} twice; name two of different size"], "the choice of models")
+        return [replace(experiment.model, id=one, revision=None) for one in asked]
+    known = {one.id: one for one in (experiment.model, *(family.model for family in experiment.families.values()))}
+    if len(known) != 2:
+        raise ConfigError([f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; "
+                           "name two"], "the choice of models")  # fmt: skip
+    return list(known.values())
+
+
+def _alone(experiment: Experiment) -> dict[str, Any]:
+    """The configuration's own block of the method that trains alone, or one with an adapter of the same size."""
+    for block in (experiment.method, *experiment.baselines):
+        if block["name"] == ALONE:
+            return dict(block)
+    return {"name": ALONE, **{key: experiment.method[key] for key in _SIZE if key in experiment.method}}

@@ -1,0 +1,166 @@
+"""The commands on a real, very short run."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from befit.cli.main import app
+from befit.config.experiment import load_experiment
+from befit.core.yamlfile import parse_yaml
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+DEMO = Path(__file__).parents[3] / "src" / "befit" / "cli" / "demo.yaml"
+SHORT = (
+    "federation.rounds=2",
+    "method.rounds_local=1",
+    "baselines=[local]",
+    "baselines.0.rounds=1",
+    "evaluate.every=1",
+)
+
+runner = CliRunner()
+
+
+def call(*words):
+    return runner.invoke(app, [str(one) for one in words])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run through the command line, and what it printed."""
+    out = tmp_path_factory.mktemp("runs") / "short"
+    done = call("run", CONFIGS / "digits-potara.yaml", *SHORT, "--out", out, "--json")
+    assert done.exit_code == 0, done.stderr
+    return out, done
+
+
+def test_a_run_prints_its_results_and_nothing_else(finished):
+    out, done = finished
+    printed = json.loads(done.stdout)
+    assert printed["path"] == str(out)
+    assert printed["results"] == json.loads((out / "results.json").read_text())
+    assert len(printed["results"]["clients"]) == 10
+    assert "potara" in done.stderr and "elapsed" in done.stderr
+
+
+def test_a_finished_directory_is_not_overwritten_but_resumes_to_itself(finished):
+    out, done = finished
+    words = ("run", CONFIGS / "digits-potara.yaml", *SHORT, "--out", out)
+    before = (out / "results.json").read_bytes()
+    again = call(*words)
+    assert again.exit_code == 2 and "--resume" in again.stderr
+    assert json.loads(call(*words, "--resume", "--json").stdout) == json.loads(done.stdout)
+    assert (out / "results.json").read_bytes() == before
+
+
+def test_the_hint_after_an_interrupt_resumes_the_run(finished):
+    """The saved configuration counts as the same one, from any folder."""
+    out, done = finished
+    again = call("run", out / "config.yaml", "--out", out, "--resume", "--json", "--quiet")
+    assert json.loads(again.stdout) == json.loads(done.stdout)
+
+
+def test_a_baseline_that_is_finished_is_shown_as_done_after_resuming(finished, tmp_path):
+    out, done = finished
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(out, unfinished)
+    for name in ("report.html", "results.json", "method.json"):
+        (unfinished / name).unlink()
+    again = call("run", unfinished / "config.yaml", "--out", unfinished, "--resume", "--json")
+    assert again.exit_code == 0 and "local · done, by an earlier process" in again.stderr
+    scores = [one["results"]["summary"]["mean"] for one in (json.loads(again.stdout), json.loads(done.stdout))]
+    assert scores[0] == scores[1]
+
+
+def test_people_get_tables_a_headline_and_paths(finished):
+    out, _ = finished
+    text = call("run", out / "config.yaml", "--out", out, "--resume", "--quiet").stdout
+    for word in ("client-00", "client-09", "report.html", "results.json", "adapter"):
+        assert word in text.replace("\n", "")
+
+
+def test_an_adapter_is_exported_and_answers(finished, tmp_path):
+    import numpy as np
+
+    out, _ = finished
+    target = tmp_path / "adapter"
+    exported = call("export", out, "--client", "client-03", "--out", target, "--json")
+    assert json.loads(exported.stdout)["path"] == str(target)
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {one.name for one in target.iterdir()}
+    assert call("export", out, "--client", "client-03", "--out", target).exit_code == 2
+    image = tmp_path / "digit.npy"
+    np.save(image, np.zeros((8, 8), np.float32))
+    (answer,) = json.loads(call("predict", out, "--client", "client-03", image, "--json").stdout)
+    assert str(answer["label"]) in "0123456789"
+
+
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_an_unknown_client_is_named_with_the_one_that_was_meant(finished, tmp_path, command):
+    out, _ = finished
+    words = ("--out", tmp_path / "x") if command == "export" else ("text",)
+    done = call(command, out, "--client", "client-3", *words)
+    assert done.exit_code == 2 and "Did you mean: client-03?" in done.stderr
+
+
+def test_check_estimates_without_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(call("check", CONFIGS / "digits-potara.yaml", "--json").stdout)
+    assert found["clients"] == 10 and found["baselines"] == ["local", "fedit"]
+    assert [(one["run"], one["rounds"]) for one in found["stages"] if one["uplink"]] == [("potara", 60), ("fedit", 60)]
+    text = call("check", CONFIGS / "digits-potara.yaml").stdout
+    assert "no mistakes" in text and f"{found['trainable_parameters']:,} parameters" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_benchmarks_are_listed_with_their_arguments():
+    listed = {one["name"]: one for one in json.loads(call("benchmarks", "--json").stdout)}
+    arguments = {one["name"]: one for one in listed["digits"]["arguments"]}
+    assert arguments["clients"]["default"] == 10
+    every = call("benchmarks").stdout
+    assert all(name in every for name in listed)  # no name is cut, however narrow the terminal
+    one = call("benchmarks", "digits").stdout
+    assert "clients" in one and "digits-vit" in one and "skills" not in one
+    assert call("benchmarks", "digit").exit_code == 2
+
+
+def test_benchmark_arguments_are_checked_with_the_rest():
+    done = call("check", CONFIGS / "digits-potara.yaml", "benchmark.cleints=3", "benchmark.alpha=a", "train.lr=0",
+                "benchmark.version=99")  # fmt: skip
+    assert done.exit_code == 2
+    for problem in (
+        "4 problems", "benchmark.cleints: unknown key for digits. Did you mean: clients?",
+        'benchmark.alpha: must be a number, got "a"', "benchmark.version: digits is at version", "train.lr: must be",
+    ):  # fmt: skip
+        assert problem in done.stderr
+
+
+def test_the_demo_is_the_documented_experiment():
+    shipped = load_experiment(parse_yaml(DEMO.read_text()), ["name=same"])
+    assert shipped == load_experiment(CONFIGS / "digits-potara.yaml", ["name=same"])
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_of_the_repository_is_accepted(path):
+    experiment = load_experiment(path)
+    assert load_experiment(experiment) == experiment
+    to_be_copied = {"files-example": "my-clients", "choices-example": "my-questions"}
+    assert experiment.name == to_be_copied.get(path.stem, path.stem)
+
+
+def test_a_trial_of_a_recipe_is_sent_to_the_command_with_its_option():
+    recipe = Path(__file__).parents[3] / "recipes" / "offline" / "digits.yaml"
+    done = call("run", recipe, "--trial")
+    assert done.exit_code != 0 and f"befit compare {recipe} --trial" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("run", "method=local"), ("compare", "--methods", "local,fedit", "--seeds", "0")])
+def test_a_directory_below_a_file_is_refused_by_name(words, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    name, *more = words
+    done = call(name, CONFIGS / "digits-potara.yaml", *more, "--out", tmp_path / "notes" / "run")
+    assert done.exit_code == 2, done.output
+    assert "notes exists already and is not a folder" in done.stderr.replace("\n", " ")
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -1,0 +1,229 @@
+"""AdaLoRA against PEFT's own, step by step, and its budgets; LoRA as a personal stage against local training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from befit.adapters.bayestune import BUDGETED
+from befit.adapters.keys import join, slot, to_slot
+from befit.adapters.layout import lora
+from befit.adapters.model import AdaptedModel
+from befit.core.errors import ConfigError
+from befit.core.storage import read_json
+from befit.core.values import Payload, Tick
+from befit.methods.adalora import AdaLora
+from befit.methods.fedl2p import FedL2P
+from befit.methods.lora import Lora
+from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
+from befit.methods.parts.recipe.personal import LocalTraining, Use
+from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.federate import final_download
+from befit.protocol.serve import deployment
+from befit.protocol.settings import TrainSettings
+from befit.runs.peft_io import write_adapter
+from befit.train.loop import Pass, train
+from tests.conftest import assert_near, assert_same, make_site, tiny_model
+from tests.unit.methods.federation import Clients
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+STEPS = 14
+AT = Tick("budget", 1, 1, 0)
+
+
+def adapted(method: AdaLora):
+    """A ViT without a trained head, whose loss is then the same in PEFT."""
+    model = AdaptedModel(tiny_model("vit"), "all", head=False)
+    budget = TrainSettings(max_steps=STEPS, batch_size=4, lr=2e-2)
+    return make_site("vit", method.layout, model=model, budget=budget)
+
+
+def in_peft(site: Any, method: AdaLora, weight: float) -> Any:
+    import peft
+
+    config = peft.AdaLoraConfig(
+        target_modules=list(site.model.paths.values()), target_r=method.rank, init_r=method.start, lora_alpha=8,
+        total_step=STEPS, tinit=int(0.1 * STEPS), tfinal=int(0.3 * STEPS), deltaT=method.interval,
+        orth_reg_weight=weight, lora_dropout=0.0,
+    )  # fmt: skip
+    model = peft.tuners.adalora.AdaLoraModel(tiny_model("vit"), config, "default")
+    with torch.no_grad():
+        for name, path in site.model.paths.items():
+            layer = model.model.get_submodule(path)
+            for ours, theirs in (("A", layer.lora_A), ("B", layer.lora_B)):
+                theirs["default"].copy_(site.model.dump(slot(BUDGETED))[join(BUDGETED, name, ours)])
+            layer.ranknum["default"] -= 1e-5  # which PEFT adds to the rank that it divides alpha by
+    return model
+
+
+@pytest.mark.parametrize(("weight", "interval"), [(0.1, 1), (0.0, 3)])
+def test_every_step_is_that_of_PEFT(weight: float, interval: int) -> None:
+    """Values, singular values and allocations after 14 steps from the same start on the same batches."""
+    method = AdaLora(rank=2, interval=interval)
+    site = adapted(method)
+    theirs = in_peft(site, method, weight)
+    modules = len(site.model.paths)
+    optimiser = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], lr=2e-2, weight_decay=0.0)
+    for step, batch in enumerate(site.batches("train", STEPS, AT)):
+        theirs(**batch).loss.backward()
+        optimiser.step()
+        theirs.update_and_allocate(step)
+        optimiser.zero_grad()
+
+    table = Timetable.over(STEPS, 3 * modules, 2 * modules, 0.1, 0.3, interval)
+    allocator = Allocator(site.model, BUDGETED, table)
+    terms = (Orthogonality(BUDGETED, weight),) if weight else ()
+    train(site, [Pass(slot(BUDGETED), (BUDGETED,), terms, after=allocator)], AT)
+    ours = site.model.dump(slot(BUDGETED))
+    expected = {}
+    for name, path in site.model.paths.items():
+        layer = theirs.model.get_submodule(path)
+        for part, held in (("A", layer.lora_A), ("B", layer.lora_B), ("lambda", layer.lora_E)):
+            key = join(BUDGETED, name, part)
+            expected[key] = held["default"].detach().view(ours[key].shape)
+            if part == "lambda":
+                assert torch.equal(expected[key] == 0, ours[key] == 0), key
+    assert_near(ours, expected, rtol=1e-3, atol=2e-5)
+    assert sum(int((value != 0).sum()) for key, value in ours.items() if key.endswith("lambda")) == 2 * modules
+
+
+def test_the_orthogonality_term_is_a_mean_of_norms() -> None:
+    """Orthonormal factors cost nothing; twice as long ones || 3 I ||_F = 3 sqrt(r)."""
+    method = AdaLora(rank=2)
+    site = adapted(method)
+    state = site.model.dump(slot(BUDGETED))
+    for key, value in state.items():
+        if not key.endswith("lambda"):
+            tall = torch.linalg.qr(torch.randn(max(value.shape), min(value.shape)))[0]
+            state[key] = 2 * (tall if value.shape[0] > value.shape[1] else tall.T)
+    site.model.load(state)
+    penalty = Orthogonality(BUDGETED, 0.5).bind(site)
+    assert float(penalty({}, torch.zeros(1))) == pytest.approx(0.5 * 3 * 3**0.5, rel=1e-4)
+    site.model.load({key: value / 2 for key, value in state.items()})
+    assert float(penalty({}, torch.zeros(1))) == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "active"), [("bert", False), ("llama", True)])
+def test_the_parity_preset_leaves_orthogonality_out_where_there_are_classes(kind: str, active: bool) -> None:
+    """Its adapters are those without the term for a classifier, and those with it for a language model."""
+    adapters = {}
+    for name, options in (("parity", {"preset": "parity"}), ("with", {}), ("without", {"orthogonal": 0.0})):
+        method = AdaLora(rank=2, **options)
+        site = make_site(kind, method.layout, budget=TrainSettings(max_steps=3, batch_size=4, lr=2e-2))
+        (stage,) = method.plan()
+        adapters[name] = stage.exchange.client_update(Payload(), Payload(), site, AT)[0].arrays
+    same, other = ("with", "without") if active else ("without", "with")
+    assert_same(adapters["parity"], adapters[same])
+    key = next(key for key in adapters["parity"] if key.endswith("/A"))
+    assert not torch.equal(adapters["parity"][key], adapters[other][key])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 57])
+@pytest.mark.parametrize("final", [0.0, 0.3])
+def test_however_few_steps_there_are_the_last_choice_is_the_budget(steps: int, final: float) -> None:
+    table = Timetable.over(steps, 24, 16, 0.1, final)
+    ranks = [table.ranks(step) for step in range(steps)]
+    assert ranks == sorted(ranks, reverse=True) and ranks[-1] == 16 and table.allocates(steps - 1)
+
+
+@pytest.mark.parametrize(("rank", "rounds"), [(1, 1), (2, 2), (4, 3)])
+def test_a_budget_is_exact_whatever_the_rounds(rank: int, rounds: int) -> None:
+    method = AdaLora(rank=rank)
+    clients = Clients(method)
+    clients.run(rounds=rounds)
+    memory = clients.memory("b").arrays
+    modules = len(clients.model.shapes.targets)
+    kept = {key: value for key, value in memory.items() if key.endswith("/lambda")}
+    assert sum(int((value != 0).sum()) for value in kept.values()) == rank * modules
+    assert not any(key.startswith(("optimiser:", "sensitivity", "allocation")) for key in memory)
+    shapes = clients.model.shapes.targets
+    numbers = sum(int((v != 0).sum()) * (shapes[k.split("/")[1]].d_in + shapes[k.split("/")[1]].d_out)
+                  for k, v in kept.items())  # fmt: skip
+    stored = [v.numel() for k, v in memory.items() if k.startswith(BUDGETED) and k.endswith(("/A", "/B"))]
+    assert sum(stored) == numbers
+
+
+def test_rounds_are_one_training_cut_in_pieces() -> None:
+    """Two rounds that keep averages and optimiser choose as a single allocator over the same batches does."""
+    method = AdaLora(rank=2)
+    clients = Clients(method, count=1)
+    clients.run(rounds=2)
+    site = clients.fresh("a")
+    modules = len(site.model.shapes.targets)
+    table = Timetable.over(6, 3 * modules, 2 * modules, 0.1, 0.3)
+    moments: dict[str, torch.Tensor] = {}
+    allocator = Allocator(site.model, BUDGETED, table)
+    for round_ in (1, 2):
+        one = Pass(slot(BUDGETED), (BUDGETED,), (Orthogonality(BUDGETED, 0.1),), keep_optimiser=True,
+                   after=lambda step, offset=3 * (round_ - 1): allocator(step + offset))  # fmt: skip
+        moments = train(site, [one], Tick("budget", round_, 2, 0), moments=moments).moments
+    found, memory = site.model.dump(slot(BUDGETED)), clients.memory("a").arrays
+    for key, value in memory.items():
+        if key.endswith("/lambda"):
+            assert torch.equal(value, found[key])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        AdaLora(rank=1),
+        Lora(rank=2),
+        AdaLora(rank=1, base={"name": "fedit", "rank": 2}),
+        FedL2P(rank=2, draws=2),
+        FedL2P(rank=2, draws=2, base={"name": "ditto", "rank": 2}),
+    ],
+)
+def test_the_checkpoint_gives_the_same_logits_in_PEFT(method: Any, tmp_path: Path) -> None:
+    import peft
+
+    clients = Clients(method)
+    server = clients.run()
+    assert not clients.notes.failures
+    received = final_download(method, server, clients.sites["a"].info, Tick("budget", 2, 2, 0))
+    found = deployment(method, clients.fresh("a"), clients.store, received, Tick("budget", 2, 2, 0), 2)
+    write_adapter(tmp_path / "adapter", found, clients.model, base="tiny", task="image-classification")
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    ranks = [config["rank_pattern"].get(path, config["r"]) for path in config["target_modules"]]
+    if method.before is None:
+        assert sum(ranks) == method.rank * len(clients.model.shapes.targets)
+    site = clients.fresh("a")
+    batch = site.examples("test").batch(torch.arange(4))
+    site.model.load(found.arrays)
+    with torch.no_grad(), site.model.active(*found.slots):
+        ours = site.logits(batch)
+        loaded = peft.PeftModel.from_pretrained(tiny_model("vit"), str(tmp_path / "adapter")).eval()
+        theirs = site.task.logits(loaded, batch)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_lora_without_a_base_is_local_training_bit_for_bit() -> None:
+    """Under the same name of the stage, which decides the batches."""
+    alone = LocalTraining((Pass(slot("personal"), ("personal",), keep_optimiser=True),), name="budget")
+    recipe = Recipe(layout=lora(2, 4.0, slots=("personal",)), before=(alone,), use=Use(("personal",)))
+    ours, theirs = Clients(Lora(rank=2)), Clients(recipe)
+    ours.run()
+    theirs.run()
+    found, expected = ours.memory("a").arrays, theirs.memory("a").arrays
+    adapter = {to_slot(key, BUDGETED): value for key, value in expected.items() if key.startswith("personal/")}
+    assert_same(adapter, {key: found[key] for key in found if key.startswith(f"{BUDGETED}/")})
+    assert len(found) == len(adapter)  # nothing goes on after the last round
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"rank": 0}, "rank: must be at least 1"),
+        ({"rank": 8, "init_rank": 4}, "init_rank: must not be below"),
+        ({"warmup": 0.6, "final": 0.5}, "warmup: and final"),
+        ({"interval": 0}, "interval"),
+        ({"beta1": 1.0}, "beta1"),
+        ({"orthogonal": -1.0}, "orthogonal"),
+        ({"base": {"name": "lora"}}, "has a stage 'budget'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        AdaLora(**arguments)

@@ -1,0 +1,128 @@
+"""Whoever personalises a base looks, searches and trains on top of it in every stage (fedp2eft.md, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from befit.adapters.keys import join
+from befit.config.experiment import load_experiment
+from befit.core.errors import ConfigError
+from befit.methods.adalora import AdaLora
+from befit.methods.bayestune import BayesTune
+from befit.methods.fedp2eft import FedP2EFT
+from befit.methods.lora import Lora
+from befit.protocol.method import Method
+from befit.protocol.per_family import part
+from befit.protocol.registry import build_method
+from befit.runs.directory import read_lines
+from befit.runs.runner import check, run
+from tests.conftest import assert_near
+from tests.unit.methods.federation import Clients
+
+BASE = {"name": "fedit", "rank": 2}
+# Nobody has to choose: with ranks to drop, the rounding of a merge could decide which.
+WAYS: dict[str, tuple[Callable[..., Method], dict[str, Any]]] = {
+    "fedp2eft": (FedP2EFT, {"rank": 4, "rank_max": 2}),
+    "bayestune": (BayesTune, {"rank": 4, "rank_max": 2}),
+    "lora": (Lora, {"rank": 2}),
+    "adalora": (AdaLora, {"rank": 2, "init_rank": 2}),
+}
+
+
+def merge_base(clients: Clients, into: Clients) -> None:
+    """Add `scale B A` of what the clients fixed to the dense weights of another federation's backbone."""
+    fixed, scale = part(clients.memory("a"), "fixed").arrays, clients.model.layout.slot("shared").scale
+    for name, layer in into.model.layers.items():
+        A, B = (fixed[join("shared", name, factor)] for factor in ("A", "B"))
+        assert float(B.abs().max()) > 0.01  # a base that says something
+        with torch.no_grad():
+            layer.weight.add_(scale * B @ A)
+
+
+def personal_reports(clients: Clients) -> dict[tuple[str, int, str], dict[str, float]]:
+    """What clients reported of their own stages, those of the base left out."""
+    own = ("generate", "scales", "search", "budget")
+    return {(at.stage, at.round, u.client.id): u.report for at, u in clients.notes.updates if at.stage in own}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_personalising_a_base_is_personalising_a_backbone_into_which_it_is_merged(way: str) -> None:
+    """Features, scales, generator, losses and adapters of all rounds, within what the merge's rounding changes."""
+    make, arguments = WAYS[way]
+    on_base, merged = (Clients(make(**arguments, **more), kind="llama") for more in ({"base": BASE}, {}))
+    server = on_base.run(cohort=1)  # so that some are first seen when their scales are predicted
+    merge_base(on_base, into=merged)
+    expected_server = merged.run(cohort=1)
+    assert not any(one.notes.failures for one in (on_base, merged))
+    assert_near({key: server.arrays[key] for key in expected_server.arrays}, expected_server.arrays, 1e-3, 1e-6)
+    for client in "abc":
+        found, expected = (one.memory(client).arrays for one in (on_base, merged))
+        assert_near({key: found[key] for key in expected}, expected, rtol=1e-2, atol=1e-4)
+    reports, expected_reports = personal_reports(on_base), personal_reports(merged)
+    assert reports.keys() == expected_reports.keys()
+    for key, report in expected_reports.items():
+        # Scales that are still all but equal differ by little more than their rounding.
+        assert reports[key] == pytest.approx(report, rel=1e-3, abs=1e-6), key
+
+
+def base_losses(path: Path) -> list[tuple[int, str, float]]:
+    lines = [line for line in read_lines(path / "metrics.jsonl") if line["kind"] == "train"]
+    return [(line["round"], line["client"], line["loss"]) for line in lines if line["stage"] == "federate"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "dropout"),
+    [({"lr": 0.05}, 0.0), ({"optimiser": "sgd", "momentum": 0.9, "lr": 0.5, "batch_size": 3}, 0.0), ({}, 0.5)],
+)
+def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
+    changes: dict[str, Any], dropout: float, tmp_path: Path
+) -> None:
+    """Loss by loss that of FedIT run with those settings, and what is trained on top of it has the run's."""
+    shared: dict[str, Any] = {
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "federation": {"rounds": 2},
+        "report": {"plots": False}, "baselines": [],
+    }  # fmt: skip
+    usual, fedit = {"max_steps": 2, "lr": 1e-3}, {"name": "fedit", "rank": 2}
+    as_alone = {**shared, "method": fedit, "train": {**usual, **changes}, "adapter": {"dropout": dropout}}
+    alone = run(load_experiment(as_alone), out=tmp_path / "alone")
+    plain = run(load_experiment({**shared, "method": fedit, "train": usual}), out=tmp_path / "plain")
+    lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes, "dropout": dropout}}
+    on_base = run(load_experiment({**shared, "method": lora, "train": usual}), out=tmp_path / "on")
+    assert base_losses(on_base.path) == base_losses(alone.path) != base_losses(plain.path)
+    steps = [line for line in read_lines(on_base.path / "metrics.jsonl")
+             if line["kind"] == "train" and line["stage"] == "budget"]  # fmt: skip
+    examples = {client: row["train_examples"] for client, row in on_base.results["clients"].items()}
+    assert {line["client"]: line["steps"] for line in steps} == {
+        client: -(-count // 10) for client, count in examples.items()
+    }, "batches of ten, as the run has them"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"train": {"lr": -1}}, r"base\.train\.lr: must be positive, got -1"),
+        ({"train": {"rate": 1}}, r"base\.train\.rate: unknown key"),
+        ({"train": {"max_steps": 3}}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
+        ({"train": {"momentum": 0.5, "optimiser": "adamw"}}, r"base\.train\.momentum: belongs to sgd"),
+        ({"train": 0.1}, r"base\.train: must be settings of train, such as"),
+        ({"dropout": 1.0}, r"base\.dropout: must be at least 0 and below 1, got 1\.0"),
+        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train and dropout too"),
+    ],
+)
+def test_settings_that_a_base_cannot_have_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        build_method({"name": "lora", "rank": 2, "base": {"name": "fedit", "rank": 2, **given}})
+
+
+def test_an_estimate_counts_the_larger_batch_of_a_base() -> None:
+    plain: dict[str, Any] = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": []}
+    based = {**plain, "method": {"name": "lora", "base": {"name": "fedit", "train": {"batch_size": 200}}}}
+    found = check(load_experiment(based))
+    expected = check(load_experiment({**plain, "method": "fedit", "train": {"batch_size": 200}}))
+    assert found["memory_parts_mib"]["activations"] == expected["memory_parts_mib"]["activations"]
+    assert any("fewer training examples than train.batch_size (200)" in one for one in found["warnings"])

@@ -1,0 +1,53 @@
+"""Small things that a reader of a report trips over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from befit.report.drawing import legend
+from befit.report.groups import group_tables
+from befit.runs.results import method_results
+
+
+def test_updates_are_the_rounds_of_exchanges_and_not_those_of_personal_stages(tmp_path: Path) -> None:
+    line = {"client": "a", "purpose": "train", "bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "peak_memory_mib": 1.0}
+    stages = [{"stage": stage, "round": round_} for stage, round_ in (("meet", 1), ("meet", 2), ("own", 1))]
+    (tmp_path / "ledger.jsonl").write_text("\n".join(json.dumps({**line, **stage}) for stage in stages))
+    found = method_results(tmp_path, ["a"], {"a": 3}, "accuracy", ["meet"], ("own", 1), {"meet"})
+    assert found["clients"]["a"]["updates"] == 2 and found["clients"]["a"]["bytes_up"] == 3
+
+
+def test_a_legend_of_many_runs_stays_in_the_figure() -> None:
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    for run in range(5):
+        axes.plot([0, 1], [0, run], label=f"A method of a long name {run} (sends nothing)")
+    legend(figure, axes, 5)
+    (drawn,) = figure.legends
+    assert drawn.get_window_extent(FigureCanvasAgg(figure).get_renderer()).width <= figure.bbox.width
+    assert len(drawn.get_texts()) == 5
+
+
+def test_groups_of_newcomers_say_whose_they_are_before_their_budget() -> None:
+    one = {"wins": {"fedit": 0}, "groups": {}}
+    results = {"metric": "accuracy", "groups": {"language": {**one, "budgets": {"r2": one}}}}
+    titles = [title for title, _, _ in group_tables(results, "newcomers")]
+    assert titles == ["language of newcomers", "language of newcomers, budget r = 2"]
+
+
+def test_a_legend_of_a_hundred_runs_leaves_the_axes_their_room() -> None:
+    """Constrained layout warns, and a warning is an error here, where axes have no room left."""
+    heights = {}
+    for runs in (4, 100):
+        figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+        axes = figure.add_subplot()
+        for index in range(runs):
+            axes.plot([0, 1], [0, index], label=f"a method with a long name, number {index}")
+        legend(figure, axes, runs)
+        figure.draw_without_rendering()
+        heights[runs] = axes.get_window_extent().height / figure.dpi
+    assert heights[100] > 0.8 * heights[4] > 1

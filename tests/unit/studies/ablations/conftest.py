@@ -1,0 +1,38 @@
+"""A short run of Potara on three clients with real digits, and an ablation directory of the same configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import befit
+from befit.studies.ablations.ablate import Finished, ablate
+
+CONFIG: dict[str, Any] = {
+    "name": "short",
+    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
+    "method": {"name": "potara", "rank": 2, "rounds_local": 2, "samples": 8},
+    "baselines": [{"name": "local", "rank": 2, "rounds": 2}, {"name": "fedit", "rank": 2}],
+    "train": {"max_steps": 2},
+    "federation": {"rounds": 3},
+    "evaluate": {"every": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def run_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `befit run` makes of the configuration."""
+    return befit.run(CONFIG, out=tmp_path_factory.mktemp("run") / "run").results
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of all ablations of the configuration."""
+    return tmp_path_factory.mktemp("ablations")
+
+
+@pytest.fixture(scope="session")
+def sweep(root: Path) -> Finished:
+    return ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 0.5})

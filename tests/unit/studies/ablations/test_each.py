@@ -1,0 +1,93 @@
+"""What each ablation measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from befit.methods.potara import closed_form_weight, merged_trace
+from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.ablations.potara_granularity import coordinate_trace
+from befit.train.paired_fisher import Variances
+from tests.unit.studies.ablations.conftest import CONFIG
+
+
+def of(done: Finished, client: str = "client-00") -> list[dict[str, Any]]:
+    return [row for row in done.results["rows"] if row["client"] == client]
+
+
+def test_the_grid_search_picks_on_validation_and_the_oracle_on_test(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-grid-search", CONFIG, out=root, options={"step": 0.5})
+    for client in ("client-00", "client-01", "client-02"):
+        (row,) = of(done, client)
+        steps = {r["w"]: r for r in of(sweep, client) if not r["computed"]}
+        assert row["oracle"] == max(r["score"] for r in steps.values())
+        assert steps[row["w_grid"]]["validation"] == max(r["validation"] for r in steps.values())
+        assert row["grid"] == steps[row["w_grid"]]["score"] <= row["oracle"]
+        assert row["seconds_closed"] > 0 and row["seconds_grid"] > 0
+
+
+def test_a_finer_partition_has_a_smaller_trace_and_the_client_weight_is_the_runs(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-granularity", CONFIG, out=root)
+    for correlation in (True, False):
+        rows = {row["granularity"]: row for row in of(done) if row["correlation"] is correlation}
+        for coarse, fine in (("client", "factor"), ("client", "layer"), ("factor", "tensor"), ("layer", "tensor"),
+                             ("tensor", "coordinate")):  # fmt: skip
+            assert rows[fine]["trace"] <= rows[coarse]["trace"] * (1 + 1e-9)
+        assert rows["coordinate"]["trace"] < rows["client"]["trace"] <= 1
+    with_correlation = next(row for row in of(done) if row["granularity"] == "client" and row["correlation"])
+    computed = next(row for row in of(sweep) if row["computed"])
+    assert (with_correlation["w"], with_correlation["score"]) == (computed["w"], computed["score"])
+
+
+def test_the_trace_of_single_coordinates_is_the_sum_of_their_own_minima() -> None:
+    """Coordinate 1: a = 1, b = 3, c = 0: w = 3/4, f = 9/16 + 3/16 = 3/4. Coordinate 2: a = b = c = 2: flat, f = 2.
+    Coordinate 3: a = 4, b = 1, c = 1: w = 0, f = 1."""
+    fed, local, cross = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 2, 4], [3.0, 2, 1], [0.0, 2, 1]))
+    found = coordinate_trace(Variances({"x/A": (0, 3)}, fed, local, cross, {}))
+    assert found == pytest.approx(3.75, rel=1e-12)
+    each = [merged_trace(a, b, c, closed_form_weight(a, b, c)[0])
+            for a, b, c in zip(fed.tolist(), local.tolist(), cross.tolist(), strict=True)]  # fmt: skip
+    assert found == pytest.approx(sum(each), rel=1e-12)
+
+
+def test_damping_moves_the_weight_to_one_half_and_the_runs_delta_gives_the_runs_weight(
+    root: Path, sweep: Finished
+) -> None:
+    done = ablate("potara-damping", CONFIG, out=root, options={"deltas": [1e-4, 1e9]})
+    for client in ("client-00", "client-01"):
+        small, huge = of(done, client)
+        computed = next(row for row in of(sweep, client) if row["computed"])
+        assert (small["w"], small["score"]) == (computed["w"], computed["score"])
+        assert huge["w"] == pytest.approx(0.5, abs=1e-6) and huge["damped_share"] == 1
+        assert abs(small["w"] - 0.5) > 1e-3
+
+
+def test_only_clients_with_more_examples_than_m_have_a_spread(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-samples", CONFIG, out=root, options={"samples": [8, 5000], "draws": 3})
+    run, everything = of(done)
+    assert run["w"] == next(row for row in of(sweep) if row["computed"])["w"]
+    assert run["used"] == 8 and run["w_std"] > 0 and run["w_mean"] != run["w"]
+    assert everything["used"] < 5000 and everything["w_std"] is None and everything["w_mean"] == everything["w"]
+    shown = next(one for one in done.findings.tables).table[1]
+    assert shown[1][4] == "0 of 3"
+
+
+def test_all_merge_spaces_use_the_runs_weights(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-merge-space", CONFIG, out=root)
+    for client in ("client-00", "client-02"):  # after another client had the slots of the products on the model
+        rows = {row["space"]: row for row in of(done, client)}
+        computed = next(row for row in of(sweep, client) if row["computed"])
+        assert {row["w"] for row in rows.values()} == {computed["w"]}
+        assert rows["factors"]["score"] == computed["score"]
+        assert 0 < rows["product"]["product_gap"] < 1
+
+
+def test_the_sources_of_the_statistics_differ_and_the_first_is_the_runs(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-statistics", CONFIG, out=root)
+    rows = {row["variant"]: row for row in of(done)}
+    assert rows["train, empirical"]["w"] == next(row for row in of(sweep) if row["computed"])["w"]
+    assert len({row["w"] for row in rows.values()}) == 4

@@ -1,0 +1,118 @@
+"""Ablations measure the run itself: the same branches, the same weights, the same scores, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from befit.core.storage import read_json
+from befit.studies.ablations.ablate import Finished, ablate
+from tests.unit.studies.ablations.conftest import CONFIG
+
+
+def by_client(done: Finished, **values: Any) -> dict[str, dict[str, Any]]:
+    rows = [row for row in done.results["rows"] if all(row[key] == value for key, value in values.items())]
+    return {row["client"]: row for row in rows}
+
+
+def test_the_computed_weight_and_its_score_are_those_of_a_run(sweep: Finished, run_results: dict[str, Any]) -> None:
+    rows = by_client(sweep, computed=True)
+    assert rows.keys() == run_results["clients"].keys()
+    for client, row in run_results["clients"].items():
+        assert rows[client]["w"] == row["diagnostics"]["w"]
+        assert rows[client]["score"] == row["accuracy"]
+        assert rows[client]["trace"] == pytest.approx(row["diagnostics"]["trace_merged"], rel=1e-12)
+
+
+def test_the_ends_of_the_sweep_are_local_training_and_fedit(sweep: Finished, run_results: dict[str, Any]) -> None:
+    for w, label in ((0.0, "local"), (1.0, "fedit")):
+        rows = by_client(sweep, computed=False, w=w)
+        assert {client: row["score"] for client, row in rows.items()} == {
+            client: row["baselines"][label] for client, row in run_results["clients"].items()
+        }
+
+
+def test_checkpoints_are_those_of_one_fedit_run_and_bytes_are_counted(
+    sweep: Finished, root: Path, run_results: dict[str, Any]
+) -> None:
+    done = ablate("potara-rounds", CONFIG, out=root)
+    curve = {point["round"]: point["mean"] for point in run_results["curves"]["fedit"]}
+    for round_ in (1, 2, 3):
+        rows = by_client(done, round=round_).values()
+        assert sum(row["federated"] for row in rows) / 3 == pytest.approx(curve[round_], abs=1e-12)
+        for row in rows:
+            assert row["bytes_up"] * 3 == run_results["clients"][row["client"]]["bytes_up"] * round_
+    last = by_client(done, round=3)
+    assert {c: row["merged"] for c, row in last.items()} == {
+        c: r["accuracy"] for c, r in run_results["clients"].items()
+    }
+    assert len({row["local"] for row in done.results["rows"] if row["client"] == "client-00"}) == 1
+
+
+def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, root: Path) -> None:
+    folders = sorted((root / "branches").iterdir())
+    before = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*")}
+    events: list[dict[str, Any]] = []
+    config = {**CONFIG, "method": {**CONFIG["method"], "samples": 5, "merge_space": "product", "stat_split": "val"}}
+    other = ablate("potara-weight-sweep", config, out=root, options={"step": 1.0}, observer=events.append)
+    assert {event.get("stage") for event in events} == {None, "measure"}
+    assert sorted((root / "branches").iterdir()) == folders
+    assert {path: path.stat().st_mtime_ns for path in folders[0].rglob("*")} == before
+    for w in (0.0, 1.0):  # other statistics and another space, but the same two adapters
+        scores = [{c: r["score"] for c, r in by_client(one, computed=False, w=w).items()} for one in (sweep, other)]
+        assert scores[0] == scores[1]
+    again = ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 0.5})
+    assert again.results["rows"] == sweep.results["rows"]
+    assert read_json(again.path / "ablation.json")["rows"] == sweep.results["rows"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"train": {"max_steps": 2, "lr": 2e-3}}, {"method": {**CONFIG["method"], "rank": 3}}]
+)
+def test_what_changes_the_branches_trains_others(change: dict[str, Any], tmp_path: Path) -> None:
+    short = {"federation": {"rounds": 1}, "method": {**CONFIG["method"], "rounds_local": 1}}
+    for config in ({**CONFIG, **short}, {**CONFIG, **short, **change}):
+        ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 1.0})
+    assert len(list((tmp_path / "branches").iterdir())) == 2
+
+
+def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {**CONFIG, "federation": {"rounds": 12}, "method": {**CONFIG["method"], "rounds_local": 1}}
+    first = ablate("potara-rounds", config, out=tmp_path)
+    assert sorted({row["round"] for row in first.results["rows"]}) == [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
+    second = ablate("potara-rounds", config, out=tmp_path, options={"rounds": [1, 12]})
+    assert "trained anew" in caplog.text
+    assert by_client(second, round=12) == by_client(first, round=12)
+    kept = {path.name for path in (tmp_path / "branches").rglob("0*.safetensors")}
+    assert kept == {f"{round_:05d}.safetensors" for round_ in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
+
+
+def test_an_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path, sweep: Finished) -> None:
+    config = {**CONFIG, "checkpoint": {"every_s": 0.0}}
+    seen: list[tuple[str, int]] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "round":
+            seen.append((event["stage"], event["round"]))
+            if seen[-1] == ("federate", 3) and seen.count(("federate", 3)) == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 0.5}, observer=stop)
+    interrupted = list(seen)
+    done = ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 0.5}, observer=stop)
+    assert ("federate", 2) not in seen[len(interrupted) :] and ("local", 1) not in seen[len(interrupted) :]
+    assert done.results["rows"] == sweep.results["rows"]
+
+
+def test_seeds_change_partition_and_adapters_and_are_told_apart(root: Path, sweep: Finished) -> None:
+    done = ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 1.0}, seeds=[0, 1])
+    rows = {seed: by_client(done, seed=seed, computed=True) for seed in (0, 1)}
+    assert rows[0]["client-00"]["w"] == by_client(sweep, computed=True)["client-00"]["w"]
+    assert rows[0]["client-00"]["w"] != rows[1]["client-00"]["w"]
+    assert rows[0]["client-00"]["test_examples"] != rows[1]["client-00"]["test_examples"]
+    assert "±" in done.findings.sentences[0]

@@ -1,0 +1,305 @@
+"""From scores to tables: made-up cells whose every number can be worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from befit.report.numbers import MINUS, NOTHING
+from befit.studies.ablations.page import rows_as_csv
+from befit.studies.compare.beside import beside_tables
+from befit.studies.compare.collect import Finished, Scores
+from befit.studies.compare.comparison import make_plan
+from befit.studies.compare.execute import CellFailure
+from befit.studies.compare.latex import escape_latex, render_latex
+from befit.studies.compare.plan import Plan
+from befit.studies.compare.plots import plots_of
+from befit.studies.compare.summary import sentences, summarise, verdict
+from befit.studies.compare.tables import (
+    all_tables,
+    client_table,
+    cost_table,
+    difference_table,
+    grid_table,
+    summary_table,
+)
+from befit.studies.compare.write import client_rows, render_markdown, render_page
+
+RECIPE: dict[str, Any] = {
+    "recipe": {"title": "A <b> & B", "paper": "arXiv:1", "table": "Table 9", "note": "Other data."},
+    "base": {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}},
+    "seeds": [0, 1],
+    "runs": {"Alone": {"method": "local", "paper": 60.0}, "Fed_IT": "fedit"},
+    "grids": {
+        "g": {
+            "title": "Grid",
+            "axes": {"method": {"Ditto": {"method": "ditto"}}, "lr": {"low": {}, "high": {"train.lr": 0.1}}},
+            "exclude": [{"when": {"lr": "high"}, "because": "it diverges"}],
+            "paper": {"Ditto": {"low": 61.5}},
+        }
+    },
+}
+
+
+def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) -> Scores:
+    clients = {f"c{index}": value for index, value in enumerate(values)}
+    curve = [{"round": 1, "mean": 0.5, "bytes_up": 1, "bytes_down": 1}]
+    made = Scores(seed, f"runs/x-s{seed}", "accuracy", "test", clients, dict.fromkeys(clients, 10), sent, 2 * sent,
+                  60.0, 25.0, f"data {seed}", curve)  # fmt: skip
+    return replace(made, **change)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make_plan(RECIPE)
+
+
+def finished(plan: Plan, change: dict[str, list[Scores]] | None = None) -> list[Finished]:
+    cells = {
+        "Alone": [scores(0, [0.5, 0.6, 0.7]), scores(1, [0.6, 0.7, 0.8])],
+        "Fed_IT": [scores(0, [0.6, 0.6, 0.9], 500_000), scores(1, [0.7, 0.6, 0.8], 1_500_000)],
+        "Ditto · low": [scores(0, [0.5, 0.6, 0.4], 10), scores(1, [0.5, 0.7, 0.3], 10)],
+        **(change or {}),
+    }
+    return [Finished(run, tuple(cells[run.label])) for run in plan.runs]
+
+
+def made(plan: Plan, change: dict[str, list[Scores]] | None = None) -> dict[str, Any]:
+    return summarise(plan, finished(plan, change), [])
+
+
+def by_label(results: dict[str, Any]) -> dict[str, Any]:
+    return {run["label"]: run for run in results["runs"]}
+
+
+def test_means_and_worst_clients_are_of_seeds_first(plan: Plan) -> None:
+    """Seed means 0.7 and 0.7, worst clients 0.6 and 0.6; Alone 0.6 and 0.7, worst 0.5 and 0.6, SD 0.0707."""
+    runs = by_label(made(plan))
+    assert runs["Fed_IT"]["mean"]["mean"] == pytest.approx(0.7)
+    assert runs["Fed_IT"]["mean"]["sd"] == pytest.approx(0.0, abs=1e-12)
+    assert runs["Alone"]["worst"]["mean"] == pytest.approx(0.55)
+    assert runs["Alone"]["mean"]["sd"] == pytest.approx(0.005**0.5)
+    assert runs["Fed_IT"]["bytes_up"] == 1_000_000
+    assert runs["Fed_IT"]["clients"]["c0"]["mean"] == pytest.approx(0.65)
+
+
+def test_wins_are_counted_over_clients_of_all_seeds(plan: Plan) -> None:
+    """Fed_IT minus Alone: +.1, 0, +.2 and +.1, -.1, 0."""
+    signed = by_label(made(plan))["Fed_IT"]["against"]["signed"]
+    assert (signed["better"], signed["ties"], signed["worse"], signed["n"]) == (3, 2, 1, 6)
+    assert signed["p"] is None  # four that differ are too few
+
+
+def test_both_families_of_tests_are_corrected_over_their_runs(plan: Plan) -> None:
+    for run in made(plan)["runs"][1:]:
+        t = run["against"]["t"]
+        assert t["p_holm"] >= t["p"]
+    p = sorted(run["against"]["t"]["p"] for run in made(plan)["runs"][1:])
+    corrected = sorted(run["against"]["t"]["p_holm"] for run in made(plan)["runs"][1:])
+    assert corrected == pytest.approx([min(1, 2 * p[0]), max(2 * p[0], p[1])])
+
+
+def test_different_data_are_not_paired(plan: Plan) -> None:
+    results = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9]), scores(1, [0.7, 0.6, 0.8], data="other")]})
+    assert by_label(results)["Fed_IT"]["against"] is None
+    row = next(row for row in difference_table(results)[1] if row[0] == "Fed_IT")
+    assert row[-1] == "not the same clients and data"
+
+
+def test_clients_and_seeds_without_a_score_are_left_out_of_pairs_only(plan: Plan) -> None:
+    results = made(plan, {"Fed_IT": [scores(0, [0.6, None, 0.9])]})
+    fedit = by_label(results)["Fed_IT"]
+    assert fedit["mean"] == {"mean": pytest.approx(0.75), "sd": None, "n": 1}
+    assert fedit["against"]["t"]["mean"] == pytest.approx(0.15)
+    assert fedit["against"]["signed"]["n"] == 2
+
+
+def test_verdicts_follow_the_corrected_test_over_seeds() -> None:
+    def against(**change: Any) -> dict[str, Any]:
+        return {"t": {"n": 3, "mean": 0.1, "p_holm": 0.01, **change}}
+
+    assert verdict(against()) == "better"
+    assert verdict(against(mean=-0.1)) == "worse"
+    assert verdict(against(p_holm=0.06)) == "no difference shown"
+    assert verdict(against(n=1, p_holm=None)) == "one seed"
+    assert verdict(against(p_holm=None)) == "the same difference in every seed"
+    assert verdict(None) == "not the same clients and data"
+
+
+def test_the_sentences_say_how_little_two_seeds_show(plan: Plan) -> None:
+    text = " ".join(made(plan)["sentences"])
+    assert "Highest mean accuracy: Fed_IT, 70.0% ± 0.0 over 2 seeds." in text
+    assert "2 seeds are few: a mean difference has to be 9.0 times its own standard deviation" in text
+    one = make_plan(RECIPE, seeds=[0])
+    single = summarise(one, [replace(run, cells=run.cells[:1]) for run in finished(plan)], [])
+    assert "With one seed there is no spread" in " ".join(single["sentences"])
+    assert "3 pairs of clients and seeds are too few for a signed-rank test (6 at least)." in single["sentences"]
+
+
+def test_a_tie_at_the_top_names_no_winner_and_a_limit_comes_first(plan: Plan) -> None:
+    equal = [scores(0, [0.6, 0.6, 0.9]), scores(1, [0.6, 0.6, 0.9])]
+    results = made(plan, {"Fed_IT": equal, "Alone": equal})
+    assert results["sentences"][0] == "Highest mean accuracy, a tie of 2 runs (Alone and Fed_IT): 70.0%."
+    results["runs"][1]["config"]["limit"]["rounds"] = 1
+    assert sentences(results)[0] == "Limited to 1 round of each stage: such numbers only show that it runs."
+    assert "% Limited to 1 round" in render_latex(results) and "that means nothing" in render_latex(results)
+
+
+def test_a_reference_without_results_is_said_to_have_none(plan: Plan) -> None:
+    results = summarise(plan, finished(plan, {"Alone": []}), [CellFailure("Alone", 0, "Boom: x", "trace")])
+    assert {row[-1] for row in difference_table(results)[1]} == {"Alone has no results"}
+    assert "Without results, and missing here: 1 cell." in results["sentences"]
+    page = render_page(results, all_tables(results))
+    assert "Boom: x" in page and "trace" not in page
+
+
+def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
+    results = made(plan)
+    headers, rows = summary_table(results)
+    assert headers[-1] == "paper" and rows[0][-1] == "60.00" and rows[1][-1] == NOTHING
+    assert rows[1][1:4] == ["70.0%", "0.0", "60.0%"]
+    assert rows[1][4] == "3/2/1"
+    partly = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9])]})
+    assert summary_table(partly)[0][4] == "seeds" and summary_table(partly)[1][1][4] == "1"
+    row = next(row for row in difference_table(results)[1] if row[0] == "Fed_IT")
+    assert row[1] == "+5.0 ± 63.5"  # differences +.1 and 0: half of the interval is 12.706 * 0.05
+    assert cost_table(results)[1][1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
+    headers, rows = grid_table(results, results["tables"][0])
+    assert headers == ["method", "low", "high"]
+    assert rows == [["Ditto", "50.0% ± 0.0 [61.50]", NOTHING]]
+    note = next(one.note for one in all_tables(results) if one.title == "Grid")
+    assert note == "In brackets: the paper's numbers. Other data. Left out: Ditto / high: it diverges."
+
+
+def test_few_clients_of_many_runs_are_columns(plan: Plan) -> None:
+    results = made(plan)
+    assert client_table(results)[0] == ["client", "Alone", "Fed_IT", "Ditto · low"]
+    many = {**results, "runs": results["runs"] * 3}
+    assert client_table(many)[0] == ["run", "c0", "c1", "c2"]
+
+
+def test_markdown_and_html_escape_what_comes_from_outside(plan: Plan) -> None:
+    results = made(plan)
+    markdown = render_markdown(results, all_tables(results))
+    assert "# A &lt;b&gt; &amp; B" in markdown and "Fed\\_IT" in markdown
+    page = render_page(results, all_tables(results))
+    assert "A &lt;b&gt; &amp; B" in page and "<b>" not in page
+    assert not re.search(r"(src|href)=[\"']?(http|//)", page) and "<script" not in page
+
+
+def test_plots_show_every_run_and_every_client(plan: Plan) -> None:
+    plots = plots_of(made(plan))
+    assert [plot.title for plot in plots] == ["Accuracy of every run", "Accuracy against communication",
+                                              "Gain of every client over Alone"]  # fmt: skip
+    for plot in plots[:2]:
+        assert all(label in plot.svg for label in ("Alone", "Fed_IT", "Ditto · low"))
+    # Fed_IT minus Alone at c0: +.1 and +.1, at c1: 0 and -.1, at c2: +.2 and 0
+    assert "+10.0" in plots[2].svg and f"{MINUS}5.0" in plots[2].svg and "c2" in plots[2].svg
+
+
+def test_many_clients_are_drawn_as_distributions(plan: Plan) -> None:
+    values: list[float | None] = [0.5 + index / 100 for index in range(30)]
+    higher: list[float | None] = [0.6 + index / 200 for index in range(30)]
+    change = {label: [scores(0, one), scores(1, one)]
+              for label, one in {"Alone": values, "Fed_IT": higher, "Ditto · low": values}.items()}  # fmt: skip
+    assert "the middle half" in plots_of(made(plan, change))[-1].note
+
+
+def test_bytes_far_apart_have_numbers_on_their_axis(plan: Plan) -> None:
+    """From 30 bytes to three million: in plain digits, since the page draws no formulas."""
+    drawn = plots_of(made(plan))[1].svg
+    assert all(f">{tick}<" in drawn for tick in ("0.001", "0.1", "1")) and "mathdefault" not in drawn
+
+
+def test_nothing_sent_or_nothing_scored_leaves_a_plot_out(plan: Plan) -> None:
+    silent = {label: [scores(0, [0.5, 0.6, 0.7])] for label in ("Alone", "Fed_IT", "Ditto · low")}
+    assert len(plots_of(made(plan, silent))) == 2
+    empty = {label: [scores(0, [None, None, None])] for label in silent}
+    results = made(plan, empty)
+    assert plots_of(results) == [] and results["sentences"] == ["No run has a score."]
+
+
+def test_latex_is_balanced_escaped_and_bold_only_at_the_best(plan: Plan) -> None:
+    text = render_latex(made(plan))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+    assert r"Fed\_IT & \textbf{70.0} $\pm$ 0.0" in text
+    assert r"Ditto & \textbf{50.0} $\pm$ 0.0 [61.50] & -- \\" in text
+    for block in re.findall(r"\\begin\{tabular\}\{(.*?)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        columns, body = block
+        for line in body.splitlines():
+            if line.endswith(r"\\"):
+                spans = [int(one) - 1 for one in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+                assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) == len(columns) - 1, line
+    assert escape_latex("50% & {x}_1~^\\") == r"50\% \& \{x\}\_1\textasciitilde{}\textasciicircum{}\textbackslash{}"
+
+
+def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None:
+    axes = {"a": {"r": {}}, "b": {"p": {}, "q": {"train.lr": 0.2}}, "c": {"x": {}, "y": {"train.batch_size": 3}}}
+    grids = {"g": {"axes": axes, "method": "fedit", "rows": ["a"], "columns": ["b", "c"]}}
+    plan = make_plan({**RECIPE, "runs": {}, "grids": grids})
+    runs = [Finished(run, (scores(0, [0.5]),)) for run in plan.runs]
+    text = render_latex(summarise(plan, runs, []))
+    assert " & \\multicolumn{2}{c}{p} & \\multicolumn{2}{c}{q} \\\\\n\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}" in text
+    assert r"a & x & y & x & y \\" in text
+
+
+def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
+    rows = list(csv.DictReader(io.StringIO(rows_as_csv(client_rows(made(plan))))))
+    assert len(rows) == 3 * 2 * 3
+    assert rows[5] == {"run": "Alone", "method": "local", "seed": "1", "client": "c2", "accuracy": "0.8",
+                       "examples": "10", "folder": "runs/x-s1"}  # fmt: skip
+
+
+BESIDE = {
+    "Alone": [{"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},
+              {"others_last": 0.35, "self_auc": 0.6, "newcomers": 0.5}],
+    "Fed_IT": [{"others_last": 0.5, "self_auc": 0.6}, {"others_last": 0.7, "self_auc": 0.8}],
+}  # fmt: skip
+
+
+def with_beside(plan: Plan, **change: Any) -> dict[str, Any]:
+    cells = {run.run.label: list(run.cells) for run in finished(plan)}
+    for label, values in BESIDE.items():
+        cells[label] = [replace(cell, beside=one) for cell, one in zip(cells[label], values, strict=True)]
+    cells["Fed_IT"][1] = replace(cells["Fed_IT"][1], **change)
+    return made(plan, cells)
+
+
+def test_scores_on_others_examples_are_paired_with_the_reference(plan: Plan) -> None:
+    """Fed_IT minus Alone on others: .25 and .35, mean .3; a run that was not measured there has no difference."""
+    results = with_beside(plan)
+    title, (headers, rows), note = next((one.title, one.table, one.note) for one in beside_tables(results))
+    assert title == "Own and other clients' examples" and "Holm" in note
+    assert headers == ["run", "own, over time", "others, last", "others, last: minus Alone ± 95%", "p (t, seeds)"]
+    t = by_label(results)["Fed_IT"]["beside_against"]["others_last"]
+    assert t["mean"] == pytest.approx(0.3) and t["p_holm"] == t["p"] == pytest.approx(0.1051, abs=1e-4)
+    assert rows[0] == ["Alone", "55.0% ± 7.1", "30.0% ± 7.1", NOTHING, NOTHING]
+    assert rows[1][:3] == ["Fed_IT", "70.0% ± 14.1", "60.0% ± 14.1"] and rows[1][3].startswith("+30.0 ± 63.5")
+    assert rows[2] == ["Ditto · low", *[NOTHING] * 4]
+    assert r"others, last" in render_latex(results)
+
+
+def test_scores_beside_of_other_data_are_not_paired(plan: Plan) -> None:
+    assert by_label(with_beside(plan, data="other"))["Fed_IT"]["beside_against"] == {}
+
+
+def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan) -> None:
+    newcomers = beside_tables(with_beside(plan))[1]
+    assert newcomers.title == "Newcomers"
+    assert [row[1] for row in newcomers.table[1]] == ["50.0% ± 0.0", NOTHING, NOTHING]
+    assert beside_tables(made(plan)) == []
+
+
+def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan) -> None:
+    def headers(later: float) -> list[str]:
+        values = [{"others_last": 0.5, "others_auc": 0.5}, {"others_last": 0.5, "others_auc": later}]
+        cells = {"Alone": [scores(seed, [0.5], beside=one) for seed, one in enumerate(values)]}
+        return beside_tables(made(plan, cells))[0].table[0]
+
+    assert "others, over time" not in headers(0.5)
+    assert "others, over time" in headers(0.7)
