@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from befit.core.errors import ConfigError
-from befit.core.schema import plain
+from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.limit import LimitSettings
 from befit.protocol.settings import TrainSettings
+from befit.tasks.prompts import prompt_problem
 
 __all__ = [
     "BENCHMARK_PATHS", "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings",
@@ -24,7 +25,24 @@ __all__ = [
     "to_dict", "to_yaml",
 ]  # fmt: skip
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
+
+_NAME = Rule(
+    lambda value: bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value)),
+    "must be a folder's name of letters, digits, '.', '_' and '-'",
+)
+DEVICE = Rule(lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto")
+_PROMPT = Rule(lambda value: not prompt_problem(value), prompt_problem(""))
+_SEED = Rule(lambda value: 0 <= value < 2**63, "must be 0 or more, and below 2^63")
+_MIN_REPLIES = Rule(
+    lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
+    "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
+)
+_METRICS = not_empty("must name at least one metric, or be null")
+_FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
+_ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
+_TRACKERS = Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}")
 
 
 @dataclass(frozen=True)
@@ -50,11 +68,11 @@ class ModelSettings:
     id: str = ""
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
+    device: Annotated[str, DEVICE] = "cpu"
     gradient_checkpointing: bool = False
-    max_length: int = 256
+    max_length: Annotated[int, POSITIVE] = 256
     long_prompts: Literal["refuse", "drop"] = "refuse"
-    prompt: str = "auto"
+    prompt: Annotated[str, _PROMPT] = "auto"
     quantise: Literal["none", "int8", "nf4"] = "none"
 
 
@@ -66,7 +84,7 @@ class FamilySettings:
     model    their backbone; what is not said here is as under `model`
     """
 
-    clients: list[str]
+    clients: Annotated[list[str], not_empty("must name at least one client")]
     model: ModelSettings
 
 
@@ -104,8 +122,8 @@ class DataSettings:
     kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None
-    val_fraction: float = 0.1
-    test_fraction: float = 0.2
+    val_fraction: Annotated[float, between(0, 1)] = 0.1
+    test_fraction: Annotated[float, between(0, 1)] = 0.2
     newcomers: str | dict[str, str | dict[str, str]] | None = None
     public: str | None = None
 
@@ -119,8 +137,8 @@ class AdapterSettings:
     head     train and share the classification head too; auto: yes for classification tasks
     """
 
-    targets: list[str] | Literal["auto"] = "auto"
-    dropout: float = 0.0
+    targets: Annotated[list[str] | Literal["auto"], not_empty("must name at least one module")] = "auto"
+    dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
 
 
@@ -149,10 +167,10 @@ class FederationSettings:
                  number counts clients
     """
 
-    rounds: int = 10
-    cohort: int | None = None
-    seed: int = 0
-    min_replies: int | float = 0.5
+    rounds: Annotated[int, POSITIVE] = 10
+    cohort: Annotated[int | None, POSITIVE] = None
+    seed: Annotated[int, _SEED] = 0
+    min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
 
 
 @dataclass(frozen=True)
@@ -177,16 +195,16 @@ class EvaluateSettings:
                     that groups are of examples rather than of clients; the values leave a client as names of scores
     """
 
-    every: int = 0
+    every: Annotated[int, at_least(0)] = 0
     split: Literal["test", "val"] = "test"
-    batch_size: int = 256
+    batch_size: Annotated[int, POSITIVE] = 256
     generate: bool = False
-    max_new_tokens: int = 128
+    max_new_tokens: Annotated[int, POSITIVE] = 128
     newcomers: bool = True
     others: Literal["never", "end", "always"] = "never"
-    metrics: list[str] | None = None
-    wins: list[str] | None = None
-    by: str | None = None
+    metrics: Annotated[list[str] | None, _METRICS] = None
+    wins: Annotated[list[str] | None, _METRICS] = None
+    by: Annotated[str | None, _FIELD] = None
 
 
 @dataclass(frozen=True)
@@ -204,13 +222,13 @@ class EngineSettings:
     """
 
     kind: Literal["local", "flower"] = "local"
-    workers: int = 1
+    workers: Annotated[int, POSITIVE] = 1
     store: Literal["memory", "disk"] = "memory"
     serialise: bool = False
-    threads: int | None = None
-    spool_mib: int = 4
-    deadline_s: float = 3600.0
-    wait_s: float = 600.0
+    threads: Annotated[int | None, POSITIVE] = None
+    spool_mib: Annotated[int, at_least(0)] = 4
+    deadline_s: Annotated[float, POSITIVE] = 3600.0
+    wait_s: Annotated[float, POSITIVE] = 600.0
 
 
 @dataclass(frozen=True)
@@ -232,8 +250,8 @@ class GuardSettings:
     max_bytes       largest encoded reply; null: no limit
     """
 
-    max_norm_ratio: float = 100.0
-    max_bytes: int | None = None
+    max_norm_ratio: Annotated[float, _ABOVE_ONE] = 100.0
+    max_bytes: Annotated[int | None, POSITIVE] = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +261,7 @@ class CheckpointSettings:
     every_s  seconds between two checkpoints; 0: after every round
     """
 
-    every_s: float = 10.0
+    every_s: Annotated[float, at_least(0)] = 10.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +301,7 @@ class Experiment:
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
     """
 
-    name: str
+    name: Annotated[str, _NAME]
     method: dict[str, Any]
     model: ModelSettings = field(default_factory=ModelSettings)
     benchmark: BenchmarkSettings | None = None
@@ -302,7 +320,7 @@ class Experiment:
     guard: GuardSettings = field(default_factory=GuardSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
-    trackers: list[str] = field(default_factory=list[str])
+    trackers: Annotated[list[str], _TRACKERS] = field(default_factory=list[str])
 
 
 def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
@@ -11,74 +10,13 @@ from typing import Any
 
 from befit.config.experiment import BENCHMARK_PATHS, Experiment, FamilySettings, ModelSettings
 from befit.core.errors import ConfigError, did_you_mean
-from befit.core.schema import REQUIRED, Rule, check_values, parameters_of, plain, show
+from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.protocol.registry import check_method
 from befit.tasks import GENERATIVE
-from befit.tasks.prompts import prompt_problem
 from befit.tasks.text_metrics import GENERATED, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 
 __all__ = ["parse_experiment"]
-
-
-def _at_least(least: float) -> Rule:
-    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more")
-
-
-def _between(low: float, high: float) -> Rule:
-    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
-
-
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
-RULES: Mapping[str, Rule] = {
-    "name": Rule(
-        lambda value: bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value)),
-        "must be a folder's name of letters, digits, '.', '_' and '-'",
-    ),
-    "model.device": Rule(
-        lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
-    ),
-    "model.max_length": POSITIVE,
-    "model.prompt": Rule(lambda value: not prompt_problem(value), prompt_problem("")),
-    "data.val_fraction": _between(0, 1),
-    "data.test_fraction": _between(0, 1),
-    "adapter.targets": Rule(lambda value: len(value) > 0, "must name at least one module"),
-    "adapter.dropout": _between(0, 1),
-    "limit.clients": POSITIVE,
-    "limit.records": POSITIVE,
-    "limit.rounds": POSITIVE,
-    "train.max_steps": POSITIVE,
-    "train.batch_size": POSITIVE,
-    "train.lr": POSITIVE,
-    "train.weight_decay": _at_least(0),
-    "train.betas": Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1"),
-    "train.momentum": _between(0, 1),
-    "train.grad_clip": _at_least(0),
-    "train.warmup_steps": _at_least(0),
-    "federation.rounds": POSITIVE,
-    "federation.cohort": POSITIVE,
-    "federation.seed": Rule(lambda value: 0 <= value < 2**63, "must be 0 or more, and below 2^63"),
-    "federation.min_replies": Rule(
-        lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
-        "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
-    ),
-    "evaluate.every": _at_least(0),
-    "evaluate.batch_size": POSITIVE,
-    "evaluate.max_new_tokens": POSITIVE,
-    "evaluate.metrics": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
-    "evaluate.by": Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null"),
-    "evaluate.wins": Rule(lambda value: len(value) > 0, "must name at least one metric, or be null"),
-    "engine.workers": POSITIVE,
-    "engine.threads": POSITIVE,
-    "engine.spool_mib": _at_least(0),
-    "engine.deadline_s": POSITIVE,
-    "engine.wait_s": POSITIVE,
-    "guard.max_norm_ratio": Rule(lambda value: value > 1, "must be above 1"),
-    "guard.max_bytes": POSITIVE,
-    "checkpoint.every_s": _at_least(0),
-    "trackers": Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}"),
-}
 
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
@@ -97,7 +35,7 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
     problems += found
     given["common_model"], found = _common_model(given.get("common_model"), given.get("model"))
     problems += found
-    checked, found = check_values(_PARAMETERS, given, rules={**RULES, **_model_rules("common_model")})
+    checked, found = check_values(_PARAMETERS, given)
     problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
     if problems:
@@ -177,10 +115,8 @@ def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(own, Mapping) or not own.get("id"):
             problems.append(f"{path}.model.id: is required, the backbone of these clients")
             continue
-        rules = _model_rules(f"{path}.model")
-        rules[f"{path}.clients"] = Rule(lambda value: len(value) > 0, "must name at least one client")
         values, found = check_values(
-            parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path, rules
+            parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path
         )
         problems += found
         if not found:
@@ -195,11 +131,6 @@ def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
     if not isinstance(block, Mapping) or not block.get("id"):
         return None, ["common_model.id: is required, the model that all clients hold beside their own"]
     return {**(model if isinstance(model, Mapping) else {}), **block}, []
-
-
-def _model_rules(path: str) -> dict[str, Rule]:
-    """What `model` has to keep to, for settings of a model at another place."""
-    return {f"{path}.{key.removeprefix('model.')}": rule for key, rule in RULES.items() if key.startswith("model.")}
 
 
 def _exclusive(given: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -18,7 +19,19 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from befit.core.errors import ConfigError, did_you_mean
 
-__all__ = ["REQUIRED", "Parameter", "Rule", "check_values", "parameters_of", "plain", "type_words"]
+__all__ = [
+    "POSITIVE",
+    "REQUIRED",
+    "Parameter",
+    "Rule",
+    "at_least",
+    "between",
+    "check_values",
+    "not_empty",
+    "parameters_of",
+    "plain",
+    "type_words",
+]
 
 REQUIRED = inspect.Parameter.empty
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -26,21 +39,41 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A demand on one value that its type cannot say, written beside it: `rounds: Annotated[int, POSITIVE]`.
+
+    `text` continues "<path>: ". Null is never tested: whether it is allowed is the type's to say.
+    """
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+POSITIVE = Rule(lambda value: 0 < value < math.inf, "must be positive")
+
+
+def at_least(least: float) -> Rule:
+    return Rule(lambda value: least <= value < math.inf, f"must be {least:g} or more")
+
+
+def between(low: float, high: float) -> Rule:
+    return Rule(lambda value: low <= value < high, f"must be at least {low:g} and below {high:g}")
+
+
+def not_empty(text: str) -> Rule:
+    return Rule(lambda value: len(value) > 0, text)
+
+
+@dataclass(frozen=True)
 class Parameter:
-    """One key of a mapping: its resolved type, its default (or `REQUIRED`) and what its docstring says of it."""
+    """One key of a mapping: its resolved type, its default (or `REQUIRED`), what its docstring says of it, and the
+    rule that its type is annotated with."""
 
     name: str
     type: Any
     default: Any = REQUIRED
     description: str = ""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A demand on one value that its type cannot say. `text` continues "<path>: "."""
-
-    holds: Callable[[Any], bool]
-    text: str
+    rule: Rule | None = None
 
 
 def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
@@ -51,7 +84,7 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
     >>> [(p.name, p.default) for p in parameters_of(lambda rank=8: rank)]
     [('rank', 8)]
     """
-    hints = typing.get_type_hints(factory)
+    hints = typing.get_type_hints(factory, include_extras=True)
     described = _described(inspect.getdoc(factory) or "")
     factories = {
         field.name: field.default_factory
@@ -61,9 +94,10 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
     return tuple(
         Parameter(
             name=name,
-            type=hints.get(name, Any),
+            type=_apart(hints.get(name, Any))[0],
             default=factories[name]() if name in factories else parameter.default,
             description=described.get(name, ""),
+            rule=_apart(hints.get(name, Any))[1],
         )
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -75,13 +109,11 @@ def check_values(
     values: Mapping[str, Any],
     path: str = "",
     owner: str = "",
-    rules: Mapping[str, Rule] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by parameter name, and every problem found.
 
     path   dotted prefix of the keys, with its last dot ("train.")
     owner  what the keys belong to, for the message about an unknown one ("fedsa")
-    rules  further demands by full dotted path, checked where the type is right
 
     Lists become tuples and mappings dataclasses where the type says so. Only keys that were given are returned.
     """
@@ -95,9 +127,10 @@ def check_values(
             hint = did_you_mean(str(key), known) or f" Known: {', '.join(known) or 'none'}"
             problems.append(f"{here}: unknown key{belongs}.{hint}")
             continue
-        value, found = _check(known[key].type, value, here, rules or {})
-        if not found and rules and here in rules and value is not None and not rules[here].holds(value):
-            found = [f"{here}: {rules[here].text}, got {show(value)}"]
+        value, found = _check(known[key].type, value, here)
+        rule = known[key].rule
+        if not found and rule is not None and value is not None and not rule.holds(value):
+            found = [f"{here}: {rule.text}, got {show(value)}"]
         problems += found
         checked[key] = value
     problems += [
@@ -115,8 +148,6 @@ def type_words(kind: Any) -> str:
     ('a whole number or null', 'one of a, b', 'a list of 2 numbers')
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is typing.Annotated:
-        return type_words(inner[0])
     if origin in (Union, types.UnionType):
         return " or ".join(type_words(one) for one in inner)
     if origin is Literal:
@@ -154,7 +185,15 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _check(kind: Any, value: Any, path: str, rules: Mapping[str, Rule]) -> tuple[Any, list[str]]:
+def _apart(kind: Any) -> tuple[Any, Rule | None]:
+    """A type and the rule that it is annotated with."""
+    if get_origin(kind) is not typing.Annotated:
+        return kind, None
+    inner, *notes = get_args(kind)
+    return inner, next((note for note in notes if isinstance(note, Rule)), None)
+
+
+def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
     nested = _dataclass_in(kind)
     if nested is None or isinstance(value, nested):
         return _check_leaf(kind, value, path)
@@ -162,7 +201,7 @@ def _check(kind: Any, value: Any, path: str, rules: Mapping[str, Rule]) -> tuple
         return None, []
     if not isinstance(value, Mapping):
         return value, [f"{path}: must be {type_words(kind)}, got {show(value)}"]
-    values, problems = check_values(parameters_of(nested), value, f"{path}.", path.split(".")[-1], rules)
+    values, problems = check_values(parameters_of(nested), value, f"{path}.", path.split(".")[-1])
     if problems:
         return value, problems
     try:

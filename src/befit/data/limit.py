@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from befit.core.schema import POSITIVE
 from befit.data.federation import ClientData, Federation
 from befit.data.streams import by_task
 
@@ -28,9 +29,9 @@ class LimitSettings:
     rounds   the most of any stage, also of one whose method says its own number
     """
 
-    clients: int | None = None
-    records: int | None = None
-    rounds: int | None = None
+    clients: Annotated[int | None, POSITIVE] = None
+    records: Annotated[int | None, POSITIVE] = None
+    rounds: Annotated[int | None, POSITIVE] = None
 
 
 def trial_overrides(given: Sequence[str]) -> list[str]:

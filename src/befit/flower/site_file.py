@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from befit.config.experiment import BENCHMARK_PATHS
+from befit.config.experiment import BENCHMARK_PATHS, DEVICE
 from befit.core.errors import ConfigError
-from befit.core.schema import Rule, check_values, parameters_of
+from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
 __all__ = ["SiteFile", "load_site"]
+
+_CLIENT = Rule(
+    lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
+    "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
+)
 
 
 @dataclass(frozen=True)
@@ -33,28 +38,16 @@ class SiteFile:
     errors      what the server learns of an error here: its kind, or its text too, which may quote data
     """
 
-    client: str
+    client: Annotated[str, _CLIENT]
     data: str | dict[str, str] | None = None
     columns: dict[str, str] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
-    device: str = "cpu"
-    threads: int | None = None
+    device: Annotated[str, DEVICE] = "cpu"
+    threads: Annotated[int | None, POSITIVE] = None
     state: str = "state"
     errors: Literal["kind", "text"] = "kind"
-
-
-RULES = {
-    "client": Rule(
-        lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
-        "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
-    ),
-    "device": Rule(
-        lambda value: bool(re.fullmatch(r"cpu|auto|cuda(:\d+)?", value)), "must be cpu, cuda, cuda:N or auto"
-    ),
-    "threads": Rule(lambda value: value > 0, "must be positive"),
-}
 
 
 def load_site(path: Path | str) -> SiteFile:
@@ -68,7 +61,7 @@ def load_site(path: Path | str) -> SiteFile:
         raise ConfigError([f"the site's file cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError(["must be a mapping, with client and models at least"], str(path))
-    checked, problems = check_values(parameters_of(SiteFile), values, owner="a site", rules=RULES)
+    checked, problems = check_values(parameters_of(SiteFile), values, owner="a site")
     if not problems and not checked.get("data") and not checked.get("benchmarks"):
         problems.append("data: is required, unless benchmarks lists some that may be run here")
     if problems:

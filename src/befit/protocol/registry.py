@@ -13,7 +13,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,8 +122,8 @@ def check_method(
     except ConfigError as error:
         return dict(config), None, [problem.replace("method.name", f"{path}.name", 1) for problem in error.problems]
     given = {key: value for key, value in config.items() if key != "name"}
-    rules = {f"{path}.{key}": rule for key, rule in _RULES.items()}
-    arguments, problems = check_values(entry.parameters, given, f"{path}.", name, rules)
+    ruled = [replace(one, rule=_RULES.get(one.name)) for one in entry.parameters]
+    arguments, problems = check_values(ruled, given, f"{path}.", name)
     defaults = {one.name: plain(one.default) for one in entry.parameters if _writable(plain(one.default))}
     resolved = {"name": name, **defaults, **plain(given)}
     if problems:  # what the method says of its other arguments, with defaults in place of these: all mistakes at once

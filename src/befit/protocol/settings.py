@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from befit.core.schema import POSITIVE, Rule, at_least, between
 
 __all__ = ["TrainSettings"]
+
+BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,14 @@ class TrainSettings:
     warmup_steps   steps in which it first rises
     """
 
-    max_steps: int = 5
-    batch_size: int = 10
-    lr: float = 1e-3
-    weight_decay: float = 0.0
+    max_steps: Annotated[int, POSITIVE] = 5
+    batch_size: Annotated[int, POSITIVE] = 10
+    lr: Annotated[float, POSITIVE] = 1e-3
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     optimiser: Literal["adamw", "sgd"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.0
-    grad_clip: float = 0.0
+    betas: Annotated[tuple[float, float], BETAS] = (0.9, 0.999)
+    momentum: Annotated[float, between(0, 1)] = 0.0
+    grad_clip: Annotated[float, at_least(0)] = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_over: Literal["stage", "round"] = "stage"
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, at_least(0)] = 0

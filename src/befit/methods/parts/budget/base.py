@@ -83,7 +83,6 @@ def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
     """Settings of training that a base has for itself, and what is wrong with them."""
     if changes is None:
         return {}, []
-    from befit.config.parse import RULES
     from befit.protocol.settings import TrainSettings
 
     if not isinstance(changes, Mapping):
@@ -91,8 +90,7 @@ def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
     if "max_steps" in changes:
         return {}, ["base.train.max_steps: a base trains for train.max_steps in a round; give it more or fewer rounds"]
     known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
-    rules = {f"base.{name}": rule for name, rule in RULES.items()}
-    values, problems = check_values(known, changes, "base.train.", rules=rules)
+    values, problems = check_values(known, changes, "base.train.")
     if not problems and values.get("momentum") and values.get("optimiser", "sgd") != "sgd":
         problems = [f"base.train.momentum: belongs to sgd, but base.train.optimiser is {values['optimiser']}"]
     return values, problems
