@@ -51,8 +51,15 @@ def one_size(clients: int, rule: str, layers: int, width: int) -> dict[str, Any]
         began = time.perf_counter()
         RULES[rule]()(spool.updates(), MergeContext())
         seconds = time.perf_counter() - began
-    return {"rule": rule, "clients": clients, "adapter_bytes": size, "seconds": seconds,
-            "gb_per_s": clients * size / seconds / 1e9, "before_mib": before, "peak_mib": peak_mib()}  # fmt: skip
+    return {
+        "rule": rule,
+        "clients": clients,
+        "adapter_bytes": size,
+        "seconds": seconds,
+        "gb_per_s": clients * size / seconds / 1e9,
+        "before_mib": before,
+        "peak_mib": peak_mib(),
+    }
 
 
 def main() -> None:
@@ -84,11 +91,20 @@ def main() -> None:
         "of a round's replies. Peak resident memory of the whole process, and resident memory before the merge. Rules "
         "that are linear in the factors hold one adapter at a time; in KnOTS all are held.",
         ["merge", "clients", "data (GB)", "seconds", "GB/s", "before (MiB)", "peak (MiB)"],
-        [[row["rule"], str(row["clients"]), f"{row['clients'] * row['adapter_bytes'] / 1e9:.2f}",
-          f"{row['seconds']:.2f}", f"{row['gb_per_s']:.2f}", f"{row['before_mib']:.0f}", f"{row['peak_mib']:.0f}"]
-         for row in rows],
+        [
+            [
+                row["rule"],
+                str(row["clients"]),
+                f"{row['clients'] * row['adapter_bytes'] / 1e9:.2f}",
+                f"{row['seconds']:.2f}",
+                f"{row['gb_per_s']:.2f}",
+                f"{row['before_mib']:.0f}",
+                f"{row['peak_mib']:.0f}",
+            ]
+            for row in rows
+        ],
         rows,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -123,9 +123,17 @@ def publish(name: str, title: str, note: str, headers: Sequence[str], rows: Sequ
     """Write results/<name>.json and replace the section of that name in docs/benchmarks.md."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "data": data}, indent=2) + "\n")
-    lines = [f"## {title}", "", note, "", "| " + " | ".join(headers) + " |", "|" + "---|" * len(headers),
-             *("| " + " | ".join(row) + " |" for row in rows), "",
-             f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`."]  # fmt: skip
+    lines = [
+        f"## {title}",
+        "",
+        note,
+        "",
+        "| " + " | ".join(headers) + " |",
+        "|" + "---|" * len(headers),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        f"Command: `python benchmarks/{name}.py`. Raw numbers: `benchmarks/results/{name}.json`.",
+    ]
     section = "\n".join(lines)
     put_section(DOCUMENT, name, section)
     print(section, file=sys.stdout)

@@ -58,23 +58,34 @@ def one_seed(seed: int, folder: Path) -> dict[str, Any]:
         with host.model.active():
             bare = host.task.evaluate(host.model.backbone, host.examples(info.id, "test"), 256, host.model.device)
         rows[info.id] = {
-            "bare": bare["accuracy"], "local": row["baselines"]["local"], "fedit": row["baselines"]["fedit"],
-            "potara": row["accuracy"], "w": row["diagnostics"]["w"], "half": on_test[0.5],
-            "validated": on_test[picked], "w_validated": picked, "test_examples": row["examples"],
+            "bare": bare["accuracy"],
+            "local": row["baselines"]["local"],
+            "fedit": row["baselines"]["fedit"],
+            "potara": row["accuracy"],
+            "w": row["diagnostics"]["w"],
+            "half": on_test[0.5],
+            "validated": on_test[picked],
+            "w_validated": picked,
+            "test_examples": row["examples"],
             **{f"at_{w}": on_test[w] for w in GRID},
-        }  # fmt: skip
+        }
         assert on_test[0.0] == rows[info.id]["local"] and on_test[1.0] == rows[info.id]["fedit"]
     best = max(GRID, key=lambda w: statistics.fmean(row[f"at_{w}"] for row in rows.values()))
     for row in rows.values():
         row["oracle"] = row[f"at_{best}"]
     summary = done.results["summary"]
-    return {"seed": seed, "clients": rows, "oracle_w": best,
-            "mean": {name: statistics.fmean(row[name] for row in rows.values()) for name in COLUMNS},
-            "worst": {name: min(row[name] for row in rows.values()) for name in COLUMNS},
-            "mean_w": statistics.fmean(row["w"] for row in rows.values()),
-            "bytes": {"potara": [summary["bytes_up"], summary["bytes_down"]],
-                      **{n: [s["bytes_up"], s["bytes_down"]] for n, s in done.results["baselines"].items()}},
-            }  # fmt: skip
+    return {
+        "seed": seed,
+        "clients": rows,
+        "oracle_w": best,
+        "mean": {name: statistics.fmean(row[name] for row in rows.values()) for name in COLUMNS},
+        "worst": {name: min(row[name] for row in rows.values()) for name in COLUMNS},
+        "mean_w": statistics.fmean(row["w"] for row in rows.values()),
+        "bytes": {
+            "potara": [summary["bytes_up"], summary["bytes_down"]],
+            **{n: [s["bytes_up"], s["bytes_down"]] for n, s in done.results["baselines"].items()},
+        },
+    }
 
 
 def paired(found: list[dict[str, Any]], other: str) -> tuple[float, float]:
@@ -93,14 +104,19 @@ def paired(found: list[dict[str, Any]], other: str) -> tuple[float, float]:
 
 def document(found: list[dict[str, Any]], seeds: list[int]) -> str:
     lines = [
-        "# Results", "",
-        "## Local, FedIT and Potara on `digits`", "",
+        "# Results",
+        "",
+        "## Local, FedIT and Potara on `digits`",
+        "",
         f"Ten clients, real handwritten digits, Dirichlet 0.5; the demo's settings; {len(seeds)} seeds, each of which "
-        "changes partition, adapters and batches. Test accuracy, mean over clients.", "",
+        "changes partition, adapters and batches. Test accuracy, mean over clients.",
+        "",
         f"Command: `python benchmarks/digits_results.py --seeds {' '.join(map(str, seeds))}`. "
-        "Raw numbers, per client: `benchmarks/results/digits_results.json`.", "",
-        "| seed | " + " | ".join(TITLES) + " | mean w |", "|" + "---|" * (len(TITLES) + 2),
-    ]  # fmt: skip
+        "Raw numbers, per client: `benchmarks/results/digits_results.json`.",
+        "",
+        "| seed | " + " | ".join(TITLES) + " | mean w |",
+        "|" + "---|" * (len(TITLES) + 2),
+    ]
     for one in found:
         cells = [f"{one['mean'][name]:.3f}" for name in COLUMNS]
         lines.append(f"| {one['seed']} | " + " | ".join(cells) + f" | {one['mean_w']:.2f} |")
@@ -129,7 +145,7 @@ def document(found: list[dict[str, Any]], seeds: list[int]) -> str:
         f"- Potara above the better mean of Local and FedIT in {wins} of {len(found)} seeds.",
         "- 647 test images in all: a difference of one client on one seed is mostly noise (standard error of one "
         "client's accuracy: about 5 points). Only means over seeds say something.",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 

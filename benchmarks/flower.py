@@ -128,11 +128,22 @@ def main() -> None:
         "flower",
         "The same run at sites, over Flower",
         NOTE,
-        ["adapter", "engine", "round (s)", "up, wire / payload (MiB)", "down, wire / payload (MiB)", "ServerApp (MiB)",
-         "SuperLink", "SuperNode", "ClientApp", "worker", "load"],
+        [
+            "adapter",
+            "engine",
+            "round (s)",
+            "up, wire / payload (MiB)",
+            "down, wire / payload (MiB)",
+            "ServerApp (MiB)",
+            "SuperLink",
+            "SuperNode",
+            "ClientApp",
+            "worker",
+            "load",
+        ],
         [row(one) for one in found],
         found,
-    )  # fmt: skip
+    )
 
 
 def row(one: dict[str, Any]) -> list[str]:

@@ -71,8 +71,13 @@ class Watch:
 class Peaks:
     """The largest resident memory of each kind of process below this one, in MiB, as the kernel keeps it."""
 
-    kinds = {"ServerApp": "flwr-serverapp", "SuperLink": "flower-superlink", "SuperNode": "flower-supernode",
-             "ClientApp": "flwr-clientapp", "worker": "befit worker"}  # fmt: skip
+    kinds = {
+        "ServerApp": "flwr-serverapp",
+        "SuperLink": "flower-superlink",
+        "SuperNode": "flower-supernode",
+        "ClientApp": "flwr-clientapp",
+        "worker": "befit worker",
+    }
 
     def __init__(self) -> None:
         self.mib: dict[str, float] = {}
@@ -132,9 +137,16 @@ def write_llama(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=1024, num_hidden_layers=8, num_attention_heads=16, intermediate_size=2816,
-        max_position_embeddings=64, bos_token_id=2, eos_token_id=3, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        intermediate_size=2816,
+        max_position_embeddings=64,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     words = ["<pad>", "<unk>", "<bos>", "<eos>", *(f"w{number}" for number in range(60))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))

@@ -46,8 +46,15 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
         for split in ("train", "test")
         for t in where.examples(info.id, split).batch(range(len(where.examples(info.id, split)))).values()
     )
-    return {"clients": clients, "store": store, "method": method_name, "loaded_mib": loaded, "peak_mib": peak,
-            "state_mib": state / 2**20, "examples_mib": prepared / 2**20}  # fmt: skip
+    return {
+        "clients": clients,
+        "store": store,
+        "method": method_name,
+        "loaded_mib": loaded,
+        "peak_mib": peak,
+        "state_mib": state / 2**20,
+        "examples_mib": prepared / 2**20,
+    }
 
 
 def main() -> None:
@@ -75,20 +82,35 @@ def main() -> None:
         more = one["clients"] - before["clients"]
         growth = (one["peak_mib"] - before["peak_mib"]) / more * 1024 if more else 0.0
         held = (one["state_mib"] + one["examples_mib"]) / one["clients"] * 1024
-        rows.append([one["method"], one["store"], str(one["clients"]), f"{one['peak_mib']:.0f}",
-                     f"{growth:.1f}" if more else "-", f"{one['state_mib'] / one['clients'] * 1024:.1f}",
-                     f"{held:.1f}"])  # fmt: skip
+        rows.append(
+            [
+                one["method"],
+                one["store"],
+                str(one["clients"]),
+                f"{one['peak_mib']:.0f}",
+                f"{growth:.1f}" if more else "-",
+                f"{one['state_mib'] / one['clients'] * 1024:.1f}",
+                f"{held:.1f}",
+            ]
+        )
     publish(
         "memory",
         "Memory",
         "Peak resident memory of the whole process; growth per client from the size above (at 64 clients mostly "
         "buffers that are filled once); what a client keeps: its adapter and optimiser between rounds, and with its "
         "prepared examples.",
-        ["method", "store", "clients", "peak (MiB)", "growth per client (KiB)", "stored state (KiB)",
-         "state and examples (KiB)"],
+        [
+            "method",
+            "store",
+            "clients",
+            "peak (MiB)",
+            "growth per client (KiB)",
+            "stored state (KiB)",
+            "state and examples (KiB)",
+        ],
         rows,
         found,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -140,15 +140,29 @@ PEFT = [
 
 
 def compare(
-    name: str, how: Merge, other: Callable[[], tuple[Tensor, Tensor]], pairs: Pairs, against: str, repeats: int,
-    other_repeats: int, same: bool,
-) -> dict[str, Any]:  # fmt: skip
+    name: str,
+    how: Merge,
+    other: Callable[[], tuple[Tensor, Tensor]],
+    pairs: Pairs,
+    against: str,
+    repeats: int,
+    other_repeats: int,
+    same: bool,
+) -> dict[str, Any]:
     mine, found = timed(lambda: low_rank(how, pairs), repeats)
     its, expected = timed(other, other_repeats)
     rank, size = pairs[0][1].shape
     off = float((found - expected).norm() / expected.norm()) if same else None
-    row = {"what": name, "size": size, "rank": rank, "against": against, "befit_s": mine, "other_s": its,
-           "other_runs": other_repeats, "relative_difference": off}  # fmt: skip
+    row = {
+        "what": name,
+        "size": size,
+        "rank": rank,
+        "against": against,
+        "befit_s": mine,
+        "other_s": its,
+        "other_runs": other_repeats,
+        "relative_difference": off,
+    }
     print(row, flush=True)
     return row
 
@@ -188,11 +202,21 @@ def main() -> None:
         "matrices; none is extrapolated. befit decomposes in float64, the others in float32. TIES on updates forms "
         "dense matrices in befit too; the difference is that of the merged updates, where both do the same.",
         ["merge", "size", "rank", "befit (ms)", "against", "theirs (ms)", "ratio", "relative difference"],
-        [[row["what"], str(row["size"]), str(row["rank"]), f"{1e3 * row['befit_s']['median']:.1f}", row["against"],
-          f"{1e3 * row['other_s']['median']:.1f}", f"**{row['other_s']['median'] / row['befit_s']['median']:.0f}**",
-          "-" if row["relative_difference"] is None else f"{row['relative_difference']:.0e}"] for row in rows],
+        [
+            [
+                row["what"],
+                str(row["size"]),
+                str(row["rank"]),
+                f"{1e3 * row['befit_s']['median']:.1f}",
+                row["against"],
+                f"{1e3 * row['other_s']['median']:.1f}",
+                f"**{row['other_s']['median'] / row['befit_s']['median']:.0f}**",
+                "-" if row["relative_difference"] is None else f"{row['relative_difference']:.0e}",
+            ]
+            for row in rows
+        ],
         rows,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -22,14 +22,25 @@ from safetensors.torch import save_file
 from common import publish
 
 SHAPES = {
-    "self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096),
-    "self_attn.o_proj": (4096, 4096), "mlp.gate_proj": (14336, 4096), "mlp.up_proj": (14336, 4096),
+    "self_attn.q_proj": (4096, 4096),
+    "self_attn.k_proj": (1024, 4096),
+    "self_attn.v_proj": (1024, 4096),
+    "self_attn.o_proj": (4096, 4096),
+    "mlp.gate_proj": (14336, 4096),
+    "mlp.up_proj": (14336, 4096),
     "mlp.down_proj": (4096, 14336),
-}  # fmt: skip
+}
 MERGES = [
-    ("factors", "mean"), ("factors", "ties"), ("factors", "dare"), ("knots", "mean"), ("knots", "task-arithmetic"),
-    ("knots", "ties"), ("knots", "dare-ties"), ("knots", "iso-c"), ("delta", "mean"),
-]  # fmt: skip
+    ("factors", "mean"),
+    ("factors", "ties"),
+    ("factors", "dare"),
+    ("knots", "mean"),
+    ("knots", "task-arithmetic"),
+    ("knots", "ties"),
+    ("knots", "dare-ties"),
+    ("knots", "iso-c"),
+    ("delta", "mean"),
+]
 
 
 def write_adapter(folder: Path, seed: int, layers: int, rank: int) -> None:
@@ -44,15 +55,32 @@ def write_adapter(folder: Path, seed: int, layers: int, rank: int) -> None:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
-        "peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B", "task_type": "CAUSAL_LM",
-        "r": rank, "lora_alpha": 2 * rank, "target_modules": [name.split(".")[1] for name in SHAPES], "bias": "none",
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "base_model_name_or_path": "meta-llama/Llama-3.1-8B",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": [name.split(".")[1] for name in SHAPES],
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def merge(folders: list[Path], out: Path, space: str, rule: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "befit", "merge", *map(str, folders), "--out", str(out), "--space", space,
-               "--rule", rule, "--json"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "befit",
+        "merge",
+        *map(str, folders),
+        "--out",
+        str(out),
+        "--space",
+        space,
+        "--rule",
+        rule,
+        "--json",
+    ]
     started = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)

@@ -10,8 +10,11 @@ from befit.runs.directory import read_lines
 from befit.runs.runner import run
 from common import publish, spread
 
-PAPER = {"CIFAR-100, ViT-B/16": 52.06 / (0.83 * 3600), "Commonsense, Llama-3.2-3B": 0.46 / 5.92,
-         "FLAN, Qwen3-4B": 1.18 / 6.83}  # fmt: skip
+PAPER = {
+    "CIFAR-100, ViT-B/16": 52.06 / (0.83 * 3600),
+    "Commonsense, Llama-3.2-3B": 0.46 / 5.92,
+    "FLAN, Qwen3-4B": 1.18 / 6.83,
+}
 
 
 def main() -> None:
@@ -26,10 +29,14 @@ def main() -> None:
         print(found[-1], flush=True)
     ratio, weights, training = (spread([one[key] for one in found]) for key in ("ratio", "weights_s", "training_s"))
     rows = [
-        ["befit, digits, 10 clients", f"{training['median']:.1f}", f"{weights['median']:.3f}",
-         f"**{100 * ratio['median']:.2f} %** ({100 * ratio['min']:.2f}-{100 * ratio['max']:.2f})"],
+        [
+            "befit, digits, 10 clients",
+            f"{training['median']:.1f}",
+            f"{weights['median']:.3f}",
+            f"**{100 * ratio['median']:.2f} %** ({100 * ratio['min']:.2f}-{100 * ratio['max']:.2f})",
+        ],
         *([f"paper, {name}", "", "", f"{100 * share:.1f} %"] for name, share in PAPER.items()),
-    ]  # fmt: skip
+    ]
     publish(
         "mixing_weights",
         "Mixing weights",

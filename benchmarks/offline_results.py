@@ -59,31 +59,44 @@ def section(results: dict[str, Any], name: str, recipe: str) -> str:
 def run_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """One line for every run."""
     metric, reference = results["metric"], plain(results["reference"])
-    headers = ["run", f"mean {metric.replace('_', ' ')}", "worst client", f"minus {reference} ± 95 %", "p", "shown",
-               "clients better / same / worse", "MB sent", "steps"]  # fmt: skip
+    headers = [
+        "run",
+        f"mean {metric.replace('_', ' ')}",
+        "worst client",
+        f"minus {reference} ± 95 %",
+        "p",
+        "shown",
+        "clients better / same / worse",
+        "MB sent",
+        "steps",
+    ]
     rows = []
     for run in results["runs"]:
         against, itself = run["against"], run["label"] == results["reference"]
         signed = (against or {}).get("signed")
-        rows.append([
-            plain(run["label"]),
-            spread_text(run["mean"], metric),
-            spread_text(run["worst"], metric),
-            difference_text(against["t"], metric) if against else "",
-            p_text(against["t"]["p_holm"]) if against else "",
-            "" if itself or verdict(against) == "no difference shown" else verdict(against),
-            f"{signed['better']} / {signed['ties']} / {signed['worse']}" if signed else "",
-            NOTHING if run["bytes_up"] is None else f"{run['bytes_up'] / 1e6:.1f}",
-            NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                plain(run["label"]),
+                spread_text(run["mean"], metric),
+                spread_text(run["worst"], metric),
+                difference_text(against["t"], metric) if against else "",
+                p_text(against["t"]["p_holm"]) if against else "",
+                "" if itself or verdict(against) == "no difference shown" else verdict(against),
+                f"{signed['better']} / {signed['ties']} / {signed['worse']}" if signed else "",
+                NOTHING if run["bytes_up"] is None else f"{run['bytes_up'] / 1e6:.1f}",
+                NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
+            ]
+        )
     return headers, rows
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
     """Without what the CSV has, and without configurations, which the recipe says."""
-    runs = [{key: value for key, value in run.items() if key not in ("clients", "config", "curve", "seeds")}
-            | {"seeds": [{key: cell[key] for key in ("seed", "mean", "data", "beside")} for cell in run["seeds"]]}
-            for run in results["runs"]]  # fmt: skip
+    runs = [
+        {key: value for key, value in run.items() if key not in ("clients", "config", "curve", "seeds")}
+        | {"seeds": [{key: cell[key] for key in ("seed", "mean", "data", "beside")} for cell in run["seeds"]]}
+        for run in results["runs"]
+    ]
     return {**{key: value for key, value in results.items() if key not in ("tables",)}, "runs": runs}
 
 

@@ -79,8 +79,16 @@ def measure(kind: str, clients: int, rounds: int, steps: int, batch_size: int, r
             ours.append(a)
             bare.append(b)
     ratios = [a / b for a, b in zip(ours, bare, strict=True)]
-    return {"backbone": kind, "clients": clients, "rounds": rounds, "steps": steps, "batch_size": batch_size,
-            "befit_s": spread(ours), "bare_s": spread(bare), "ratio": spread(ratios)}  # fmt: skip
+    return {
+        "backbone": kind,
+        "clients": clients,
+        "rounds": rounds,
+        "steps": steps,
+        "batch_size": batch_size,
+        "befit_s": spread(ours),
+        "bare_s": spread(bare),
+        "ratio": spread(ratios),
+    }
 
 
 def main() -> None:
@@ -100,11 +108,17 @@ def main() -> None:
             found.append(measure(kind, clients, rounds, steps, batch_size, repeats))
             print(found[-1], flush=True)
     rows = [
-        [one["backbone"], str(one["clients"]), str(one["rounds"]), f"{one['steps']} x {one['batch_size']}",
-         f"{one['bare_s']['median']:.2f}", f"{one['befit_s']['median']:.2f}",
-         f"**{one['ratio']['median']:.3f}** ({one['ratio']['min']:.3f}-{one['ratio']['max']:.3f})"]
+        [
+            one["backbone"],
+            str(one["clients"]),
+            str(one["rounds"]),
+            f"{one['steps']} x {one['batch_size']}",
+            f"{one['bare_s']['median']:.2f}",
+            f"{one['befit_s']['median']:.2f}",
+            f"**{one['ratio']['median']:.3f}** ({one['ratio']['min']:.3f}-{one['ratio']['max']:.3f})",
+        ]
         for one in found
-    ]  # fmt: skip
+    ]
     publish(
         "overhead",
         "Overhead of a round",

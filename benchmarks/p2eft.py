@@ -30,8 +30,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def make_host(kind: str) -> Host:
-    settings = experiment(kind, "local", train={"batch_size": 32, "lr": 1e-4, "grad_clip": 1.0},
-                          adapter={"targets": ["all"]})  # fmt: skip
+    settings = experiment(
+        kind, "local", train={"batch_size": 32, "lr": 1e-4, "grad_clip": 1.0}, adapter={"targets": ["all"]}
+    )
     return Host(settings, federation(kind, 1, EXAMPLES))
 
 
@@ -69,8 +70,14 @@ def main() -> None:
         kind, name = options.one
         where = make_host(kind)
         parameters = where.model.backbone.parameters()
-        print(json.dumps({"model_mib": sum(p.numel() * p.element_size() for p in parameters) / 2**20,
-                          **one_round(where, METHODS[name])}))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "model_mib": sum(p.numel() * p.element_size() for p in parameters) / 2**20,
+                    **one_round(where, METHODS[name]),
+                }
+            )
+        )
         return
     wanted = [(kind, name) for _ in range(options.repeats) for kind in options.kinds for name in METHODS]
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -83,18 +90,23 @@ def main() -> None:
         }
         seconds = {name: spread([one["seconds"] for one in runs]) for name, runs in found.items()}
         grown = {name: spread([one["peak_mib"] - one["before_mib"] for one in runs]) for name, runs in found.items()}
-        ratio = spread([
-            slow["seconds"] / fast["seconds"] for slow, fast in zip(found["fedl2p"], found["fedp2eft"], strict=True)
-        ])  # fmt: skip
+        ratio = spread(
+            [slow["seconds"] / fast["seconds"] for slow, fast in zip(found["fedl2p"], found["fedp2eft"], strict=True)]
+        )
         data.append({"kind": kind, "runs": found, "ratio": ratio})
         for name in METHODS:
             above = grown[name]["median"] - grown["lora"]["median"]
-            rows.append([
-                kind, name, f"{seconds[name]['median']:.2f}",
-                f"**{ratio['median']:.1f}** ({ratio['min']:.1f}-{ratio['max']:.1f})" if name == "fedl2p" else "",
-                f"{grown[name]['median']:.0f}", f"{above:+.0f}" if name != "lora" else "",
-                f"{found[name][0]['model_mib']:.1f}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    kind,
+                    name,
+                    f"{seconds[name]['median']:.2f}",
+                    f"**{ratio['median']:.1f}** ({ratio['min']:.1f}-{ratio['max']:.1f})" if name == "fedl2p" else "",
+                    f"{grown[name]['median']:.0f}",
+                    f"{above:+.0f}" if name != "lora" else "",
+                    f"{found[name][0]['model_mib']:.1f}",
+                ]
+            )
     publish(
         "p2eft",
         "FedP2EFT and FedL2P",

@@ -31,9 +31,14 @@ SAMPLES = 30
 AT = Tick("merge", 1, 1, 0)
 SLOTS = ("shared", "personal")
 LLAMA: dict[str, Any] = {
-    "vocab_size": 4096, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "intermediate_size": 1024, "max_position_embeddings": 256,
-}  # fmt: skip
+    "vocab_size": 4096,
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -156,13 +161,20 @@ def measure(case: Case, repeats: int, steps: int = 10) -> dict[str, Any]:
     if not worst < 1e-3:
         raise SystemExit(f"{case.name}: the two ways differ by {worst:.1e}")
     return {
-        "backbone": case.name, "parameters": sum(p.numel() for p in site.model.backbone.parameters()),
-        "entries": site.model.count(slot("shared")), "samples": SAMPLES, "batch_size": site.budget.batch_size,
-        "threads": torch.get_num_threads(), "device": str(site.model.device), "disagreement": worst,
-        "hooks_s": spread(hooks), "by_sample_s": spread(loop), "step_s": spread(step),
+        "backbone": case.name,
+        "parameters": sum(p.numel() for p in site.model.backbone.parameters()),
+        "entries": site.model.count(slot("shared")),
+        "samples": SAMPLES,
+        "batch_size": site.budget.batch_size,
+        "threads": torch.get_num_threads(),
+        "device": str(site.model.device),
+        "disagreement": worst,
+        "hooks_s": spread(hooks),
+        "by_sample_s": spread(loop),
+        "step_s": spread(step),
         "speedup": spread([slow / fast for fast, slow in zip(hooks, loop, strict=True)]),
         "steps": spread([fast / one for fast, one in zip(hooks, step, strict=True)]),
-    }  # fmt: skip
+    }
 
 
 def cases() -> dict[str, Callable[[], Case]]:
@@ -176,12 +188,14 @@ def cases() -> dict[str, Callable[[], Case]]:
 def row(one: dict[str, Any]) -> list[str]:
     speedup, steps = one["speedup"], one["steps"]
     return [
-        one["backbone"], f"{one['parameters'] / 1e6:.2f}", f"{1000 * one['hooks_s']['median']:.0f}",
+        one["backbone"],
+        f"{one['parameters'] / 1e6:.2f}",
+        f"{1000 * one['hooks_s']['median']:.0f}",
         f"{1000 * one['by_sample_s']['median']:.0f}",
         f"**{speedup['median']:.1f}** ({speedup['min']:.1f}-{speedup['max']:.1f})",
         f"{1000 * one['step_s']['median']:.0f} (batch {one['batch_size']})",
         f"**{steps['median']:.1f}** ({steps['min']:.1f}-{steps['max']:.1f})",
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
@@ -208,11 +222,18 @@ def main() -> None:
         "adds 25 % to the tokens and takes back what batches save on a CPU. No GPU was measured. "
         "A run takes (rounds_local + rounds_fedit) x max_steps steps of training per "
         "client; the last column says how many of them the statistics cost.",
-        ["backbone", "parameters (M)", "hooks (ms)", "one per sample (ms)", "times faster", "one training step (ms)",
-         "statistics in steps"],
+        [
+            "backbone",
+            "parameters (M)",
+            "hooks (ms)",
+            "one per sample (ms)",
+            "times faster",
+            "one training step (ms)",
+            "statistics in steps",
+        ],
         [row(one) for one in found],
         found,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -68,8 +68,14 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
                 found[name].append(value)
     extra = [g / t for g, t in zip(found["gradients"], found["training"], strict=True)]
     gated = [t / f for t, f in zip(found["training"], found["fedit"], strict=True)]
-    return {"backbone": kind, "steps": steps, "every": every, "extra": spread(extra), "gated": spread(gated),
-            **{f"{name}_s": spread(values) for name, values in found.items()}}  # fmt: skip
+    return {
+        "backbone": kind,
+        "steps": steps,
+        "every": every,
+        "extra": spread(extra),
+        "gated": spread(gated),
+        **{f"{name}_s": spread(values) for name, values in found.items()},
+    }
 
 
 def adapter(number: int, layers: int, width: int) -> State:
@@ -99,9 +105,15 @@ def server(clients: int, layers: int, width: int) -> dict[str, Any]:
                 method.dispatch(memory, info, AT)
             sent = time.process_time()
     size = sum(value.nbytes for value in adapter(0, layers, width).values())
-    return {"clients": clients, "adapter_bytes": size, "aggregate_s": aggregated - began,
-            "downloads_s": sent - aggregated, "uploads_mib": clients * size / 2**20, "before_mib": before,
-            "peak_mib": peak_mib()}  # fmt: skip
+    return {
+        "clients": clients,
+        "adapter_bytes": size,
+        "aggregate_s": aggregated - began,
+        "downloads_s": sent - aggregated,
+        "uploads_mib": clients * size / 2**20,
+        "before_mib": before,
+        "peak_mib": peak_mib(),
+    }
 
 
 def main() -> None:
@@ -131,17 +143,37 @@ def main() -> None:
     if options.small:
         return
     table = [
-        [one["backbone"], str(one["steps"]), f"{one['fedit_s']['median']:.2f}", f"{one['training_s']['median']:.2f}",
-         f"{one['gated']['median']:.2f}", f"{one['gradients_s']['median']:.3f}",
-         f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})", "", "", "", ""]
+        [
+            one["backbone"],
+            str(one["steps"]),
+            f"{one['fedit_s']['median']:.2f}",
+            f"{one['training_s']['median']:.2f}",
+            f"{one['gated']['median']:.2f}",
+            f"{one['gradients_s']['median']:.3f}",
+            f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})",
+            "",
+            "",
+            "",
+            "",
+        ]
         for one in trained
-    ]  # fmt: skip
+    ]
     table += [
-        [f"server, {one['clients']} clients of {one['adapter_bytes'] / 1e6:.2f} MB", "", "", "", "", "", "",
-         f"{one['aggregate_s']:.2f}", f"{one['downloads_s']:.2f}", f"{one['uploads_mib']:.0f}",
-         f"{one['peak_mib'] - one['before_mib']:.0f}"]
+        [
+            f"server, {one['clients']} clients of {one['adapter_bytes'] / 1e6:.2f} MB",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            f"{one['aggregate_s']:.2f}",
+            f"{one['downloads_s']:.2f}",
+            f"{one['uploads_mib']:.0f}",
+            f"{one['peak_mib'] - one['before_mib']:.0f}",
+        ]
         for one in served
-    ]  # fmt: skip
+    ]
     publish(
         "rela",
         "Relevance-guided aggregation",
@@ -151,11 +183,22 @@ def main() -> None:
         "second round: aggregation from files, the downloads of all clients, the last uploads of all, which it keeps "
         "and below which it cannot come, and the memory that both add: those uploads, at most 128 rows of every "
         "mixture, and 64 MiB of gradients.",
-        ["what", "steps", "FedIT (s)", "training (s)", "of FedIT", "gradients (s)", "extra",
-         "aggregation (s)", "downloads (s)", "uploads (MiB)", "memory (MiB)"],
+        [
+            "what",
+            "steps",
+            "FedIT (s)",
+            "training (s)",
+            "of FedIT",
+            "gradients (s)",
+            "extra",
+            "aggregation (s)",
+            "downloads (s)",
+            "uploads (MiB)",
+            "memory (MiB)",
+        ],
         table,
         {"client": trained, "server": served},
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

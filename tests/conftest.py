@@ -65,9 +65,18 @@ def tiny_model(kind: str, dropout: float = 0.0) -> nn.Module:
         config = LlamaConfig(**_WIDTH, **_SPREAD, vocab_size=_VOCABULARY, num_key_value_heads=1, pad_token_id=0)
         return LlamaForCausalLM(config).eval()
     config = GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=_VOCABULARY, bos_token_id=1, eos_token_id=1,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **_SPREAD,
-    )  # fmt: skip
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        vocab_size=_VOCABULARY,
+        bos_token_id=1,
+        eos_token_id=1,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        **_SPREAD,
+    )
     return GPT2LMHeadModel(config).eval()
 
 

@@ -62,19 +62,35 @@ def make_model(size: Size, tokenizer: Any) -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     vision = CLIPVisionConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_channels=1, image_size=8,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_channels=1,
+        image_size=8,
         patch_size=2,
-    )  # fmt: skip
+    )
     text = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=size.hidden, intermediate_size=2 * size.hidden,
-        num_hidden_layers=size.layers, num_attention_heads=4, max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True, initializer_range=SPREAD, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        intermediate_size=2 * size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=SPREAD,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_seq_length=PATCHES, vision_feature_layer=-1, tie_word_embeddings=True,
-    )  # fmt: skip
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=PATCHES,
+        vision_feature_layer=-1,
+        tie_word_embeddings=True,
+    )
     return LlavaForConditionalGeneration(config)
 
 

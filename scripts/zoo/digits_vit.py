@@ -27,9 +27,16 @@ def train_digits_vit() -> torch.nn.Module:
     pixels = torch.roll(torch.from_numpy(images)[:, None], 1, dims=-1)  # (500, 1, 8, 8)
     targets = torch.from_numpy(labels)
     config = ViTConfig(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128, image_size=8, patch_size=2,
-        num_channels=1, id2label={i: str(i) for i in range(10)}, label2id={str(i): i for i in range(10)},
-    )  # fmt: skip
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=128,
+        image_size=8,
+        patch_size=2,
+        num_channels=1,
+        id2label={i: str(i) for i in range(10)},
+        label2id={str(i): i for i in range(10)},
+    )
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         model = ViTForImageClassification(config)

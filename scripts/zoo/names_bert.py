@@ -54,9 +54,14 @@ def byte_tokenizer() -> Any:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-        model_max_length=POSITIONS, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def new_model(tokenizer: Any) -> Any:
@@ -64,9 +69,14 @@ def new_model(tokenizer: Any) -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256,
-        max_position_embeddings=POSITIONS, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=256,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(SEED)
     return BertForMaskedLM(config)
 

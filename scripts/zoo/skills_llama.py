@@ -79,9 +79,13 @@ def character_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>",
-        model_max_length=POSITIONS, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        model_max_length=POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
     made.chat_template = CHAT
     return made
 
@@ -93,11 +97,18 @@ def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
     tokenizer = character_tokenizer()
     task = make_task("causal-lm", tokenizer, max_length=POSITIONS)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=size.hidden, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=size.mlp, max_position_embeddings=POSITIONS, tie_word_embeddings=True,
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=size.mlp,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
         initializer_range=SPREAD,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = LlamaForCausalLM(config)

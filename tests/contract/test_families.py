@@ -103,10 +103,13 @@ def test_one_backbone_needs_no_grouping() -> None:
 def test_a_mixed_run_from_training_to_predictions(tmp_path: Path) -> None:
     run = befit.run(settings(), out=tmp_path / "run")
     ranks = {
-        client: {value.shape for key, value in load_file(run.path / "clients" / client / "adapter" /
-                                                         "adapter_model.safetensors").items() if "lora_A" in key}
+        client: {
+            value.shape
+            for key, value in load_file(run.path / "clients" / client / "adapter" / "adapter_model.safetensors").items()
+            if "lora_A" in key
+        }
         for client in ("reverse.upper", "drop-first.reverse")
-    }  # fmt: skip
+    }
     assert ranks["reverse.upper"] != ranks["drop-first.reverse"]
     config = json.loads((run.path / "clients" / "reverse.upper" / "adapter" / "adapter_config.json").read_text())
     assert "skills-llama-s" in config["base_model_name_or_path"]
@@ -119,8 +122,9 @@ def test_a_mixed_run_from_training_to_predictions(tmp_path: Path) -> None:
     assert "skills-llama-s" in (run.path / "report.md").read_text()
     workers = befit.run(settings(engine={"workers": 2}), out=tmp_path / "pool")
     for client in run.results["clients"]:
-        adapters = [path / "clients" / client / "adapter" / "adapter_model.safetensors" for path in
-                    (run.path, workers.path)]  # fmt: skip
+        adapters = [
+            path / "clients" / client / "adapter" / "adapter_model.safetensors" for path in (run.path, workers.path)
+        ]
         assert adapters[0].read_bytes() == adapters[1].read_bytes()
 
 
@@ -157,8 +161,9 @@ def test_a_client_in_two_families_and_a_pattern_that_is_nobody_are_refused() -> 
 
 def test_a_method_that_needs_more_clients_than_a_family_has_says_so() -> None:
     lonely = {"small": {"clients": ["reverse.upper"], "model": SMALL}}
-    with pytest.raises(ConfigError, match="serves each backbone by itself and needs at least 2 clients of each; the "
-                                          "family small has 1"):  # fmt: skip
+    with pytest.raises(
+        ConfigError, match="serves each backbone by itself and needs at least 2 clients of each; the family small has 1"
+    ):
         check(settings(families=lonely, method="fedalt"))
 
 
@@ -174,10 +179,18 @@ def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_exam
     when: str, stop: int | None
 ) -> None:
     """Of the model that it has at that round: at the end of two, or after the first, where the run is stopped."""
-    host = Host(load_experiment({
-        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "local", "baselines": [],
-        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 2}, "evaluate": {"others": when, "every": 1},
-    }))  # fmt: skip
+    host = Host(
+        load_experiment(
+            {
+                "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+                "method": "local",
+                "baselines": [],
+                "train": {"max_steps": 2, "lr": 5e-3},
+                "federation": {"rounds": 2},
+                "evaluate": {"others": when, "every": 1},
+            }
+        )
+    )
     method = host.build("local")
     memo, store = Memo(stop_after=stop), ClientStore(None, resident=True)
     site = host.install(method)

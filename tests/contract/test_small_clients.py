@@ -28,10 +28,15 @@ def source() -> Federation:
 
 def experiment(method: str, **federation: object) -> Experiment:
     return load_experiment(
-        {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
-         "method": {"name": method, **LITTLE.get(method, {})}, "train": {"max_steps": 2},
-         "federation": {"rounds": 2, **federation}, "report": {"plots": False}}
-    )  # fmt: skip
+        {
+            "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+            "baselines": [],
+            "method": {"name": method, **LITTLE.get(method, {})},
+            "train": {"max_steps": 2},
+            "federation": {"rounds": 2, **federation},
+            "report": {"plots": False},
+        }
+    )
 
 
 def cut(source: Federation, **sizes: tuple[int, int]) -> Federation:
@@ -47,9 +52,7 @@ def test_a_client_with_one_example_takes_part_and_gets_its_adapter(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         done = run(
-            (settings := experiment(method)),
-            out=tmp_path / "run",
-            host=Host(settings, cut(source, first=(1, 1))),
+            (settings := experiment(method)), out=tmp_path / "run", host=Host(settings, cut(source, first=(1, 1)))
         )
     row = done.results["clients"]["client-00"]
     assert row["train_examples"] == 1 and row["examples"] == 1

@@ -98,9 +98,11 @@ def test_a_site_gives_its_batches_from_the_stream_and_its_validation_data_as_eve
 def test_a_stream_changes_the_run_and_workers_do_not(tmp_path: Path) -> None:
     adapters = {}
     for name, more in {
-        "stream": {}, "again": {"engine": {"workers": 2}}, "uniform": {"stream": {"kind": "dynamic", "sampling":
-        "uniform"}}, "plain": {"stream": {"kind": "none"}},
-    }.items():  # fmt: skip
+        "stream": {},
+        "again": {"engine": {"workers": 2}},
+        "uniform": {"stream": {"kind": "dynamic", "sampling": "uniform"}},
+        "plain": {"stream": {"kind": "none"}},
+    }.items():
         run = befit.run(settings(**more), out=tmp_path / name)
         adapters[name] = (run.path / "clients" / "client-00" / "adapter" / "adapter_model.safetensors").read_bytes()
     assert adapters["stream"] == adapters["again"]

@@ -34,9 +34,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "methods" / "fedmosaic.md"
 
 
 @cache
-def row(
-    model: str, name: str = "fedmosaic", *settings: str, rank: int = 128, smallest: str = SMALL
-) -> dict[str, Any]:  # fmt: skip
+def row(model: str, name: str = "fedmosaic", *settings: str, rank: int = 128, smallest: str = SMALL) -> dict[str, Any]:
     """What `befit cost --model … --smallest … --targets all --rank …` finds for a method beside FedIT."""
     chosen = chosen_methods(list(dict.fromkeys(("fedit", name))), [f"rank={rank}", *settings])
     methods = {one: method for one, (_, method) in chosen.items()}
@@ -46,9 +44,11 @@ def row(
 
 def gradient(model: str, *settings: str, rank: int = 128) -> float:
     """The gradient's share of a plain adapter, in percent."""
-    return 100 * row(model, "fedmosaic", *settings, rank=rank)["upload_bytes_beside_adapters"] / (
-        4 * ENTRIES[model] * rank / 128
-    )  # fmt: skip
+    return (
+        100
+        * row(model, "fedmosaic", *settings, rank=rank)["upload_bytes_beside_adapters"]
+        / (4 * ENTRIES[model] * rank / 128)
+    )
 
 
 def saved(model: str, rank: int = 128) -> float:

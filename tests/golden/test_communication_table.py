@@ -28,10 +28,14 @@ FACTORS = {"vit-b-16": (147_456, 147_456), "llama-3.2-3b": (2_064_384, 1_146_880
 FACTOR_MEGABYTES = {"vit-b-16": (0.590, 0.590), "llama-3.2-3b": (8.258, 4.588), "qwen3-4b": (8.847, 7.078)}
 BOTH, MERGED = (707.8, 7707.0, 9555.1), (471.9, 642.3, 4777.6)
 UPLOAD_MEGABYTES = {
-    "fedit": BOTH, "feddpa": BOTH, "fedalt": BOTH,
-    "fedsa": (353.9, 4954.5, 5308.4), "ffa_lora": (353.9, 2752.5, 4246.7),
-    "potara": MERGED, "fisher_merging": MERGED,
-}  # fmt: skip
+    "fedit": BOTH,
+    "feddpa": BOTH,
+    "fedalt": BOTH,
+    "fedsa": (353.9, 4954.5, 5308.4),
+    "ffa_lora": (353.9, 2752.5, 4246.7),
+    "potara": MERGED,
+    "fisher_merging": MERGED,
+}
 CELLS = [
     (name, model, megabytes)
     for name, row in UPLOAD_MEGABYTES.items()

@@ -51,8 +51,10 @@ def test_a_win_of_generated_text_takes_two_of_three_metrics_strictly(
     first: tuple[float, ...], second: tuple[float, ...], third: tuple[float, ...], expected: str | None
 ) -> None:
     metrics = ["meteor_exact_stem", "rouge1", "rougeL"]
-    scores = {name: dict(zip(metrics, values, strict=True)) for name, values in
-              (("first", first), ("second", second), ("third", third))}  # fmt: skip
+    scores = {
+        name: dict(zip(metrics, values, strict=True))
+        for name, values in (("first", first), ("second", second), ("third", third))
+    }
     assert winner(scores, metrics) == expected
 
 
@@ -60,8 +62,10 @@ def test_metrics_that_count_in_no_win_are_scored_all_the_same() -> None:
     """Two of three for the first; with rougeL_unicode as a fourth it would have two of four, and none for anybody."""
     metrics = ["rougeL", "rouge1", "rougeL_unicode", "meteor_exact_stem"]
     values = {"local": (0.3, 0.1, 0.1, 0.3), "fedit": (0.2, 0.2, 0.2, 0.2)}
-    runs = {label: {client: {**dict(zip(metrics, of, strict=True)), "examples": 5} for client in INFOS}
-            for label, of in values.items()}  # fmt: skip
+    runs = {
+        label: {client: {**dict(zip(metrics, of, strict=True)), "examples": 5} for client in INFOS}
+        for label, of in values.items()
+    }
     assert by_group(runs, INFOS, "language", metrics)["wins"] == {"local": 0, "fedit": 0}
     counted = ["meteor_exact_stem", "rouge1", "rougeL"]
     found = by_group(runs, INFOS, "language", metrics, counted)
@@ -75,8 +79,9 @@ def test_a_run_wins_nothing_alone_or_against_runs_without_scores() -> None:
 
 
 def test_clients_are_grouped_by_what_some_share_and_some_do_not() -> None:
-    assert group_keys({"a": {"x": "1", "y": "1", "z": "1"}, "b": {"x": "1", "y": "2", "z": "2"},
-                       "c": {"x": "1", "y": "3", "z": "2"}}) == ["z"]  # fmt: skip
+    assert group_keys(
+        {"a": {"x": "1", "y": "1", "z": "1"}, "b": {"x": "1", "y": "2", "z": "2"}, "c": {"x": "1", "y": "3", "z": "2"}}
+    ) == ["z"]
     assert group_keys({"a": {}, "b": {}}) == []
 
 
@@ -95,8 +100,10 @@ def test_a_run_that_was_not_measured_is_no_loser() -> None:
         runs[label]["c"]["accuracy"] = None
     one = by_group(runs, INFOS, "language", ["accuracy"])
     ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
-    assert wins == ("Best in 1 group: Local in 1 (measured in 1), FedIT in 0 (measured in 1), Potara in 0 (measured in "
-                    "1). 1 group with fewer than two measured runs is left out.")  # fmt: skip
+    assert wins == (
+        "Best in 1 group: Local in 1 (measured in 1), FedIT in 0 (measured in 1), Potara in 0 (measured in "
+        "1). 1 group with fewer than two measured runs is left out."
+    )
     runs["potara"] = {client: {**row, "accuracy": None} for client, row in runs["potara"].items()}
     one = by_group(runs, INFOS, "language", ["accuracy"])
     ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})

@@ -86,8 +86,11 @@ def test_a_threshold_on_the_correlation_leaves_what_is_above_it() -> None:
 def test_finer_weights_are_of_each_group_alone(granularity: str) -> None:
     """j = 1 alone: v_l = c, so w = 0. j = 2 alone, c = 0: (3/14) / (3/5 + 3/14) = 5/19. Heads get the client's."""
     weights, numbers = weigh(moments(), stage(granularity=granularity))
-    assert weights == {"": pytest.approx(float(W)), "block.00.q_proj/A": pytest.approx(0.0, abs=1e-12),
-                       "block.00.q_proj/B": pytest.approx(5 / 19)}  # fmt: skip
+    assert weights == {
+        "": pytest.approx(float(W)),
+        "block.00.q_proj/A": pytest.approx(0.0, abs=1e-12),
+        "block.00.q_proj/B": pytest.approx(5 / 19),
+    }
     # 0^2 v_f + 1^2 v_l = 1/12 and v_f v_l / (v_f + v_l) = 3/19
     assert numbers["trace_merged_groups"] == pytest.approx(1 / 12 + 3 / 19)
     assert (numbers["w_min"], numbers["w_max"]) == pytest.approx((0.0, 5 / 19), abs=1e-7)  # logged from float32

@@ -22,12 +22,23 @@ from tests.unit.train.test_persample_oracles import ROWS, TWO, looped
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"delta": 1e-2}, {"damping_scope": "tensor"}, {"drop_dead": False}, {"damping": "absolute", "delta": 1e-3},
-    {"damping": "quantile"}, {"damping": "quantile", "delta": 0.5}, {"correlation": False}, {"center": False},
-    {"rho_shrink": 1.0}, {"granularity": "factor"}, {"granularity": "layer"}, {"granularity": "tensor"},
-    {"granularity": "coordinate"}, {"granularity": "coordinate", "center": False, "delta": 1e-2},
+    {},
+    {"delta": 1e-2},
+    {"damping_scope": "tensor"},
+    {"drop_dead": False},
+    {"damping": "absolute", "delta": 1e-3},
+    {"damping": "quantile"},
+    {"damping": "quantile", "delta": 0.5},
+    {"correlation": False},
+    {"center": False},
+    {"rho_shrink": 1.0},
+    {"granularity": "factor"},
+    {"granularity": "layer"},
+    {"granularity": "tensor"},
+    {"granularity": "coordinate"},
+    {"granularity": "coordinate", "center": False, "delta": 1e-2},
     {"granularity": "layer", "damping_scope": "tensor", "rho_shrink": 0.5},
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,13 @@ def case(kind: str, dead: bool = False) -> Case:
     for name in ("shared", "personal"):
         oracle = peft_model(kind, site.model, state, name).double()
         gradients = looped(site, oracle, dict(parameters_of(oracle, site.model, name)), batch, "mean")
-        found.append({key.partition("/")[2]: value.flatten(1).numpy() for key, value in gradients.items()
-                      if key.endswith(("/A", "/B"))})  # fmt: skip
+        found.append(
+            {
+                key.partition("/")[2]: value.flatten(1).numpy()
+                for key, value in gradients.items()
+                if key.endswith(("/A", "/B"))
+            }
+        )
     fed, local = found
     return Case(kind, fed, local, state)
 

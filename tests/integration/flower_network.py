@@ -72,11 +72,26 @@ class Network:
 
     def start_link(self) -> None:
         folder = self.folder / "certificates"
-        self.start("link", [
-            "flower-superlink", "--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / "server.crt", "--ssl-keyfile",
-            folder / "server.key", "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port),
-            "--database", self.folder / "state.db", "--disable-runtime-dependency-installation",
-        ])  # fmt: skip
+        self.start(
+            "link",
+            [
+                "flower-superlink",
+                "--ssl-ca-certfile",
+                self.ca,
+                "--ssl-certfile",
+                folder / "server.crt",
+                "--ssl-keyfile",
+                folder / "server.key",
+                "--enable-supernode-auth",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--database",
+                self.folder / "state.db",
+                "--disable-runtime-dependency-installation",
+            ],
+        )
         wait_for("a healthy SuperLink", self.healthy)
 
     def healthy(self) -> bool:
@@ -91,19 +106,36 @@ class Network:
         self.flwr("supernode", "register", str(site.parent / "keys" / "site.pub"), "befit")
 
     def connect(self, name: str, site: Path, key: Path | None = None, ca: Path | None = None) -> None:
-        self.start(name, [
-            "flower-supernode", "--superlink", self.address, "--root-certificates", ca or self.ca,
-            "--auth-supernode-private-key", key or site.parent / "keys" / "site.key", "--host", "127.0.0.1", "--port",
-            str(free_port()), "--node-config", f'site="{site}"',
-        ])  # fmt: skip
+        self.start(
+            name,
+            [
+                "flower-supernode",
+                "--superlink",
+                self.address,
+                "--root-certificates",
+                ca or self.ca,
+                "--auth-supernode-private-key",
+                key or site.parent / "keys" / "site.key",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(free_port()),
+                "--node-config",
+                f'site="{site}"',
+            ],
+        )
 
     def start(self, name: str, command: Sequence[object], where: Path | None = None) -> None:
         first, *rest = map(str, command)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [BIN / first, *rest], stdout=log, stderr=log, env=self.environment(),
-                cwd=where or self.folder, start_new_session=True,
-            )  # fmt: skip
+                [BIN / first, *rest],
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                cwd=where or self.folder,
+                start_new_session=True,
+            )
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, **FLAGS, "FLWR_HOME": str(self.home), "PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -157,10 +189,19 @@ class SimulatedNetwork(Network):
         return "insecure = true"
 
     def start_link(self) -> None:
-        self.start("link", [
-            "flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
-            "--disable-runtime-dependency-installation",
-        ])  # fmt: skip
+        self.start(
+            "link",
+            [
+                "flower-superlink",
+                "--simulation",
+                "--insecure",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--disable-runtime-dependency-installation",
+            ],
+        )
         wait_for("a healthy SuperLink", self.healthy)
 
     def healthy(self) -> bool:

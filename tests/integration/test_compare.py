@@ -40,14 +40,18 @@ def numbers(path: Path) -> dict[str, Any]:
     results = json.loads((path / "compare.json").read_text())
     return {
         f"{run['label']} {cell['seed']}": (cell["clients"], cell["bytes_up"], cell["bytes_down"], cell["steps"])
-        for run in results["runs"] for cell in run["seeds"]
-    }  # fmt: skip
+        for run in results["runs"]
+        for cell in run["seeds"]
+    }
 
 
 def traces(path: Path) -> dict[str, bytes]:
     """Adapters and metrics of all cells."""
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.glob("runs/*/**/*"))
-            if p.name in ("metrics.jsonl", "adapter_model.safetensors")}  # fmt: skip
+    return {
+        str(p.relative_to(path)): p.read_bytes()
+        for p in sorted(path.glob("runs/*/**/*"))
+        if p.name in ("metrics.jsonl", "adapter_model.safetensors")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +224,16 @@ def test_every_recipe_passes_its_check(recipe: Path) -> None:
 
 
 def test_the_smoke_recipe_has_every_kind_of_cell(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", str(ROOT / "recipes/offline/aggregation-guidance-smoke.yaml"), "--quiet",
-                                    "--out", str(tmp_path / "out")])  # fmt: skip
+    done = CliRunner().invoke(
+        app,
+        [
+            "compare",
+            str(ROOT / "recipes/offline/aggregation-guidance-smoke.yaml"),
+            "--quiet",
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "Merges, spaces and ReLoRA" in done.stdout
     results = json.loads((tmp_path / "out" / "compare.json").read_text())

@@ -91,10 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tup
 
 
 @pytest.mark.parametrize("method, store", [("potara", "memory"), ("ditto", "disk")])
-@pytest.mark.parametrize(
-    "where, count",
-    [("after rename", 5), ("half written", 26), ("before rename", 33)],
-)
+@pytest.mark.parametrize("where, count", [("after rename", 5), ("half written", 26), ("before rename", 33)])
 def test_killed_and_resumed_equals_uninterrupted(
     method: str, store: str, where: str, count: int, whole: dict[tuple[str, str], Any], tmp_path: Path
 ) -> None:

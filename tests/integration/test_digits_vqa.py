@@ -36,8 +36,10 @@ def test_training_raises_the_score_above_the_backbones(run: befit.Run) -> None:
 
     backbone = load_backbone(ModelSettings("digits-llava-s"), "vqa", (), 0)
     task = make_task("vqa", backbone.processor, max_new_tokens=8)
-    before = [task.evaluate(backbone.model, task.prepare(client.test), 60, "cpu")["vqa_score"]
-              for client in digits_vqa(clients=2, test=15).clients]  # fmt: skip
+    before = [
+        task.evaluate(backbone.model, task.prepare(client.test), 60, "cpu")["vqa_score"]
+        for client in digits_vqa(clients=2, test=15).clients
+    ]
     assert run.results["metric"] == "vqa_score"
     for start, row in zip(before, run.results["clients"].values(), strict=True):
         assert row["examples"] == 60 and 0 <= row["exact_match"] <= 1
@@ -89,9 +91,12 @@ def test_a_clients_adapter_answers_from_the_command_line_as_it_does_in_peft(run:
         text = one["conversation"][0]["content"].replace("<image>", "<image>" * 16) + "\n"
         prompt = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         out: torch.Tensor = model.generate(
-            input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=8,
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=8,
             pixel_values=torch.stack([torch.from_numpy(read_image(image))[None] for image in one["images"]]),
-        )  # fmt: skip
+        )
         expected.append(tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True))
     assert [answer["text"] for answer in json.loads(shown.stdout)] == expected
 
@@ -106,8 +111,10 @@ def test_own_files_are_trained_on_from_a_configuration(tmp_path: Path) -> None:
         rows = []
         for number in range(4):
             Image.fromarray(np.full((8, 8), 40 * number, np.uint8)).save(folder / f"{number}.png")
-            talk = [{"from": "human", "value": "<image>Even or odd? Choice list:[even, odd]"},
-                    {"from": "gpt", "value": ("even", "odd")[number % 2]}]  # fmt: skip
+            talk = [
+                {"from": "human", "value": "<image>Even or odd? Choice list:[even, odd]"},
+                {"from": "gpt", "value": ("even", "odd")[number % 2]},
+            ]
             rows.append({"image": f"{number}.png", "conversations": talk})
         for split in ("train", "test"):
             (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -32,8 +32,11 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backbones", [1, 2])
 def test_two_processes_give_the_bits_of_one_for_every_distillation(name: str, backbones: int, tmp_path: Path) -> None:
     """The server learns in the first process from what workers send, on one backbone and across two."""
-    more: dict[str, Any] = {"method": {"name": name, "rank": 2, "distil": {"samples": 4}}, "federation": {"rounds": 2},
-                            "evaluate": {}}  # fmt: skip
+    more: dict[str, Any] = {
+        "method": {"name": name, "rank": 2, "distil": {"samples": 4}},
+        "federation": {"rounds": 2},
+        "evaluate": {},
+    }
     if backbones == 2:
         small = save_vit(tmp_path / "vit", labels=10)
         more["families"] = {"small": {"clients": ["client-02"], "model": {"id": str(small)}}}

@@ -47,10 +47,18 @@ def site_of(network: Network, client: str) -> Path:
 
 
 def small(name: str, clients: int, method: Any, engine: dict[str, Any], **more: Any) -> Experiment:
-    return load_experiment({
-        "name": name, "benchmark": {"name": "digits", "clients": clients}, "train": {"max_steps": 2},
-        "federation": {"rounds": 2}, "baselines": [], "method": method, "engine": engine, **more,
-    })  # fmt: skip
+    return load_experiment(
+        {
+            "name": name,
+            "benchmark": {"name": "digits", "clients": clients},
+            "train": {"max_steps": 2},
+            "federation": {"rounds": 2},
+            "baselines": [],
+            "method": method,
+            "engine": engine,
+            **more,
+        }
+    )
 
 
 @pytest.mark.parametrize("methods", [METHODS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["two", "more"])

@@ -40,10 +40,17 @@ def start_worker(network: Network, number: int) -> None:
 
 
 def experiment(engine: dict[str, Any], method: str = "ditto", rounds: int = 3, steps: int = 2) -> Experiment:
-    return load_experiment({
-        "name": "small", "benchmark": {"name": "digits", "clients": 2}, "train": {"max_steps": steps},
-        "federation": {"rounds": rounds}, "baselines": [], "method": method, "engine": engine,
-    })  # fmt: skip
+    return load_experiment(
+        {
+            "name": "small",
+            "benchmark": {"name": "digits", "clients": 2},
+            "train": {"max_steps": steps},
+            "federation": {"rounds": rounds},
+            "baselines": [],
+            "method": method,
+            "engine": engine,
+        }
+    )
 
 
 def rounds_done(run_dir: Path) -> int:

@@ -33,8 +33,13 @@ class Reader(Network):
         text = (ROOT / "docs" / "flower.md").read_text()
         section = re.split(r"^## ", text, flags=re.MULTILINE)
         (wanted,) = [one for one in section if one.startswith(heading)]
-        changes = {"HOST:8000": self.address, "HOST": "127.0.0.1", "0.0.0.0": "127.0.0.1",
-                   "--port 8000": f"--port {self.port}", CONFIG: f"{CONFIG} federation.rounds=1"}  # fmt: skip
+        changes = {
+            "HOST:8000": self.address,
+            "HOST": "127.0.0.1",
+            "0.0.0.0": "127.0.0.1",
+            "--port 8000": f"--port {self.port}",
+            CONFIG: f"{CONFIG} federation.rounds=1",
+        }
         for words, here in changes.items():
             wanted = wanted.replace(words, here)
         return re.findall(r"^```(\w*)\n(.*?)^```$", wanted, flags=re.DOTALL | re.MULTILINE)
@@ -47,8 +52,14 @@ class Reader(Network):
                 self.start(f"{where.name}-{words[0]}-{words[1]}", [*words], where)
                 continue
             words = ["python", "-m", *words] if words[0] == "befit" else words
-            done = subprocess.run([BIN / words[0], *words[1:]], cwd=where, env=self.environment(),
-                                  capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
+            done = subprocess.run(
+                [BIN / words[0], *words[1:]],
+                cwd=where,
+                env=self.environment(),
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
     def healthy(self) -> bool:

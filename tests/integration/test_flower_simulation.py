@@ -19,8 +19,14 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'befit[simu
 
 def test_a_run_in_several_simulated_processes_is_the_local_run_bit_by_bit(tmp_path: Path) -> None:
     """Five clients at two processes of Ray's; which of them works for which client changes from round to round."""
-    common = {"name": "simulated", "benchmark": {"name": "digits", "clients": 5}, "train": {"max_steps": 2},
-              "federation": {"rounds": 2}, "baselines": [], "method": "fedsa"}  # fmt: skip
+    common = {
+        "name": "simulated",
+        "benchmark": {"name": "digits", "clients": 5},
+        "train": {"max_steps": 2},
+        "federation": {"rounds": 2},
+        "baselines": [],
+        "method": "fedsa",
+    }
     out, local = tmp_path / "run", tmp_path / "local"
     write_app(load_experiment({**common, "engine": {"kind": "flower"}}), tmp_path / "app", out, simulation=True)
     with SimulatedNetwork(tmp_path) as network:

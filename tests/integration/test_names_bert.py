@@ -11,8 +11,11 @@ from befit.config.experiment import load_experiment
 from befit.runs.runner import predict, run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-bert.yaml"
-SHORT = ["benchmark={name: names, languages: [en, zh], clients_per_language: 2}", "federation.rounds=2",
-         "train.max_steps=2"]  # fmt: skip
+SHORT = [
+    "benchmark={name: names, languages: [en, zh], clients_per_language: 2}",
+    "federation.rounds=2",
+    "train.max_steps=2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +25,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_clients_and_newcomers_of_every_language_are_compared(done: Run) -> None:
     arrived = ["en-new-0", "en-new-1", "zh-new-0", "zh-new-1"]
-    for section, clients in (
-        (done.results, ["en-0", "en-1", "zh-0", "zh-1"]),
-        (done.results["newcomers"], arrived),
-    ):
+    for section, clients in ((done.results, ["en-0", "en-1", "zh-0", "zh-1"]), (done.results["newcomers"], arrived)):
         assert list(section["clients"]) == clients
         groups = section["groups"]["language"]["groups"]
         for language, group in groups.items():

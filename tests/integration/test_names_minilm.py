@@ -23,8 +23,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-minilm.yaml"
-SHORT = ["benchmark.languages=[en, hi]", "federation.rounds=2", "method.rounds_local=2", "method.samples=4",
-         "baselines.0.rounds=2", "train.max_steps=2", "evaluate.every=0"]  # fmt: skip
+SHORT = [
+    "benchmark.languages=[en, hi]",
+    "federation.rounds=2",
+    "method.rounds_local=2",
+    "method.samples=4",
+    "baselines.0.rounds=2",
+    "train.max_steps=2",
+    "evaluate.every=0",
+]
 CLIENTS = ["en-0", "hi-0"]
 
 

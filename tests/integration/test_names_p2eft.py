@@ -12,9 +12,15 @@ from befit.report.structure import read_structures
 from befit.runs.runner import run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-p2eft.yaml"
-SHORT = ["benchmark={name: names, languages: [en, zh], clients_per_language: 2}", "federation={rounds: 1, cohort: 2}",
-         "method.budgets=[4]", "method.epochs=null", "train.max_steps=1", "evaluate.newcomers=false",
-         "baselines=[{name: lora, rank: 4, epochs: 1}, {name: adalora, rank: 2, epochs: 1}]"]  # fmt: skip
+SHORT = [
+    "benchmark={name: names, languages: [en, zh], clients_per_language: 2}",
+    "federation={rounds: 1, cohort: 2}",
+    "method.budgets=[4]",
+    "method.epochs=null",
+    "train.max_steps=1",
+    "evaluate.newcomers=false",
+    "baselines=[{name: lora, rank: 4, epochs: 1}, {name: adalora, rank: 2, epochs: 1}]",
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,9 @@ def test_the_whole_configuration_is_of_fifteen_languages_and_four_budgets() -> N
 def test_each_budget_has_wins_by_language_among_the_runs_that_have_it(done: Run) -> None:
     by_language = done.results["groups"]["language"]
     assert {budget: list(one["wins"]) for budget, one in by_language["budgets"].items()} == {
-        "r2": ["adalora", "fedp2eft"], "r4": ["lora", "fedp2eft"]}  # fmt: skip
+        "r2": ["adalora", "fedp2eft"],
+        "r4": ["lora", "fedp2eft"],
+    }
     rows = done.results["clients"]
     for budget in ("r2", "r4"):
         for language, group in by_language["budgets"][budget]["groups"].items():

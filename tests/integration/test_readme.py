@@ -72,8 +72,10 @@ def test_the_method_table_is_the_registrys() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # other tests may have registered methods of their own in this process
-    lines = (f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
-             "from update_readme import method_table; print(method_table(), end='')")  # fmt: skip
+    lines = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
+        "from update_readme import method_table; print(method_table(), end='')",
+    )
     table = call(program, "\n".join(lines), cwd=ROOT)
     assert table.returncode == 0, table.stderr
     assert table.stdout in TEXT, "run: python scripts/update_readme.py"

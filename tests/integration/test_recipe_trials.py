@@ -154,8 +154,15 @@ def small(plan: Plan, roots: Callable[[str], Path]) -> list[str]:
     root = roots(benchmark)
     own = [one.format(root=root) for one in FIXTURES[benchmark].overrides]
     few = f"limit.records={1 if pictures else 2}"
-    return [few, f"benchmark.root={root}", "model.dtype=float32", "model.device=cpu", "method.rank=4",
-            "evaluate.max_new_tokens=2", *own]  # fmt: skip
+    return [
+        few,
+        f"benchmark.root={root}",
+        "model.dtype=float32",
+        "model.device=cpu",
+        "method.rank=4",
+        "evaluate.max_new_tokens=2",
+        *own,
+    ]
 
 
 def skip_without_package(plan: Plan) -> None:
@@ -170,11 +177,14 @@ def with_models(plan: Plan, large: str, small: str) -> Plan:
 
     def changed(cell: Cell) -> Cell:
         one = cell.experiment
-        families = {name: replace(family, model=replace(family.model, id=small if name == "small" else large))
-                    for name, family in one.families.items()}  # fmt: skip
+        families = {
+            name: replace(family, model=replace(family.model, id=small if name == "small" else large))
+            for name, family in one.families.items()
+        }
         common = one.common_model and replace(one.common_model, id=small, quantise="none")  # fewer bits want a GPU
-        return replace(cell, experiment=replace(one, model=replace(one.model, id=large), families=families,
-                                                common_model=common))  # fmt: skip
+        return replace(
+            cell, experiment=replace(one, model=replace(one.model, id=large), families=families, common_model=common)
+        )
 
     runs = tuple(replace(run, cells=tuple(map(changed, run.cells))) for run in plan.runs)
     return replace(plan, runs=runs)
@@ -233,8 +243,9 @@ def tried() -> dict[Path, list[str]]:
 
 def part(plan: Plan, labels: list[str]) -> Plan:
     """The plan with some of its runs alone, in its tables too."""
-    tables = [replace(one, runs={place: label for place, label in one.runs.items() if label in labels})
-              for one in plan.tables]  # fmt: skip
+    tables = [
+        replace(one, runs={place: label for place, label in one.runs.items() if label in labels}) for one in plan.tables
+    ]
     reference = plan.reference if plan.reference in labels else labels[0]
     runs = tuple(run for run in plan.runs if run.label in labels)
     return replace(plan, runs=runs, tables=tuple(tables), reference=reference)

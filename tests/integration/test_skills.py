@@ -17,8 +17,13 @@ from befit.models import load_backbone
 from befit.tasks import make_task
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHORT = ["benchmark.clients=2", "benchmark.test=60", "federation.rounds=16", "evaluate.every=16",
-         "baselines=[{name: local, rank: 8, alpha: 16, rounds: 16}]"]  # fmt: skip
+SHORT = [
+    "benchmark.clients=2",
+    "benchmark.test=60",
+    "federation.rounds=16",
+    "evaluate.every=16",
+    "baselines=[{name: local, rank: 8, alpha: 16, rounds: 16}]",
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +38,10 @@ def test_training_raises_the_share_of_right_answers(run: befit.Run) -> None:
     task = make_task("causal-lm", backbone.processor, metrics=["exact_match"], max_new_tokens=28)
     assert run.results["metric"] == "exact_match"
     assert [client.id for client in skills(clients=2, test=60).clients] == list(run.results["clients"])
-    before = [task.evaluate(backbone.model, task.prepare(client.test), 60, "cpu")["exact_match"]
-              for client in skills(clients=2, test=60).clients]  # fmt: skip
+    before = [
+        task.evaluate(backbone.model, task.prepare(client.test), 60, "cpu")["exact_match"]
+        for client in skills(clients=2, test=60).clients
+    ]
     rows = run.results["clients"].values()
     assert all(row["examples"] == 60 and 0 <= row["exact_match"] <= row["rougeL_char"] <= 1 for row in rows)
     gains = [row["baselines"]["local"] - start for row, start in zip(rows, before, strict=True)]

@@ -19,14 +19,18 @@ def test_ranks_go_to_the_only_module_that_matters() -> None:
     1's keys are zero, so that its queries change nothing. A quarter would be its uniform share."""
     clients = Clients(BayesTune(rank=1, rank_max=4, rounds_search=4))
     backbone = clients.model.backbone
-    by_name = {name: path for path, name in canonical_names(
-        path.replace(".base", "") for path in linear_paths(backbone)).items()}  # fmt: skip
+    by_name = {
+        name: path
+        for path, name in canonical_names(path.replace(".base", "") for path in linear_paths(backbone)).items()
+    }
     for name in ("block.00.o_proj", "block.01.k_proj"):
         for parameter in backbone.get_submodule(by_name[name]).parameters():
             parameter.data.zero_()
     clients.run(rounds=1)
-    ranks = {name: int((clients.memory("c").arrays[f"{BUDGETED}/{name}/lambda"] != 0).sum())
-             for name in clients.model.shapes.targets}  # fmt: skip
+    ranks = {
+        name: int((clients.memory("c").arrays[f"{BUDGETED}/{name}/lambda"] != 0).sum())
+        for name in clients.model.shapes.targets
+    }
     assert len(ranks) == 4 and sum(ranks.values()) == 4
     assert ranks["block.01.v_proj"] == 4
 
@@ -37,8 +41,13 @@ def test_pools_are_apart_every_name_is_dealt_once_and_clients_are_skewed() -> No
     new = list(made.newcomers)
     assert not {client.id for client in seen} & {client.id for client in new}
     for language in ("en", "zh"):
-        held = [record for client in (*seen, *new) if client.id.startswith(language)
-                for split in (client.train, client.test) for record in split]  # fmt: skip
+        held = [
+            record
+            for client in (*seen, *new)
+            if client.id.startswith(language)
+            for split in (client.train, client.test)
+            for record in split
+        ]
         texts = [str(record["text"]) for record in held]
         assert len(set(texts)) == len(texts)
     for client in (*seen, *new):
@@ -48,8 +57,11 @@ def test_pools_are_apart_every_name_is_dealt_once_and_clients_are_skewed() -> No
             shares[split] = {label: labels.count(label) / len(labels) for label in set(labels)}
         gap = sum(abs(shares["train"].get(one, 0) - shares["test"].get(one, 0)) for one in shares["train"])
         assert gap < 0.5  # one mixture for both
-    largest = [max(labels.count(one) for one in set(labels)) / len(labels)
-               for client in seen for labels in [[record["label"] for record in client.train]]]  # fmt: skip
+    largest = [
+        max(labels.count(one) for one in set(labels)) / len(labels)
+        for client in seen
+        for labels in [[record["label"] for record in client.train]]
+    ]
     assert sum(largest) / len(largest) > 1.3 / 4
 
 

@@ -27,9 +27,16 @@ MEAN, SUM = Elementwise(), Elementwise(combine="sum")
 RANKS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 SEEDS = st.integers(0, 2**20)
 DENSITIES = st.sampled_from([0.05, 0.2, 0.29, 0.5, 0.8, 1.0])
-RULES = [MEAN, SUM, Elementwise("trim", 0.3, "sum"), Elementwise("trim", 0.3, "count"),
-         Elementwise("trim", 0.3, "sum", "sum"), Elementwise("trim", 0.4, combine="sum"),
-         Elementwise("trim", 0.3, "sum", scope="adapter"), Isotropic()]  # fmt: skip
+RULES = [
+    MEAN,
+    SUM,
+    Elementwise("trim", 0.3, "sum"),
+    Elementwise("trim", 0.3, "count"),
+    Elementwise("trim", 0.3, "sum", "sum"),
+    Elementwise("trim", 0.4, combine="sum"),
+    Elementwise("trim", 0.3, "sum", scope="adapter"),
+    Isotropic(),
+]
 SPACES = [Knots(), Knots("v"), Delta()]
 
 

@@ -12,13 +12,23 @@ from befit.methods.potara import closed_form_weight, merged_trace
 from befit.train.paired_fisher import Damping, PairedFisher, Variances, group_traces
 
 SPANS = {
-    "block.00.q_proj/A": (0, 3), "block.00.q_proj/B": (3, 5), "block.01.q_proj/A": (5, 8), "block.01.q_proj/B": (8, 9)
-}  # fmt: skip
+    "block.00.q_proj/A": (0, 3),
+    "block.00.q_proj/B": (3, 5),
+    "block.01.q_proj/A": (5, 8),
+    "block.01.q_proj/B": (8, 9),
+}
 SIZE = 9
-DAMPINGS = st.sampled_from([
-    Damping(), Damping(delta=1e-6), Damping(scope="tensor"), Damping(drop_dead=False), Damping("absolute"),
-    Damping("quantile"), Damping("quantile", 0.5, drop_dead=False),
-])  # fmt: skip
+DAMPINGS = st.sampled_from(
+    [
+        Damping(),
+        Damping(delta=1e-6),
+        Damping(scope="tensor"),
+        Damping(drop_dead=False),
+        Damping("absolute"),
+        Damping("quantile"),
+        Damping("quantile", 0.5, drop_dead=False),
+    ]
+)
 RELATIVE = st.sampled_from([Damping(), Damping(delta=1e-6), Damping(scope="tensor"), Damping(drop_dead=False)])
 
 

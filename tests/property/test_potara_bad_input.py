@@ -87,8 +87,11 @@ def test_fields_that_agree_are_not_blamed(field: str) -> None:
     with pytest.raises(IncompatibleAdapters) as caught:
         merge("potara", SAME, other)
     blamed = {one for one in OTHERS if f"{one} is " in str(caught.value)}
-    beside = {"rank": {"alpha", "initial values"}, "targets": {"modules", "initial values"},
-              "modules": {"initial values"}}.get(field, set())  # fmt: skip
+    beside = {
+        "rank": {"alpha", "initial values"},
+        "targets": {"modules", "initial values"},
+        "modules": {"initial values"},
+    }.get(field, set())
     assert blamed == {field} | beside
 
 
@@ -112,7 +115,9 @@ def test_statistics_that_are_not_finite_stop_the_client_by_name(name: str, numbe
     state = {key: torch.randn(spec.shape) for key, spec in site.model.specs.items()}
     state[f"{slot}/block.01.v_proj/B"][0, 0] = number
     same = {"initial": "the same"}
-    halves = [Payload({k: t for k, t in state.items() if k.startswith(f"{own}/")}, dict(same))
-              for own in ("personal", "shared")]  # fmt: skip
+    halves = [
+        Payload({k: t for k, t in state.items() if k.startswith(f"{own}/")}, dict(same))
+        for own in ("personal", "shared")
+    ]
     with pytest.raises(FloatingPointError, match=r"client client-01: .*not finite"):
         method.plan()[-1].exchange.client_update(*halves, site, MERGE)

@@ -103,8 +103,10 @@ def test_the_order_of_the_examples_changes_nothing(kind: str, seed: int) -> None
 def padded(source: Examples) -> Examples:
     """The same examples with six more places, which no token of theirs fills."""
     assert isinstance(source, PaddedExamples)
-    wider = {name: torch.nn.functional.pad(rows, (0, 6), value=-100 if name == "labels" else 0)
-             for name, rows in source.sequences.items()}  # fmt: skip
+    wider = {
+        name: torch.nn.functional.pad(rows, (0, 6), value=-100 if name == "labels" else 0)
+        for name, rows in source.sequences.items()
+    }
     return Wider(wider, source.lengths, source.columns)
 
 
@@ -203,8 +205,10 @@ def test_identical_parents_give_their_own_update_in_product_space_too(kind: str,
     merged, numbers = merge(site, method, fed, rename(fed, "personal"))
     assert numbers["degenerate"] == 1.0 and numbers["w"] == 0.5
     for module in site.model.shapes.targets:
-        found, wanted = (state[join(name, module, "B")].double() @ state[join(name, module, "A")].double()
-                         for name, state in (("merged", merged), ("shared", fed)))  # fmt: skip
+        found, wanted = (
+            state[join(name, module, "B")].double() @ state[join(name, module, "A")].double()
+            for name, state in (("merged", merged), ("shared", fed))
+        )
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 

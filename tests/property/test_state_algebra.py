@@ -7,17 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from befit.adapters.state import (
-    add,
-    check_same,
-    cosine,
-    fingerprint,
-    interpolate,
-    norm,
-    rename,
-    scale,
-    weighted_mean,
-)  # fmt: skip
+from befit.adapters.state import add, check_same, cosine, fingerprint, interpolate, norm, rename, scale, weighted_mean
 from befit.core.errors import PayloadMismatch
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.core.wire import from_bytes, to_bytes
@@ -48,10 +38,11 @@ def near(first: State, second: State) -> None:
 def test_the_mean_is_that_of_double_precision(data: st.DataObject, weights: list[float]) -> None:
     items = [data.draw(states()) for _ in weights]
     expected = {
-        key: (torch.stack([w * item[key].double() for w, item in zip(weights, items, strict=True)]).sum(0)
-              / sum(weights)).float()
+        key: (
+            torch.stack([w * item[key].double() for w, item in zip(weights, items, strict=True)]).sum(0) / sum(weights)
+        ).float()
         for key in SHAPES
-    }  # fmt: skip
+    }
     size = max(map(norm, items))
     assert_near(weighted_mean(items, weights), expected, rtol=1e-5, atol=EPSILON * size)
 
@@ -61,8 +52,9 @@ def test_the_mean_does_not_depend_on_the_order(data: st.DataObject, weights: lis
     pairs = [(data.draw(states()), weight) for weight in weights]
     mean = weighted_mean(*zip(*pairs, strict=True))
     shuffle.shuffle(pairs)
-    assert_near(weighted_mean(*zip(*pairs, strict=True)), mean, rtol=1e-5,
-                atol=EPSILON * max(norm(state) for state, _ in pairs))  # fmt: skip
+    assert_near(
+        weighted_mean(*zip(*pairs, strict=True)), mean, rtol=1e-5, atol=EPSILON * max(norm(state) for state, _ in pairs)
+    )
 
 
 @given(states(), WEIGHTS, st.floats(0.1, 10))
@@ -105,8 +97,10 @@ def test_weights_without_a_positive_sum_or_below_zero_are_refused(weights: list[
         weighted_mean([{"s/m/A": torch.ones(1)}] * 2, weights)
 
 
-@pytest.mark.parametrize("operation", [add, cosine, lambda x, y: interpolate(x, y, 0.5),
-                                       lambda x, y: weighted_mean([x, y], [1, 1]), check_same])  # fmt: skip
+@pytest.mark.parametrize(
+    "operation",
+    [add, cosine, lambda x, y: interpolate(x, y, 0.5), lambda x, y: weighted_mean([x, y], [1, 1]), check_same],
+)
 def test_states_that_differ_in_keys_or_shapes_are_refused_by_name(operation) -> None:
     state = {"s/m/A": torch.ones(2, 2), "s/m/B": torch.ones(2, 2)}
     for other in ({**state, "s/n/A": torch.ones(1)}, {"s/m/A": torch.ones(2, 2)}):

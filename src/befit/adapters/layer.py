@@ -69,10 +69,7 @@ class LoraBranch:
         `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`, `G_B[m] = sum_t g[m,t] (A x[m,t])^T` (Potara specification, 3.5).
         """
         hidden = F.linear(x, self.A)
-        return {
-            "A": torch.einsum("mtr,mti->mri", grad @ self.B, x),
-            "B": torch.einsum("mto,mtr->mor", grad, hidden),
-        }
+        return {"A": torch.einsum("mtr,mti->mri", grad @ self.B, x), "B": torch.einsum("mto,mtr->mor", grad, hidden)}
 
 
 @dataclass

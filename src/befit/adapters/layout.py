@@ -81,8 +81,10 @@ class Slot:
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ValueError(f"slot {self.name}: rank must be at least 1 and alpha positive, "
-                             f"got rank {self.rank} and alpha {self.alpha}")  # fmt: skip
+            raise ValueError(
+                f"slot {self.name}: rank must be at least 1 and alpha positive, "
+                f"got rank {self.rank} and alpha {self.alpha}"
+            )
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,10 @@ class LogitsMixer:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         slots = layer.router.active
         if len(x) % len(slots):
-            raise ModelError(f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(slots)} copies of a "
-                             "batch; adding logits up needs the copies in the first dimension")  # fmt: skip
+            raise ModelError(
+                f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(slots)} copies of a "
+                "batch; adding logits up needs the copies in the first dimension"
+            )
         parts = []
         for slot, *copy in zip(slots, *(value.chunk(len(slots)) for value in (x, dropped, y)), strict=True):
             output = layer.branch_output(slot, copy[0], copy[1])

@@ -12,8 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Frame", "Pair", "Spectrum", "align", "concatenate", "frame", "inner", "numerical_rank", "spectrum", "stack",
-           "truncate"]  # fmt: skip
+__all__ = [
+    "Frame",
+    "Pair",
+    "Spectrum",
+    "align",
+    "concatenate",
+    "frame",
+    "inner",
+    "numerical_rank",
+    "spectrum",
+    "stack",
+    "truncate",
+]
 
 Pair = tuple[Tensor, Tensor]
 

@@ -98,8 +98,10 @@ def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dr
         scale = layer.branches[slot].scale
         if isinstance(weight, Tensor):
             if len(weight) != len(output):
-                raise ModelError(f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(weight)} examples; "
-                                 "weights by example need the examples in the first dimension")  # fmt: skip
+                raise ModelError(
+                    f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(weight)} examples; "
+                    "weights by example need the examples in the first dimension"
+                )
             output = output * weight.to(output.dtype).view(-1, *[1] * (output.dim() - 1))
             y = torch.add(y, output.to(y.dtype), alpha=scale)
         else:

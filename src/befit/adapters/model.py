@@ -38,11 +38,7 @@ class AdaptedModel:
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        targets: Sequence[str] | str = "auto",
-        head: bool = True,
-        dropout: float = 0.0,
+        self, backbone: nn.Module, targets: Sequence[str] | str = "auto", head: bool = True, dropout: float = 0.0
     ) -> None:
         self.backbone = backbone.requires_grad_(False)
         device = next(backbone.parameters()).device
@@ -105,9 +101,11 @@ class AdaptedModel:
         if not slots:
             return
         if lacking := self._owners.keys() - self.shapes.parameters.keys():
-            raise ModelError(f"{len(lacking)} weights are not floating-point numbers, first {'.'.join(min(lacking))}: "
-                             "a quantised model cannot be fine-tuned in full. Set model.quantise: none, or take a "
-                             "method with low-rank adapters")  # fmt: skip
+            raise ModelError(
+                f"{len(lacking)} weights are not floating-point numbers, first {'.'.join(min(lacking))}: "
+                "a quantised model cannot be fine-tuned in full. Set model.quantise: none, or take a "
+                "method with low-rank adapters"
+            )
         leaves: dict[str, dict[tuple[str, str], Tensor]] = {name: {} for name in slots}
         for key, leaf in self._state.leaves.items():
             slot, path, name = split(key)
@@ -335,8 +333,10 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
         found = found or {path: path for path in outside if _matches(target, path, path)}
         if not found:
             known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
-            raise ModelError(f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
-                             f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}")  # fmt: skip
+            raise ModelError(
+                f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
+                f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}"
+            )
         chosen.update(found)
     return dict(sorted(chosen.items())), head
 

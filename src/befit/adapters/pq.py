@@ -113,9 +113,11 @@ class Basis:
         placed = sites(targets, self.blocks)
         widths = {name: min(targets[name].d_in, targets[name].d_out) for name in placed}
         if narrow := [f"{name} ({width})" for name, width in widths.items() if width < rank]:
-            raise ModelError(f"PQ-LoRA of rank {rank} needs {rank} orthonormal directions; {len(narrow)} modules are "
-                             f"narrower: {', '.join(narrow[:4])}{', …' if len(narrow) > 4 else ''}. Take a rank of at "
-                             f"most {min(widths.values())}, or other adapter.targets")  # fmt: skip
+            raise ModelError(
+                f"PQ-LoRA of rank {rank} needs {rank} orthonormal directions; {len(narrow)} modules are "
+                f"narrower: {', '.join(narrow[:4])}{', …' if len(narrow) > 4 else ''}. Take a rank of at "
+                f"most {min(widths.values())}, or other adapter.targets"
+            )
         return {
             "A": {name: (rank, targets[name].d_in) for name in placed},
             "B": {name: (targets[name].d_out, rank) for name in placed},

@@ -16,9 +16,17 @@ from befit.core.errors import PayloadMismatch
 from befit.core.values import State, TensorSpec
 
 __all__ = [
-    "add", "check_same", "cosine", "fingerprint", "interpolate", "norm", "rename", "scale", "specs_of",
+    "add",
+    "check_same",
+    "cosine",
+    "fingerprint",
+    "interpolate",
+    "norm",
+    "rename",
+    "scale",
+    "specs_of",
     "weighted_mean",
-]  # fmt: skip
+]
 
 
 def check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: str = "two states") -> None:
@@ -68,8 +76,9 @@ def weighted_mean(states: Iterable[State], weights: Sequence[float]) -> State:
             sums = {key: torch.zeros_like(tensor, dtype=_accumulator(tensor)) for key, tensor in state.items()}
         check_same(sums, state, "states to average")
         if sums:
-            torch._foreach_add_(list(sums.values()), [state[key].to(into.dtype) for key, into in sums.items()],
-                                alpha=weight / total)  # fmt: skip
+            torch._foreach_add_(
+                list(sums.values()), [state[key].to(into.dtype) for key, into in sums.items()], alpha=weight / total
+            )
     return {key: value.to(dtypes[key]) for key, value in sums.items()}
 
 

@@ -113,10 +113,17 @@ def _describe(entry: Entry, as_json: bool) -> None:
 def _plain(entry: Entry) -> dict[str, Any]:
     from befit.core.schema import plain, type_words
 
-    options = {p.name: {"default": plain(p.default), "type": type_words(p.type), "description": p.description}
-               for p in entry.parameters}  # fmt: skip
-    return {"name": entry.name, "title": entry.title, "method": entry.method, "summary": entry.summary,
-            "options": options}  # fmt: skip
+    options = {
+        p.name: {"default": plain(p.default), "type": type_words(p.type), "description": p.description}
+        for p in entry.parameters
+    }
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "method": entry.method,
+        "summary": entry.summary,
+        "options": options,
+    }
 
 
 def _show(done: Finished) -> None:

@@ -48,9 +48,15 @@ def adapt(
         from befit.studies.adapt import adapt as adapt_runs
 
         found = adapt_runs(
-            [Path(one) for one in paths], starts=_listed(starts) or [], steps=steps, every=every, seed=seed,
-            methods=_listed(methods), newcomers=_listed(newcomers), overrides=overrides,
-        )  # fmt: skip
+            [Path(one) for one in paths],
+            starts=_listed(starts) or [],
+            steps=steps,
+            every=every,
+            seed=seed,
+            methods=_listed(methods),
+            newcomers=_listed(newcomers),
+            overrides=overrides,
+        )
         told = as_dict(found)
         if out is not None:
             write(out, found, told)
@@ -72,13 +78,25 @@ def as_dict(found: list[Adapted]) -> dict[str, Any]:
     from befit.studies.adapt import summary
 
     curves = [
-        {"run": one.run, "method": one.method, "start": one.start, "newcomer": one.newcomer,
-         **({"reason": one.reason} if one.curve is None else
-            {"steps": list(one.curve.steps), "scores": [dict(metrics) for metrics in one.curve.metrics]})}
+        {
+            "run": one.run,
+            "method": one.method,
+            "start": one.start,
+            "newcomer": one.newcomer,
+            **(
+                {"reason": one.reason}
+                if one.curve is None
+                else {"steps": list(one.curve.steps), "scores": [dict(metrics) for metrics in one.curve.metrics]}
+            ),
+        }
         for one in found
-    ]  # fmt: skip
-    return {"metric": found[0].metric, "newcomers": len({one.newcomer for one in found}), "summary": summary(found),
-            "curves": curves}  # fmt: skip
+    ]
+    return {
+        "metric": found[0].metric,
+        "newcomers": len({one.newcomer for one in found}),
+        "summary": summary(found),
+        "curves": curves,
+    }
 
 
 def write(out: Path, found: list[Adapted], told: dict[str, Any]) -> None:

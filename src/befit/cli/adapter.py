@@ -43,8 +43,7 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT",
-            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input.",
+            metavar="INPUT", help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input."
         ),
     ],
     as_json: Json = False,

@@ -23,8 +23,7 @@ def cka(
     first: Annotated[str, typer.Argument(metavar="A", help="A model: one that ships, a directory, or a hub id.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Of a configuration, such as model.max_length=512."),
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of a configuration, such as model.max_length=512.")
     ] = None,
     records: Annotated[
         Path | None, typer.Option("--records", metavar="FILE", help="Records of any kind that befit reads.")
@@ -52,8 +51,12 @@ def cka(
 
     At the tokens of the answers where the task has answers, at all of them elsewhere. Activations are streamed.
     """
-    _check(records, benchmark, {"blocks": blocks or 0, "samples": samples, "tokens": tokens, "batch_size": batch_size,
-                                "memory": memory}, out)  # fmt: skip
+    _check(
+        records,
+        benchmark,
+        {"blocks": blocks or 0, "samples": samples, "tokens": tokens, "batch_size": batch_size, "memory": memory},
+        out,
+    )
     with only_json(as_json), warnings_to(messages()):
         from befit.studies.cka import layer_cka
 
@@ -61,9 +64,15 @@ def cka(
         backbones, examples = load((first, second), source, overrides or [], samples, seed)
         blocks = _blocks(blocks, backbones)
         found = layer_cka(
-            backbones[0], backbones[1], examples, samples=samples, tokens=tokens, batch_size=batch_size, seed=seed,
+            backbones[0],
+            backbones[1],
+            examples,
+            samples=samples,
+            tokens=tokens,
+            batch_size=batch_size,
+            seed=seed,
             memory_mib=memory,
-        )  # fmt: skip
+        )
         summary = as_dict(found, blocks)
         if out is not None:
             write(out, found, summary, blocks)
@@ -76,8 +85,11 @@ def cka(
 
 
 def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], out: Path | None) -> None:
-    problems = [f"--{name.replace('_', '-')}: must be {_LEAST[name]} or more, got {value}"
-                for name, value in counts.items() if value < _LEAST[name]]  # fmt: skip
+    problems = [
+        f"--{name.replace('_', '-')}: must be {_LEAST[name]} or more, got {value}"
+        for name, value in counts.items()
+        if value < _LEAST[name]
+    ]
     if (records is None) == (benchmark is None):
         problems.append("--records, --benchmark: give one of the two, the records that both models are to see")
     if records is not None and not records.exists():
@@ -92,13 +104,20 @@ def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str,
     """Where the records are, as a configuration says it."""
     if records is None:
         return {"benchmark": {"name": benchmark}}
-    return {"data": {"kind": "files", "task": task, "clients": {"records": str(records)}, "val_fraction": 0.0,
-                     "test_fraction": 0.0}}  # fmt: skip
+    return {
+        "data": {
+            "kind": "files",
+            "task": task,
+            "clients": {"records": str(records)},
+            "val_fraction": 0.0,
+            "test_fraction": 0.0,
+        }
+    }
 
 
 def load(
     models: tuple[str, str], source: dict[str, Any], overrides: list[str], samples: int, seed: int
-) -> tuple[list[Backbone], tuple[Examples, Examples]]:  # fmt: skip
+) -> tuple[list[Backbone], tuple[Examples, Examples]]:
     """Both backbones, and at most so many records, drawn by the seed, in the terms of either."""
     import torch
 
@@ -137,8 +156,15 @@ def as_dict(found: LayerCka, blocks: int) -> dict[str, Any]:
     from befit.studies.cka_map import layer_names
 
     rows, columns = map(layer_names, found.values.shape)
-    return {"models": list(found.models), "tokens": found.tokens, "records": found.records, "rows": rows,
-            "columns": columns, "cka": found.values.tolist(), "blocks": found.placed(blocks)}  # fmt: skip
+    return {
+        "models": list(found.models),
+        "tokens": found.tokens,
+        "records": found.records,
+        "rows": rows,
+        "columns": columns,
+        "cka": found.values.tolist(),
+        "blocks": found.placed(blocks),
+    }
 
 
 def write(out: Path, found: LayerCka, summary: dict[str, Any], blocks: int) -> None:
@@ -154,18 +180,29 @@ def write(out: Path, found: LayerCka, summary: dict[str, Any], blocks: int) -> N
 
 def show(found: LayerCka, summary: dict[str, Any]) -> None:
     console = screen()
-    depths = " and ".join(f"{model} ({count - 1} blocks)" for model, count in zip(found.models, found.values.shape,
-                                                                                  strict=True))  # fmt: skip
+    depths = " and ".join(
+        f"{model} ({count - 1} blocks)" for model, count in zip(found.models, found.values.shape, strict=True)
+    )
     console.print(f"{depths}, at {found.tokens:,} tokens of {found.records:,} records", markup=False, soft_wrap=True)
     console.print()
     rows = [
-        (str(k), str(row["first"]), str(row["second"]), f"{row['cka']:.3f}", str(row["nearest"]),
-         f"{row['nearest_cka']:.3f}")
+        (
+            str(k),
+            str(row["first"]),
+            str(row["second"]),
+            f"{row['cka']:.3f}",
+            str(row["nearest"]),
+            f"{row['nearest_cka']:.3f}",
+        )
         for k, row in enumerate(summary["blocks"])
-    ]  # fmt: skip
+    ]
     if rows:
         headers = ("k", "block of A", "block of B", "CKA", "most alike in B", "CKA there")
         print_table(console, headers, rows, title=f"Matched by PQ-LoRA in {len(rows)} blocks")
     mean, most = float(found.values[1:, 1:].mean()), found.values[1:, 1:].amax(1)
-    console.print(f"CKA of all pairs of blocks: mean {mean:.3f}; of a block of A and the most alike of B: mean "
-                  f"{float(most.mean()):.3f}, least {float(most.min()):.3f}", style="dim", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"CKA of all pairs of blocks: mean {mean:.3f}; of a block of A and the most alike of B: mean "
+        f"{float(most.mean()):.3f}, least {float(most.min()):.3f}",
+        style="dim",
+        soft_wrap=True,
+    )

@@ -67,8 +67,14 @@ def compare(
         from befit.studies.compare.comparison import compare as run_comparison
         from befit.studies.compare.comparison import make_plan
 
-        plan = make_plan(source, methods=_names(methods), seeds=parse_seeds(seeds), overrides=overrides or (),
-                         reference=reference, trial=trial)  # fmt: skip
+        plan = make_plan(
+            source,
+            methods=_names(methods),
+            seeds=parse_seeds(seeds),
+            overrides=overrides or (),
+            reference=reference,
+            trial=trial,
+        )
         progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
         try:
             with progress:
@@ -84,8 +90,9 @@ def compare(
         for one in done.failures:
             text = f"{one.label}, seed {one.seed}: {one.error}"
             console.print(text, style="red", markup=False, soft_wrap=True)
-        console.print(f"{len(done.failures)} of {len(plan.cells)} runs failed; the same command tries them again",
-                      style="red")  # fmt: skip
+        console.print(
+            f"{len(done.failures)} of {len(plan.cells)} runs failed; the same command tries them again", style="red"
+        )
         raise typer.Exit(1)
 
 
@@ -107,8 +114,10 @@ def check_recipe(recipe: Path, overrides: Sequence[str], data: bool, as_json: bo
     if not data:
         console.print("Data and models were not looked at.", style="dim")
     console.print()
-    rows = [(one["run"], one["method"]["name"], "reference" if one["run"] == found["reference"] else "")
-            for one in found["runs"]]  # fmt: skip
+    rows = [
+        (one["run"], one["method"]["name"], "reference" if one["run"] == found["reference"] else "")
+        for one in found["runs"]
+    ]
     print_table(console, ("run", "method", ""), rows, title=found["title"])
     for one in found["left_out"]:
         where = ", ".join((*one["row"], *one["column"]))
@@ -140,8 +149,13 @@ def _show(plan: Plan, done: Compared) -> None:
         console.print(sentence, markup=False)
     console.print()
     console.print("Written", style="bold italic")
-    files: dict[str, Any] = {"page with plots": "html", "as text": "md", "for LaTeX": "tex",
-                             "every client's score": "csv", "all of it": "json"}  # fmt: skip
+    files: dict[str, Any] = {
+        "page with plots": "html",
+        "as text": "md",
+        "for LaTeX": "tex",
+        "every client's score": "csv",
+        "all of it": "json",
+    }
     for what, suffix in files.items():
         console.print(f"{what:22} {done.path / f'compare.{suffix}'}", markup=False, soft_wrap=True)
     if done.results["wins"]:

@@ -70,13 +70,20 @@ def cost(
             raise ConfigError(problems, "the command")
         architecture = find_architecture(model, task)
         if architecture.task == "causal-lm" and labels is not None:
-            raise ConfigError(["--labels: causal-lm has no task head; --task text-classification has one"],
-                              "the command")  # fmt: skip
+            raise ConfigError(
+                ["--labels: causal-lm has no task head; --task text-classification has one"], "the command"
+            )
         rows = compare(
-            architecture, {name: made for name, (_, made) in chosen.items()}, _targets(targets),
-            rounds=rounds, dtype=dtype, labels=labels, head=head is not False, clients=clients,
+            architecture,
+            {name: made for name, (_, made) in chosen.items()},
+            _targets(targets),
+            rounds=rounds,
+            dtype=dtype,
+            labels=labels,
+            head=head is not False,
+            clients=clients,
             smallest=None if smallest is None else find_architecture(smallest, task),
-        )  # fmt: skip
+        )
         if not method:
             rows.sort(key=lambda row: -row["upload_bytes_total"])
         rows = [
@@ -101,11 +108,14 @@ def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[di
 
 def _problems(
     model: str, rounds: int, clients: int | None, labels: int | None, head: bool | None, targets: str
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     problems = [] if model else ["--model: is required; --models lists those that are built in"]
     counts = {"--rounds": rounds, "--clients": clients, "--labels": labels}
-    problems += [f"{option}: must be 1 or more, got {value}" for option, value in counts.items()
-                 if value is not None and value < 1]  # fmt: skip
+    problems += [
+        f"{option}: must be 1 or more, got {value}"
+        for option, value in counts.items()
+        if value is not None and value < 1
+    ]
     if head and labels is None:
         problems.append("--head: needs --labels, the number of classes")
     if not all(name.strip() for name in targets.split(",")):
@@ -134,8 +144,12 @@ def _list_models(as_json: bool) -> None:
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
     first, console = rows[0], screen()
-    console.print(f"{first['model']}: {first['backbone_parameters']:,} parameters, frozen; adapters at "
-                  f"{first['adapted_modules']} modules", markup=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"{first['model']}: {first['backbone_parameters']:,} parameters, frozen; adapters at "
+        f"{first['adapted_modules']} modules",
+        markup=False,
+        soft_wrap=True,
+    )
     sizes = [row["parameters"] for row in rows]
     same = all(one == sizes[0] for one in sizes)
     parts = [part for part in ("A", "B", "head") if any(one[part] for one in sizes)]
@@ -159,8 +173,10 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             _add_bytes(together, f"{way} in all", [row[f"{way}load_bytes_all_clients"] for row in rows])
         _print_columns(together, f"{first['clients']:,} clients together")
     if len(rows) == 1:
-        stages = {"stage": [one["name"] for one in first["stages"]],
-                  "rounds": [f"{one['rounds']:,}" for one in first["stages"]]}  # fmt: skip
+        stages = {
+            "stage": [one["name"] for one in first["stages"]],
+            "rounds": [f"{one['rounds']:,}" for one in first["stages"]],
+        }
         for way in ("up", "down"):
             _add_bytes(stages, f"{way} a round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
         _print_columns(stages, "Stages")

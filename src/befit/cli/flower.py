@@ -73,11 +73,15 @@ def certificates(
     _need_extra()
     from befit.flower.keys import write_certificates
 
-    _written(write_certificates(out, hosts), as_json, {
-        "ca.crt": "give it to every site and to whoever calls flwr run",
-        "server.crt": "stays with the SuperLink",
-        "server.key": "stays with the SuperLink; secret",
-    })  # fmt: skip
+    _written(
+        write_certificates(out, hosts),
+        as_json,
+        {
+            "ca.crt": "give it to every site and to whoever calls flwr run",
+            "server.crt": "stays with the SuperLink",
+            "server.key": "stays with the SuperLink; secret",
+        },
+    )
 
 
 @app.command("keys")
@@ -89,10 +93,14 @@ def keys(
     _need_extra()
     from befit.flower.keys import write_site_keys
 
-    _written(write_site_keys(out), as_json, {
-        "site.key": "stays at this site; secret",
-        "site.pub": "send it to the server's operator: flwr supernode register site.pub befit",
-    })  # fmt: skip
+    _written(
+        write_site_keys(out),
+        as_json,
+        {
+            "site.key": "stays at this site; secret",
+            "site.pub": "send it to the server's operator: flwr supernode register site.pub befit",
+        },
+    )
 
 
 def _need_extra() -> None:

@@ -125,8 +125,9 @@ def benchmarks(
     (entry,) = entries
     console.print(f"{entry.name}, version {entry.version}", style="bold", markup=False)
     console.print()
-    console.print(f"{entry.summary}. Task: {entry.task}; model, unless another is named: {entry.default_model}.",
-                  markup=False)  # fmt: skip
+    console.print(
+        f"{entry.summary}. Task: {entry.task}; model, unless another is named: {entry.default_model}.", markup=False
+    )
     if arguments[entry.name]:
         console.print()
         _print_arguments(console, arguments[entry.name], f"benchmark: {{name: {entry.name}, …}}")
@@ -147,8 +148,9 @@ def explain(
     if as_json:
         keys = ("name", "title", "year", "paper", "docstring")
         described = {key: getattr(entry, key) for key in keys}
-        print_json({**described, "parameters": _plain(entry.parameters), "needs": needs, "mixed": mixed,
-                    "travels": travels})  # fmt: skip
+        print_json(
+            {**described, "parameters": _plain(entry.parameters), "needs": needs, "mixed": mixed, "travels": travels}
+        )
         return
     console = screen()
     source = ", ".join(str(part) for part in (entry.paper, entry.year) if part)

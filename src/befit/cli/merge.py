@@ -41,8 +41,7 @@ def merge(
     ] = "tensor",
     scale: Annotated[float, typer.Option("--scale", help="Multiply the merged update.")] = 1.0,
     rank: Annotated[
-        str | None,
-        typer.Option("--rank", metavar="N|full", help="Rank of the result; the adapters' largest without."),
+        str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result; the adapters' largest without.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="For DARE.")] = 0,
     dtype: Annotated[
@@ -71,9 +70,17 @@ def merge(
         torch_type = None if dtype is None else getattr(torch, dtype)
         with _progress(quiet=as_json) as (console, tell), warnings_to(console):
             report = merge_checkpoints(
-                folders, out, how, weights=_weights(weights), full=rank == "full", dtype=torch_type, seed=seed,
-                base=base, force=force, tell=tell,
-            )  # fmt: skip
+                folders,
+                out,
+                how,
+                weights=_weights(weights),
+                full=rank == "full",
+                dtype=torch_type,
+                seed=seed,
+                base=base,
+                force=force,
+                tell=tell,
+            )
     if as_json:
         print_json(_as_json(report))
     else:
@@ -133,8 +140,11 @@ def _show(report: Report) -> None:
     rows: list[list[str]] = []
     for name, ones in groups.items():
         norms = [norm for one in ones for norm in one.norms]
-        spans = [_span([one.energy for one in ones], ".1%"), _span([one.norm for one in ones], ".3g"),
-                 _span(norms, ".3g")]  # fmt: skip
+        spans = [
+            _span([one.energy for one in ones], ".1%"),
+            _span([one.norm for one in ones], ".3g"),
+            _span(norms, ".3g"),
+        ]
         ranks, seconds = _span([one.rank for one in ones]), f"{sum(one.seconds for one in ones):.2f}"
         rows.append([name.removeprefix(f"{where}."), str(len(ones)), ranks, *spans, seconds])
     print_table(screen(), headers, rows, wrap=0)

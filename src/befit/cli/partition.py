@@ -74,12 +74,19 @@ def write(out: Path, seen: Overview) -> None:
 def show(seen: Overview) -> None:
     console = screen()
     rule = seen.partition
-    console.print(f"{seen.federation} {seen.version}: {len(seen.clients)} clients, {len(seen.newcomers)} newcomers, "
-                  f"{seen.task}", markup=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"{seen.federation} {seen.version}: {len(seen.clients)} clients, {len(seen.newcomers)} newcomers, {seen.task}",
+        markup=False,
+        soft_wrap=True,
+    )
     if rule:
         digest = str(rule.get("sha256"))[:16]
-        console.print(f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {digest}…",
-                      markup=False, soft_wrap=True, style="dim")  # fmt: skip
+        console.print(
+            f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {digest}…",
+            markup=False,
+            soft_wrap=True,
+            style="dim",
+        )
     for title, holdings in (("Clients", seen.clients), ("Newcomers", seen.newcomers)):
         if holdings:
             console.print()
@@ -88,8 +95,11 @@ def show(seen: Overview) -> None:
             console.print(f"… and {len(holdings) - SHOWN_CLIENTS} more; --json has all", style="dim")
     console.print()
     what = f"the training data by {seen.kind}" if seen.kind != "records" else "all records"
-    console.print(f"Columns after test count {what}; largest is the share of what a client has most of.",
-                  style="dim", soft_wrap=True)  # fmt: skip
+    console.print(
+        f"Columns after test count {what}; largest is the share of what a client has most of.",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def headers(seen: Overview) -> list[str]:
@@ -106,6 +116,12 @@ def rows(seen: Overview, holdings: tuple[Holding, ...]) -> list[list[str]]:
         else:
             held = [str(len(counts))]
         share = one.largest_share("train")
-        made.append([one.client, *(str(one.sizes[split]) for split in ("train", "val", "test")),
-                     "-" if share is None else f"{share:.0%}", *held])  # fmt: skip
+        made.append(
+            [
+                one.client,
+                *(str(one.sizes[split]) for split in ("train", "val", "test")),
+                "-" if share is None else f"{share:.0%}",
+                *held,
+            ]
+        )
     return made

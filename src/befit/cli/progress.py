@@ -140,8 +140,9 @@ class Progress:
         kind, now = event["kind"], self.clock()
         if kind == "run_started":
             sums = event.get("bytes_up", 0), event.get("bytes_down", 0)
-            self.runs[event["run"]] = RunProgress(event["run"], event["stages"], event["clients"], now,
-                                                  bytes_up=sums[0], bytes_down=sums[1])  # fmt: skip
+            self.runs[event["run"]] = RunProgress(
+                event["run"], event["stages"], event["clients"], now, bytes_up=sums[0], bytes_down=sums[1]
+            )
             return
         run = self.runs[event["run"]]
         run.update(event)

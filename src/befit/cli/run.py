@@ -51,8 +51,7 @@ def demo_config(seed: int = 0) -> dict[str, Any]:
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, such as those in configs/.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4 method=fedsa."),
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4 method=fedsa.")
     ] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,

@@ -46,11 +46,13 @@ def select(
         wanted = parse_seeds(seeds)
         experiment = load_experiment(config, overrides or ())
         folder = out or Path("runs") / f"{experiment.name}-select"
-        names = [name if seed is None else f"{name}, seed {seed}" for name in ("small", "large")
-                 for seed in wanted or [None]]  # fmt: skip
+        names = [
+            name if seed is None else f"{name}, seed {seed}" for name in ("small", "large") for seed in wanted or [None]
+        ]
         with Progress(messages(), names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
-            found = choose_models(experiment, models=pair, threshold=threshold, seeds=wanted, out=folder,
-                                  observer=progress)  # fmt: skip
+            found = choose_models(
+                experiment, models=pair, threshold=threshold, seeds=wanted, out=folder, observer=progress
+            )
     if as_json:
         print_json(found)
         return
@@ -64,13 +66,22 @@ def show(found: dict[str, Any]) -> None:
     console = screen()
     seeds = found["seeds"] if len(found["seeds"]) > 1 else []
     rows = [
-        (client, f"{row['small']:.1f}", f"{row['large']:.1f}", f"{row['gain']:+.1f}",
-         *(f"{gain:+.1f}" for gain in row["gains"] if seeds), row["model"])
+        (
+            client,
+            f"{row['small']:.1f}",
+            f"{row['large']:.1f}",
+            f"{row['gain']:+.1f}",
+            *(f"{gain:+.1f}" for gain in row["gains"] if seeds),
+            row["model"],
+        )
         for client, row in found["clients"].items()
-    ]  # fmt: skip
+    ]
     names = found["models"]
-    console.print(f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
-                  markup=False, soft_wrap=True)  # fmt: skip
+    console.print(
+        f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
+        markup=False,
+        soft_wrap=True,
+    )
     if found["limit"]:
         console.print(found["limit"], style="yellow", soft_wrap=True)
     console.print(f"the larger one where it gains more than {found['threshold']:g} points", soft_wrap=True)

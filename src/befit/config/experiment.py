@@ -19,11 +19,27 @@ from befit.protocol.settings import TrainSettings
 from befit.tasks.prompts import prompt_problem
 
 __all__ = [
-    "BENCHMARK_PATHS", "AdapterSettings", "BenchmarkSettings", "CheckpointSettings", "DataSettings", "EngineSettings",
-    "EvaluateSettings", "Experiment", "FamilySettings", "FederationSettings", "GuardSettings", "ModelSettings",
-    "ReportSettings", "StreamSettings", "WireSettings", "load_experiment", "read_source", "run_names",
-    "to_dict", "to_yaml",
-]  # fmt: skip
+    "BENCHMARK_PATHS",
+    "AdapterSettings",
+    "BenchmarkSettings",
+    "CheckpointSettings",
+    "DataSettings",
+    "EngineSettings",
+    "EvaluateSettings",
+    "Experiment",
+    "FamilySettings",
+    "FederationSettings",
+    "GuardSettings",
+    "ModelSettings",
+    "ReportSettings",
+    "StreamSettings",
+    "WireSettings",
+    "load_experiment",
+    "read_source",
+    "run_names",
+    "to_dict",
+    "to_yaml",
+]
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
@@ -392,8 +408,10 @@ def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
     words = {key: one.get("name") if isinstance(one := block.get(key, "none"), Mapping) else one for key in differing}
     words = {key: "none" if one is None else one for key, one in words.items()}
-    fit = all(isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
-              for word in words.values())  # fmt: skip
+    fit = all(
+        isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
+        for word in words.values()
+    )
     return "-".join(f"{key}-{word}" for key, word in words.items()) if fit and len(words) <= 2 else ""
 
 

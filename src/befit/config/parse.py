@@ -191,23 +191,38 @@ def _generation(evaluate: Any, task: str) -> list[str]:
         return []
     metrics, wins = evaluate.metrics or [], evaluate.wins or []
     if task not in GENERATIVE:
-        return [f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
-                for key, off, used in (("generate", "false", evaluate.generate), ("metrics", "null", metrics),
-                                       ("wins", "null", wins))
-                if used]  # fmt: skip
+        return [
+            f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
+            for key, off, used in (
+                ("generate", "false", evaluate.generate),
+                ("metrics", "null", metrics),
+                ("wins", "null", wins),
+            )
+            if used
+        ]
     known = (*METRICS, *VQA_METRICS) if task == "vqa" else METRICS
     problems = [
         f"evaluate.metrics: {name!r} is not one of {', '.join(known)}.{did_you_mean(name, known)}"
         for name in metrics
         if name not in known
     ]
-    problems += [f"evaluate.{key}: {name} is there twice" for key, names in (("metrics", metrics), ("wins", wins))
-                 for name in sorted(set(names)) if names.count(name) > 1]  # fmt: skip
-    problems += [f"evaluate.wins: {name!r} is none of evaluate.metrics, which measures {', '.join(metrics) or 'null'}."
-                 f"{did_you_mean(name, metrics)}" for name in dict.fromkeys(wins) if name not in metrics]  # fmt: skip
+    problems += [
+        f"evaluate.{key}: {name} is there twice"
+        for key, names in (("metrics", metrics), ("wins", wins))
+        for name in sorted(set(names))
+        if names.count(name) > 1
+    ]
+    problems += [
+        f"evaluate.wins: {name!r} is none of evaluate.metrics, which measures {', '.join(metrics) or 'null'}."
+        f"{did_you_mean(name, metrics)}"
+        for name in dict.fromkeys(wins)
+        if name not in metrics
+    ]
     if not problems and evaluate.generate and metrics and not set(metrics) & {*GENERATED, *VQA_METRICS}:
-        problems.append("evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
-                        "false, or add exact_match")  # fmt: skip
+        problems.append(
+            "evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
+            "false, or add exact_match"
+        )
     return problems
 
 
@@ -274,8 +289,9 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
     common = None if experiment.common_model is None else place(experiment.common_model)
-    return replace(experiment, model=place(model), data=data, benchmark=benchmark, families=families,
-                   common_model=common)  # fmt: skip
+    return replace(
+        experiment, model=place(model), data=data, benchmark=benchmark, families=families, common_model=common
+    )
 
 
 _PARAMETERS = parameters_of(Experiment)

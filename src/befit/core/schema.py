@@ -105,10 +105,7 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
 
 
 def check_values(
-    parameters: Sequence[Parameter],
-    values: Mapping[str, Any],
-    path: str = "",
-    owner: str = "",
+    parameters: Sequence[Parameter], values: Mapping[str, Any], path: str = "", owner: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by parameter name, and every problem found.
 

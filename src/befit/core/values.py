@@ -16,10 +16,7 @@ from befit.core.seeds import derive_seed
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
 
-__all__ = [
-    "ClientInfo", "Cost", "Failure", "Payload", "Scalar", "Score", "State", "TensorSpec", "Tick",
-    "Update",
-]  # fmt: skip
+__all__ = ["ClientInfo", "Cost", "Failure", "Payload", "Scalar", "Score", "State", "TensorSpec", "Tick", "Update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +108,3 @@ class Score:
     examples: int
     metrics: Mapping[str, float]
     cost: Cost = field(default_factory=lambda: Cost())
-
-

@@ -84,9 +84,11 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
     elif path.is_dir() or name in zoo_names() or name.startswith("package:"):
         directory, source = find_model(name, weights=False)
     else:
-        raise ModelError(f"no architecture is called {name!r}, and no such file or directory exists."
-                         f"{did_you_mean(name.lower(), [*known, *ids])}\n  Known: {', '.join(known)}; of any other "
-                         "model give its config.json, or the directory with it: nothing is fetched")  # fmt: skip
+        raise ModelError(
+            f"no architecture is called {name!r}, and no such file or directory exists."
+            f"{did_you_mean(name.lower(), [*known, *ids])}\n  Known: {', '.join(known)}; of any other "
+            "model give its config.json, or the directory with it: nothing is fetched"
+        )
     try:
         config = read_config(directory, source)
     except ModelError:
@@ -121,5 +123,7 @@ def _task_of(config: Any, source: str) -> str:
         return "causal-lm"
     if kind in auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         return "text-classification"
-    raise ModelError(f"{source}: a {kind} model is for none of the tasks that befit has; name one of "
-                     f"{', '.join(_CLASSES.values())} with --task")  # fmt: skip
+    raise ModelError(
+        f"{source}: a {kind} model is for none of the tasks that befit has; name one of "
+        f"{', '.join(_CLASSES.values())} with --task"
+    )

@@ -26,8 +26,10 @@ def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dic
     """
     problems = [f"method: {name} is named twice" for name in sorted({one for one in names if names.count(one) > 1})]
     unknown = [name for name in dict.fromkeys(names) if name not in method_names()]
-    problems += [f"method: there is none called {one!r}.{did_you_mean(one, method_names())} "
-                 f"Known: {', '.join(method_names())}" for one in unknown]  # fmt: skip
+    problems += [
+        f"method: there is none called {one!r}.{did_you_mean(one, method_names())} Known: {', '.join(method_names())}"
+        for one in unknown
+    ]
     known = [name for name in dict.fromkeys(names) if name not in unknown]
     arguments: dict[str, dict[str, Any]] = {name: {} for name in known}
     for text in sorted(assignments, key=lambda one: _owner(one, known) is not None):  # stable: those for one come last

@@ -139,9 +139,7 @@ def method_cost(
     }
 
 
-def relative_cost(
-    method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None
-) -> dict[str, Any]:  # fmt: skip
+def relative_cost(method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None) -> dict[str, Any]:
     """`compute` and `memory` of a step, relative to plain fine-tuning, and a round's `public_records`; see
     `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another."""
     specs, trained = method.layout.specs(shapes), method.trainable()
@@ -163,16 +161,22 @@ def _plain_entries(method: Method, shapes: ModelShapes, specs: Mapping[str, Tens
 def _stage(stage: StageTraffic) -> dict[str, Any]:
     up, down = sum(stage.up.values()), sum(stage.down.values())
     return {
-        "name": stage.name, "rounds": stage.rounds, "federated": stage.federated,
-        "upload_bytes_per_round": up, "download_bytes_per_round": down,
-    }  # fmt: skip
+        "name": stage.name,
+        "rounds": stage.rounds,
+        "federated": stage.federated,
+        "upload_bytes_per_round": up,
+        "download_bytes_per_round": down,
+    }
 
 
 def _bytes(found: Mapping[str, int]) -> dict[str, int]:
     """`bytes_up_total` as `upload_bytes_total`, and so on."""
     words = {"up": "upload", "down": "download"}
-    return {f"{words[way]}_bytes_{period}": found[f"bytes_{way}_{period}"]
-            for way in words for period in ("per_round", "total")}  # fmt: skip
+    return {
+        f"{words[way]}_bytes_{period}": found[f"bytes_{way}_{period}"]
+        for way in words
+        for period in ("per_round", "total")
+    }
 
 
 def _parameters(backbone: nn.Module, targets: Sequence[str] | str, with_head: bool) -> int:

@@ -19,7 +19,7 @@ __all__ = ["alone", "public_records", "relative_compute", "relative_memory", "st
 
 def step_cost(
     work: Sequence[Work], specs: Mapping[str, TensorSpec], backbone: int, smallest: int | None = None
-) -> float:  # fmt: skip
+) -> float:
     """Units of one step on one token.
 
     specs     all arrays of the layout
@@ -48,9 +48,13 @@ def alone(
 
 
 def relative_compute(
-    work: Sequence[Work], specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None,
+    work: Sequence[Work],
+    specs: Mapping[str, TensorSpec],
+    trainable: Selector,
+    backbone: int,
+    plain: int | None = None,
     smallest: int | None = None,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """A step's units over those of plain fine-tuning; None where the method does not say what it computes.
 
     plain     as for `alone`

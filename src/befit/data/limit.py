@@ -14,8 +14,16 @@ from befit.data.streams import by_task
 __all__ = ["TRIAL", "LimitSettings", "limit_sentence", "limited", "trial_overrides"]
 
 # What `--trial` changes: one round of one step, whatever a cell costs otherwise.
-TRIAL = ("federation.rounds=1", "federation.cohort=null", "train.max_steps=1", "limit.clients=2", "limit.records=4",
-         "limit.rounds=1", "evaluate.max_new_tokens=8", "report.plots=false")  # fmt: skip
+TRIAL = (
+    "federation.rounds=1",
+    "federation.cohort=null",
+    "train.max_steps=1",
+    "limit.clients=2",
+    "limit.records=4",
+    "limit.rounds=1",
+    "evaluate.max_new_tokens=8",
+    "report.plots=false",
+)
 logger = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
@@ -58,8 +66,11 @@ def limit_sentence(limit: Mapping[str, Any]) -> str | None:
     """
     nouns = {"clients": "client", "records": "record", "rounds": "round"}
     of = {"clients": "family", "records": "task", "rounds": "stage"}
-    parts = [f"{count} {noun}{'s' * (count != 1)} of each {of[key]}"
-             for key, noun in nouns.items() if (count := limit.get(key)) is not None]  # fmt: skip
+    parts = [
+        f"{count} {noun}{'s' * (count != 1)} of each {of[key]}"
+        for key, noun in nouns.items()
+        if (count := limit.get(key)) is not None
+    ]
     if not parts:
         return None
     *most, last = parts

@@ -40,12 +40,18 @@ def without_left_out(federation: Federation, tasks: Mapping[str, Task]) -> Feder
         members.append(replace(client, train=tuple(kept)))
     known = len(federation.clients)
     if empty := [one.id for one in members[:known] if not len(one.train)]:
-        raise DataError(f"{federation.name}: model.long_prompts leaves client {empty[0]} none of its "
-                        f"{counts[empty[0]]} training examples; raise model.max_length")  # fmt: skip
+        raise DataError(
+            f"{federation.name}: model.long_prompts leaves client {empty[0]} none of its "
+            f"{counts[empty[0]]} training examples; raise model.max_length"
+        )
     shorter = {client: count for client, count in counts.items() if count}
     told = {"records": sum(counts.values()), "of": total, "clients": shorter}
-    return replace(federation, clients=tuple(members[:known]), newcomers=tuple(members[known:]),
-                   manifest={**federation.manifest, "left_out": told})  # fmt: skip
+    return replace(
+        federation,
+        clients=tuple(members[:known]),
+        newcomers=tuple(members[known:]),
+        manifest={**federation.manifest, "left_out": told},
+    )
 
 
 def left_out_sentence(told: Mapping[str, Any]) -> str:
@@ -56,5 +62,7 @@ def left_out_sentence(told: Mapping[str, Any]) -> str:
     count, clients = told["records"], len(told["clients"])
     if not count:
         return f"none of {told['of']} training records is left out for the length of its prompt (model.long_prompts)"
-    return (f"{count} of {told['of']} training records, of {clients} client{'s' * (clients != 1)}, are left out: their "
-            "prompts are too long (model.long_prompts)")  # fmt: skip
+    return (
+        f"{count} of {told['of']} training records, of {clients} client{'s' * (clients != 1)}, are left out: their "
+        "prompts are too long (model.long_prompts)"
+    )

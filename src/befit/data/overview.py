@@ -52,17 +52,26 @@ class Overview:
 
         def rows(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
             return [
-                {"client": one.client, "info": dict(one.info), **one.sizes,
-                 "largest_share": one.largest_share("train"),
-                 "counts": {split: dict(counts) for split, counts in one.counts.items()}}
+                {
+                    "client": one.client,
+                    "info": dict(one.info),
+                    **one.sizes,
+                    "largest_share": one.largest_share("train"),
+                    "counts": {split: dict(counts) for split, counts in one.counts.items()},
+                }
                 for one in holdings
-            ]  # fmt: skip
+            ]
 
         return {
-            "name": self.federation, "version": self.version, "task": self.task, "kind": self.kind,
-            "names": list(self.names), "partition": dict(self.partition), "clients": rows(self.clients),
+            "name": self.federation,
+            "version": self.version,
+            "task": self.task,
+            "kind": self.kind,
+            "names": list(self.names),
+            "partition": dict(self.partition),
+            "clients": rows(self.clients),
             "newcomers": rows(self.newcomers),
-        }  # fmt: skip
+        }
 
 
 def overview(federation: Federation) -> Overview:
@@ -86,9 +95,15 @@ def overview(federation: Federation) -> Overview:
         found = (name for one in (*clients, *newcomers) for counts in one.counts.values() for name in counts)
         names = tuple(dict.fromkeys(found))
     return Overview(
-        federation.name, federation.version, federation.task, kind, tuple(names), clients, newcomers,
+        federation.name,
+        federation.version,
+        federation.task,
+        kind,
+        tuple(names),
+        clients,
+        newcomers,
         federation.manifest.get("partition", {}),
-    )  # fmt: skip
+    )
 
 
 def kind_of(clients: Sequence[ClientData]) -> str:

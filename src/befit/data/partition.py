@@ -18,9 +18,20 @@ from numpy.typing import NDArray
 from befit.core.errors import DataError
 
 __all__ = [
-    "Partition", "dirichlet_class", "dirichlet_shares", "generator", "iid", "lda_equal", "lda_mixtures", "natural",
-    "partition_hash", "redraw_until", "shards", "shares_as", "split_by_shares",
-]  # fmt: skip
+    "Partition",
+    "dirichlet_class",
+    "dirichlet_shares",
+    "generator",
+    "iid",
+    "lda_equal",
+    "lda_mixtures",
+    "natural",
+    "partition_hash",
+    "redraw_until",
+    "shards",
+    "shares_as",
+    "split_by_shares",
+]
 
 Labels = Sequence[int] | NDArray[np.integer]
 Partition = list[NDArray[np.int64]]
@@ -102,9 +113,15 @@ def _cumulative_floor(total: int, shares: NDArray[np.float64]) -> NDArray[np.int
 
 
 def dirichlet_class(
-    labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train",
-    minimum: int = 10, rounding: Rounding = "remainder",
-) -> Partition:  # fmt: skip
+    labels: Labels,
+    clients: int,
+    alpha: float,
+    seed: int,
+    federation: str = "",
+    stage: str = "train",
+    minimum: int = 10,
+    rounding: Rounding = "remainder",
+) -> Partition:
     """D1: per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
 
     For splits that share one draw, use `dirichlet_shares` and `split_by_shares` inside one `redraw_until`.
@@ -120,9 +137,15 @@ def dirichlet_class(
 
 
 def lda_equal(
-    labels: Labels, clients: int, alpha_per_class: float, seed: int, federation: str = "", stage: str = "train",
-    mixtures: NDArray[np.float64] | None = None, sizes: Sequence[int] | NDArray[np.integer] | None = None,
-) -> Partition:  # fmt: skip
+    labels: Labels,
+    clients: int,
+    alpha_per_class: float,
+    seed: int,
+    federation: str = "",
+    stage: str = "train",
+    mixtures: NDArray[np.float64] | None = None,
+    sizes: Sequence[int] | NDArray[np.integer] | None = None,
+) -> Partition:
     """D3: equal sizes, client k draws classes from its own `q_k ~ Dirichlet(alpha 1)` until it is full.
 
     mixtures  (clients, classes) uses given q_k, for a test set of the same mix
@@ -143,8 +166,10 @@ def lda_equal(
     if sizes is None:
         sizes = [len(labels) // clients + (client < len(labels) % clients) for client in range(clients)]
     if len(sizes) != clients or min(sizes) < 0 or sum(sizes) != len(labels):
-        raise DataError(f"{len(sizes)} sizes that add up to {sum(sizes)} do not divide {len(labels)} examples among "
-                        f"{clients} clients")  # fmt: skip
+        raise DataError(
+            f"{len(sizes)} sizes that add up to {sum(sizes)} do not divide {len(labels)} examples among "
+            f"{clients} clients"
+        )
     pools = [list(rng.permutation(np.flatnonzero(labels == label))) for label in range(classes)]
     parts: Partition = []
     for client, size in enumerate(sizes):
@@ -205,9 +230,13 @@ def natural(
 
 
 def redraw_until(
-    draw: Callable[[np.random.Generator], Partition], size: Callable[[Partition], int], minimum: int, seed: int,
-    federation: str, stage: str,
-) -> Partition:  # fmt: skip
+    draw: Callable[[np.random.Generator], Partition],
+    size: Callable[[Partition], int],
+    minimum: int,
+    seed: int,
+    federation: str,
+    stage: str,
+) -> Partition:
     """Draw with attempt 0, 1, … until `size` of the result is at least `minimum`; raises DataError after 1,000."""
     best = -1
     for attempt in range(_ATTEMPTS):
@@ -216,8 +245,10 @@ def redraw_until(
         if found >= minimum:
             return parts
         best = max(best, found)
-    raise DataError(f"no partition of {federation} in {_ATTEMPTS} attempts gives every client {minimum} examples; the "
-                    f"best had {best}. Use a larger alpha, fewer clients or a smaller minimum")  # fmt: skip
+    raise DataError(
+        f"no partition of {federation} in {_ATTEMPTS} attempts gives every client {minimum} examples; the "
+        f"best had {best}. Use a larger alpha, fewer clients or a smaller minimum"
+    )
 
 
 def _check(clients: int, alpha: float) -> None:

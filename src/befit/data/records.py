@@ -24,12 +24,7 @@ REQUIRED = {
     "causal-lm": ("instruction", "output"),
     "vqa": (),  # has several spellings, see `befit.data.vqa_records`
 }
-OPTIONAL = {
-    "text-classification": ("text_pair",),
-    "image-classification": (),
-    "causal-lm": ("input",),
-    "vqa": FIELDS,
-}
+OPTIONAL = {"text-classification": ("text_pair",), "image-classification": (), "causal-lm": ("input",), "vqa": FIELDS}
 # Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
 # names that hold something else.
 LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "choice_names", "references")}
@@ -121,22 +116,27 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
         return value  # itself an encoded picture
     wanted = columns.get(first, first)
     reason = f" (data.columns.{first})" if wanted != first else ""
-    raise DataError(f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
-                    f"{did_you_mean(wanted, map(str, value))}".removesuffix("."))  # fmt: skip
+    raise DataError(
+        f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+        f"{did_you_mean(wanted, map(str, value))}".removesuffix(".")
+    )
 
 
 def _vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
     """A question as the task takes it; an image is a path that counts from the current folder."""
     if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
-        raise DataError(f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
-                        f'as {{"image": {show(value)}, "question": "What is it?"}}')  # fmt: skip
+        raise DataError(
+            f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
+            f'as {{"image": {show(value)}, "question": "What is it?"}}'
+        )
     if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
         if isinstance(value, Mapping) and "image" in value:
             return {**value, "images": [value["image"]]}
         return value
     if not isinstance(value, Mapping):
-        raise DataError(f"{where}: must be a text, or an object with question or conversation and perhaps images, got "
-                        f"{show(value)}")  # fmt: skip
+        raise DataError(
+            f"{where}: must be a text, or an object with question or conversation and perhaps images, got {show(value)}"
+        )
     return vqa_fields(value, columns, lambda image: image, where)
 
 

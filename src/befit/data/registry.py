@@ -70,8 +70,9 @@ def get(name: str) -> Benchmark:
     """The entry of one benchmark. Raises ConfigError with a suggestion."""
     known = names()
     if name not in _BENCHMARKS:
-        raise ConfigError([f"benchmark.name: unknown benchmark {name!r}.{did_you_mean(name, known)} "
-                           f"Known: {', '.join(known)}"])  # fmt: skip
+        raise ConfigError(
+            [f"benchmark.name: unknown benchmark {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"]
+        )
     return _BENCHMARKS[name]
 
 

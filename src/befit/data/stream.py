@@ -62,6 +62,8 @@ class Stream:
             sampling=self.sampling,
         )
         if not drawn:
-            raise DataError(f"client {self.client}: {sum(map(len, self.tasks))} records over {at.rounds} rounds leave "
-                            f"round {at.round} without any; take fewer rounds, or stream.kind none")  # fmt: skip
+            raise DataError(
+                f"client {self.client}: {sum(map(len, self.tasks))} records over {at.rounds} rounds leave "
+                f"round {at.round} without any; take fewer rounds, or stream.kind none"
+            )
         return (torch.from_numpy(batch) for batch in drawn)

@@ -85,8 +85,9 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.positions.shape != self.counts.shape or self.positions.ndim != 1:
-            raise DataError(f"a memory has one count for each position, not {self.counts.shape} for "
-                            f"{self.positions.shape}")  # fmt: skip
+            raise DataError(
+                f"a memory has one count for each position, not {self.counts.shape} for {self.positions.shape}"
+            )
 
     def arrays(self) -> Mapping[str, Any]:
         """As arrays to keep with a client's state; `Memory(**arrays)` is the memory again."""

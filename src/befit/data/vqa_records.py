@@ -51,8 +51,10 @@ def vqa_record(
         form = "choice" if choices and (given or gold in choices) else "open"
     if form == "choice":
         if not choices:
-            raise DataError(f"{where}: form is choice, and neither choices nor the first question, such as Choice "
-                            "list:[a, b], says between what")  # fmt: skip
+            raise DataError(
+                f"{where}: form is choice, and neither choices nor the first question, such as Choice "
+                "list:[a, b], says between what"
+            )
         if gold not in choices:
             raise DataError(f"{where}: the answer {gold!r} is not among its choices {list(choices)!r}")
         record["choices"] = list(choices)
@@ -75,19 +77,24 @@ def vqa_fields(
     pictured = [name for name in ("images", "image") if _field(values, columns, name) is not None]
     if len(spelled) != 1 or len(pictured) > 1:
         found = ", ".join([*spelled, *pictured]) or "neither"
-        raise DataError(f"{where}: needs one of conversation, conversations and messages, and images or image or none; "
-                        f"it has {found}")  # fmt: skip
+        raise DataError(
+            f"{where}: needs one of conversation, conversations and messages, and images or image or none; "
+            f"it has {found}"
+        )
     images = _field(values, columns, pictured[0]) if pictured else []
     images = images if isinstance(images, list) else [images]
     turns = [_turn(turn, where) for turn in _listed(_field(values, columns, spelled[0]), spelled[0], where)]
     for number, turn in enumerate(turns):
         if turn["role"] != ("user", "assistant")[number % 2]:
-            raise DataError(f"{where}: turn {number + 1} of {spelled[0]} is the {turn['role']}'s; they must alternate, "
-                            "the user's first")  # fmt: skip
+            raise DataError(
+                f"{where}: turn {number + 1} of {spelled[0]} is the {turn['role']}'s; they must alternate, "
+                "the user's first"
+            )
     marks = sum(turn["content"].count("<image>") for turn in turns)
     if marks != len(images):
-        raise DataError(f"{where}: {spelled[0]} has {marks} marks <image> for {len(images)} images; every image needs "
-                        "one, in order")  # fmt: skip
+        raise DataError(
+            f"{where}: {spelled[0]} has {marks} marks <image> for {len(images)} images; every image needs one, in order"
+        )
     return {"images": [read_image(image) for image in images], "conversation": turns}
 
 
@@ -136,6 +143,8 @@ def _turn(turn: Any, where: str) -> dict[str, str]:
         raise DataError(f"{where}: a turn must be {{role, content}} or {{from, value}}, got {show(turn)}")
     role, text = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
     if role not in ROLES or not isinstance(text, str) or not text.strip():
-        raise DataError(f"{where}: a turn must be {{role: user or assistant, content: text}} or {{from: human or gpt, "
-                        f"value: text}}, got {show(dict(turn))}")  # fmt: skip
+        raise DataError(
+            f"{where}: a turn must be {{role: user or assistant, content: text}} or {{from: human or gpt, "
+            f"value: text}}, got {show(dict(turn))}"
+        )
     return {"role": ROLES[role], "content": text}

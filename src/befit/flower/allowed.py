@@ -17,9 +17,16 @@ from befit.core.schema import Parameter, parameters_of
 from befit.protocol.registry import get_method
 
 __all__ = [
-    "ARGUMENTS", "AT_SERVER", "AT_SITE", "NOWHERE", "TRAVELS", "harmless", "method_of", "refused_in_method",
+    "ARGUMENTS",
+    "AT_SERVER",
+    "AT_SITE",
+    "NOWHERE",
+    "TRAVELS",
+    "harmless",
+    "method_of",
+    "refused_in_method",
     "settings_of",
-]  # fmt: skip
+]
 
 
 def _set(text: str) -> frozenset[str]:
@@ -113,8 +120,10 @@ def refused_in_method(
         if parameter.name in places and isinstance(value, Mapping):
             problems += refused_in_method(value, allowed, here, places)
         else:
-            problems += [f"{found}: takes any text, which a server may not set at a site"
-                         for found in _any_text(parameter.type, value, here)]  # fmt: skip
+            problems += [
+                f"{found}: takes any text, which a server may not set at a site"
+                for found in _any_text(parameter.type, value, here)
+            ]
     return problems
 
 

@@ -26,9 +26,11 @@ def claim(site: SiteFile) -> Path:
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error} (state)") from error
     if (held := owner(folder)) != site.client:
-        raise RunError(f"state: {folder} is the folder of site {held}, and this is site {site.client}. Give it one of "
-                       f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
-                       f"the old one goes on, remove {folder / _MARK}")  # fmt: skip
+        raise RunError(
+            f"state: {folder} is the folder of site {held}, and this is site {site.client}. Give it one of "
+            f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
+            f"the old one goes on, remove {folder / _MARK}"
+        )
     return folder
 
 

@@ -26,8 +26,9 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     if "benchmark" in wanted:
         benchmark = wanted["benchmark"].get("name")
         if benchmark not in site.benchmarks:
-            problems.append(f"benchmark.name: {benchmark} is not among the site's benchmarks: "
-                            f"{_listed(site.benchmarks)}")  # fmt: skip
+            problems.append(
+                f"benchmark.name: {benchmark} is not among the site's benchmarks: {_listed(site.benchmarks)}"
+            )
     elif site.data is None:
         problems.append("data: the site has none; it takes part in benchmarks only")
     if problems:
@@ -48,8 +49,11 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
 def names_a_place(site: SiteFile, text: str) -> bool:
     """Whether a text for the server has one of the site's own paths in it."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
-    roots = [one for given in site.benchmarks.values() for one in given.values()] if isinstance(
-        site.benchmarks, dict) else []  # fmt: skip
+    roots = (
+        [one for given in site.benchmarks.values() for one in given.values()]
+        if isinstance(site.benchmarks, dict)
+        else []
+    )
     places = [site.state, *data, *site.models.values(), *roots]
     return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
 
@@ -69,8 +73,9 @@ def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if path in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
             continue
         theirs = path in AT_SITE or block == "benchmark"
-        problems.append(f"{path}: " + ("is for the site to say, not for the server" if theirs
-                                       else "the server may not set it"))  # fmt: skip
+        problems.append(
+            f"{path}: " + ("is for the site to say, not for the server" if theirs else "the server may not set it")
+        )
     return problems
 
 
@@ -82,8 +87,10 @@ def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]
     place, _, revision = place_of(site, name)
     if place.startswith("/") or wanted_revision in (None, revision):
         return []
-    return [f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
-            f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"]  # fmt: skip
+    return [
+        f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
+        f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"
+    ]
 
 
 def _mapping(value: Any) -> bool:

@@ -103,8 +103,10 @@ def _names(site: SiteFile) -> Iterator[Finding]:
     """Methods and benchmarks that no befit of this version has."""
     from befit.data import registry
 
-    for key, listed, known in (("methods", site.methods or (), method_names), ("benchmarks", site.benchmarks,
-                                                                               registry.names)):  # fmt: skip
+    for key, listed, known in (
+        ("methods", site.methods or (), method_names),
+        ("benchmarks", site.benchmarks, registry.names),
+    ):
         for name in listed:
             if name not in known():
                 mend = f"correct {key}.{did_you_mean(name, known())} befit {key} lists them all"

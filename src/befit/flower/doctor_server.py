@@ -77,8 +77,11 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     host = (server or "").rpartition(":")[0].strip("[]")
     known = _names(own)
     other = f"it lacks the name {host}, which sites call: befit flower certificates {host}" if host else ""
-    yield Finding("certificate", f"for {', '.join(known)}, {_dates(own)}",
-                  _expiry(own, _NEW) or (other if host and host not in known else ""))  # fmt: skip
+    yield Finding(
+        "certificate",
+        f"for {', '.join(known)}, {_dates(own)}",
+        _expiry(own, _NEW) or (other if host and host not in known else ""),
+    )
     try:
         if not isinstance(ca, Finding):
             own.verify_directly_issued_by(ca)
@@ -138,8 +141,11 @@ def _shown(host: str, port: int) -> Iterator[Finding]:
         shown = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, port), timeout=10).encode())
     except (OSError, ValueError):
         return
-    yield Finding("server's certificate", f"for {', '.join(_names(shown)) or 'no names'}, {_dates(shown)}",
-                  _expiry(shown, f"the server's operator needs {_NEW}"))  # fmt: skip
+    yield Finding(
+        "server's certificate",
+        f"for {', '.join(_names(shown)) or 'no names'}, {_dates(shown)}",
+        _expiry(shown, f"the server's operator needs {_NEW}"),
+    )
 
 
 def _version(said: bytes) -> Iterator[Finding]:
@@ -151,14 +157,17 @@ def _version(said: bytes) -> Iterator[Finding]:
         return
     mine = version("flwr")
     same = theirs.split(".")[:2] == mine.split(".")[:2]
-    yield Finding("server's flwr", theirs[:40],
-                  "" if same else f"here it is {mine}: install the same minor version on both sides")  # fmt: skip
+    yield Finding(
+        "server's flwr", theirs[:40], "" if same else f"here it is {mine}: install the same minor version on both sides"
+    )
 
 
 def _mend(error: Exception, host: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (f"ca.crt is another server's, its certificate lacks the name {host} or has expired: "
-                f"befit flower certificates {host}")  # fmt: skip
+        return (
+            f"ca.crt is another server's, its certificate lacks the name {host} or has expired: "
+            f"befit flower certificates {host}"
+        )
     if isinstance(error, (ssl.SSLError, http.client.HTTPException)):
         return "the server there does not speak TLS"
     if isinstance(error, socket.gaierror):

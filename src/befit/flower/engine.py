@@ -116,8 +116,9 @@ class RemoteEngine:
                 continue
             try:
                 if self._max_bytes is not None and len(data) > self._max_bytes + _FRAME:
-                    raise PayloadMismatch(f"client {client} sent {len(data)} bytes; guard.max_bytes is "
-                                          f"{self._max_bytes}")  # fmt: skip
+                    raise PayloadMismatch(
+                        f"client {client} sent {len(data)} bytes; guard.max_bytes is {self._max_bytes}"
+                    )
                 header, arrays = checked(data, {**expected, "client": client, "request": request})
             except (Lost, PayloadMismatch) as refusal:
                 lost = refusal if isinstance(refusal, Lost) else Lost("refused", str(refusal))
@@ -134,8 +135,11 @@ class RemoteEngine:
         except PayloadMismatch as error:
             raise Lost("refused", f"client {client}: {error}") from error
         if wrong := [key for key, one in arrays.items() if one.is_floating_point() and one.dtype != self._wire]:
-            raise Lost("refused", f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
-                                  f"is {str(self._wire)[6:]}")  # fmt: skip
+            raise Lost(
+                "refused",
+                f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
+                f"is {str(self._wire)[6:]}",
+            )
         self.outbound.payload(client, at.stage, sent)
         self.outbound.numbers(client, f"{at.stage} report", report)
         return Update(self._infos[client], cast(sent, torch.float32), report, cost)

@@ -52,10 +52,17 @@ def write_certificates(out: Path, hosts: Sequence[str], days: float = _DAYS) -> 
     usage = {
         name: False
         for name in (
-            "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-            "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "key_cert_sign",
+            "crl_sign",
+            "encipher_only",
+            "decipher_only",
         )
-    }  # fmt: skip
+    }
     authority = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     ca = (
         builder(named("befit federation"), ca_key)

@@ -37,9 +37,13 @@ class GridLink:
     """
 
     def __init__(
-        self, grid: Grid, deadline_s: float, pinned: bool = True, nodes: Mapping[str, int] | None = None,
+        self,
+        grid: Grid,
+        deadline_s: float,
+        pinned: bool = True,
+        nodes: Mapping[str, int] | None = None,
         poll_s: float = 0.5,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._grid, self._deadline_s, self._pinned, self._poll_s = grid, deadline_s, pinned, poll_s
         self.nodes = dict(nodes or {})
         self._answered: set[int] = set()
@@ -64,8 +68,10 @@ class GridLink:
             if not missing or all(client in absent for client in missing):
                 return {client: said.get(client) or absent[client] for client in clients}
             if time.monotonic() > end:
-                raise NotEnoughReplies(f"after {wait_s:g} s {len(said)} of {len(clients)} sites have come; missing: "
-                                       f"{', '.join(missing)} (engine.wait_s)")  # fmt: skip
+                raise NotEnoughReplies(
+                    f"after {wait_s:g} s {len(said)} of {len(clients)} sites have come; missing: "
+                    f"{', '.join(missing)} (engine.wait_s)"
+                )
             time.sleep(self._poll_s)
 
     def deliver(
@@ -118,8 +124,10 @@ class GridLink:
             return False
         before = self.nodes.get(client)
         if before not in (None, node) and (self._pinned or before in set(self._grid.get_node_ids())):
-            raise PayloadMismatch(f"it says that it is client {client}, but node {before} is; a client has one site, "
-                                  "and its key stays the same for a run")  # fmt: skip
+            raise PayloadMismatch(
+                f"it says that it is client {client}, but node {before} is; a client has one site, "
+                "and its key stays the same for a run"
+            )
         self.nodes[client] = node
         return True
 

@@ -92,10 +92,7 @@ class SiteMemory(ClientStore):
         atomic_write(self._folder / files["reply"], reply)
         if before is not None:
             files["before"] = before
-        write_json(
-            self._folder / "stamp.json",
-            {"last": asdict(stamp), "files": files, "number": self._number},
-        )
+        write_json(self._folder / "stamp.json", {"last": asdict(stamp), "files": files, "number": self._number})
         self._files, self.last, self._from, self._pending = files, stamp, "after", None
         for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*")):
             if path.name not in files.values():

@@ -46,8 +46,10 @@ def client_ids(experiment: Experiment) -> list[str]:
     assert experiment.data is not None
     problems = []
     if not isinstance(experiment.data.clients, dict):
-        problems.append("data.clients: on Flower must list the clients, such as {hospital-a: site, hospital-b: site}; "
-                        "where their data is, each site says itself")  # fmt: skip
+        problems.append(
+            "data.clients: on Flower must list the clients, such as {hospital-a: site, hospital-b: site}; "
+            "where their data is, each site says itself"
+        )
     if experiment.data.task not in GENERATIVE and experiment.data.label_names is None:
         problems.append("data.label_names: is required on Flower; the server sees no data to collect them from")
     if problems:

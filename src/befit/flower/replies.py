@@ -19,10 +19,25 @@ __all__ = ["COLUMNS", "cost", "examples", "hello", "metrics", "readable", "repor
 Header = Mapping[str, Any]
 _MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 2**31, 1000, 200, 500
 # What a client's row of results has beside its metrics; a metric of such a name would take its place.
-COLUMNS = frozenset({
-    "adapter", "baselines", "bytes_down", "bytes_scoring", "bytes_up", "diagnostics", "examples", "family", "gain",
-    "gain_over_local", "info", "reason", "seconds", "train_examples", "updates",
-})  # fmt: skip
+COLUMNS = frozenset(
+    {
+        "adapter",
+        "baselines",
+        "bytes_down",
+        "bytes_scoring",
+        "bytes_up",
+        "diagnostics",
+        "examples",
+        "family",
+        "gain",
+        "gain_over_local",
+        "info",
+        "reason",
+        "seconds",
+        "train_examples",
+        "updates",
+    }
+)
 
 
 def hello(header: Header) -> dict[str, Any]:

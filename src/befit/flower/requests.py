@@ -23,8 +23,9 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
     """Raise PayloadMismatch, with the reason, unless a header is that of a request to this client."""
     if header.get("protocol") != PROTOCOL:
         theirs = f"{header.get('protocol')} (befit {header.get('version')})"
-        raise PayloadMismatch(f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); "
-                              "install the same befit")  # fmt: skip
+        raise PayloadMismatch(
+            f"the server speaks protocol {theirs}, this site {PROTOCOL} (befit {__version__}); install the same befit"
+        )
     if header.get("do") not in DOES:
         raise PayloadMismatch(f"the server asks for {header.get('do')!r}, which this befit does not know")
     if header["do"] != "hello" and header.get("client") != client:
@@ -57,6 +58,7 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
         raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
     there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
     if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.uplink and at.span > 1):
-        raise PayloadMismatch(f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, "
-                              f"which has {there}")  # fmt: skip
+        raise PayloadMismatch(
+            f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {there}"
+        )
     return at

@@ -47,9 +47,14 @@ def server_app(config: Path) -> ServerApp:
 
 
 def run_over(
-    grid: Grid, experiment: Experiment, out: Path, resume: bool = False, pinned: bool = True,
-    observer: Observer | None = None, poll_s: float = 0.5,
-) -> Run:  # fmt: skip
+    grid: Grid,
+    experiment: Experiment,
+    out: Path,
+    resume: bool = False,
+    pinned: bool = True,
+    observer: Observer | None = None,
+    poll_s: float = 0.5,
+) -> Run:
     """Run an experiment over a grid, into the directory `out`; see `befit.runs.runner.run`.
 
     Which node is which client, and the run's name at the sites, are in `.sites.json` there; a resumed run needs it.

@@ -82,7 +82,9 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
         data = resolve(data) if isinstance(data, str) else {split: resolve(one) for split, one in data.items()}
     benchmarks: Any = site.benchmarks
     if isinstance(benchmarks, dict):
-        benchmarks = {name: {key: resolve(one) if key in BENCHMARK_PATHS and one else one for key, one in given.items()}
-                      for name, given in benchmarks.items()}  # fmt: skip
+        benchmarks = {
+            name: {key: resolve(one) if key in BENCHMARK_PATHS and one else one for key, one in given.items()}
+            for name, given in benchmarks.items()
+        }
     models = {name: model(value) for name, value in site.models.items()}
     return replace(site, data=data, models=models, benchmarks=benchmarks, state=resolve(site.state))

@@ -23,12 +23,35 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.
 _UNDERSTOOD = {
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
-    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
-    "layers_to_transform", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
-    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
-    "target_modules", "task_type", "use_rslora",
-}  # fmt: skip
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "modules_to_save",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+}
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 # Must agree, since the same factors would mean something else.
 _SAME = ("base_model_name_or_path", "revision", "task_type", "fan_in_fan_out")
@@ -135,16 +158,23 @@ def check_mergeable(first: Checkpoint, other: Checkpoint, same_base: bool = True
         if (mine or None) != (its or None) and (same_base or field not in ("base_model_name_or_path", "revision")):
             hint = "; --base NAME says that both mean the same model" if field == "base_model_name_or_path" else ""
             problems.append(f"{other.folder / CONFIG}: {field} is {its!r}, {first.folder} has {mine!r}{hint}")
-    sides = [(first.modules.keys() - other.modules.keys(), other, first, "targets"),
-             (other.modules.keys() - first.modules.keys(), first, other, "targets"),
-             (first.dense.keys() - other.dense.keys(), other, first, "modules_to_save"),
-             (other.dense.keys() - first.dense.keys(), first, other, "modules_to_save")]  # fmt: skip
+    sides = [
+        (first.modules.keys() - other.modules.keys(), other, first, "targets"),
+        (other.modules.keys() - first.modules.keys(), first, other, "targets"),
+        (first.dense.keys() - other.dense.keys(), other, first, "modules_to_save"),
+        (other.dense.keys() - first.dense.keys(), first, other, "modules_to_save"),
+    ]
     for missing, lacks, has, what in sides:
         if missing:
-            problems.append(f"{lacks.folder / WEIGHTS}: has no {min(missing)}, which is in {has.folder}: the {what} "
-                            f"differ in {len(missing)} places")  # fmt: skip
-    widths = [(name, (one.d_out, one.d_in), (other.modules[name].d_out, other.modules[name].d_in))
-              for name, one in first.modules.items() if name in other.modules]  # fmt: skip
+            problems.append(
+                f"{lacks.folder / WEIGHTS}: has no {min(missing)}, which is in {has.folder}: the {what} "
+                f"differ in {len(missing)} places"
+            )
+    widths = [
+        (name, (one.d_out, one.d_in), (other.modules[name].d_out, other.modules[name].d_in))
+        for name, one in first.modules.items()
+        if name in other.modules
+    ]
     shapes = [(name, shape, other.dense[name]) for name, shape in first.dense.items() if name in other.dense]
     for name, mine, its in (*widths, *shapes):
         if mine != its:
@@ -166,8 +196,10 @@ def _unsupported(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"bias is {config['bias']!r}: trained biases cannot be merged, only 'none'")
     start = config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
-        problems.append(f"init_lora_weights is {start!r}, which changes the base model: convert the adapter to a plain "
-                        "LoRA first (path_initial_model_for_weight_conversion of PEFT's save_pretrained)")  # fmt: skip
+        problems.append(
+            f"init_lora_weights is {start!r}, which changes the base model: convert the adapter to a plain "
+            "LoRA first (path_initial_model_for_weight_conversion of PEFT's save_pretrained)"
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         problems.append(f"r must be a whole number from 1 on, got {rank!r}")

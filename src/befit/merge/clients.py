@@ -90,12 +90,15 @@ def modules_of(
     names = sorted({key.rpartition("/")[0] for key in states[0] if is_factor(key)})
     for state, client in zip(states, clients, strict=True):
         if missing := {key for key in states[0] if is_factor(key)} ^ {key for key in state if is_factor(key)}:
-            raise PayloadMismatch(f"client {client}: {min(missing)!r} is in its update or in that of client "
-                                  f"{clients[0]}, but not in both")  # fmt: skip
+            raise PayloadMismatch(
+                f"client {client}: {min(missing)!r} is in its update or in that of client {clients[0]}, but not in both"
+            )
         for name in names:
             if missing := {f"{name}/A", f"{name}/B"} - state.keys():
-                raise PayloadMismatch(f"client {client}: {min(missing)!r} is missing. This merge needs both factors: "
-                                      "share both, or merge in the space factors")  # fmt: skip
+                raise PayloadMismatch(
+                    f"client {client}: {min(missing)!r} is missing. This merge needs both factors: "
+                    "share both, or merge in the space factors"
+                )
             _check_shapes(states[0], state, name, client)
     scales = [context.scales.get(client, 1.0) for client in clients]
     dtype = _common_type(states)
@@ -119,5 +122,7 @@ def _check_shapes(first: State, state: State, name: str, client: str) -> None:
     A, B = state[f"{name}/A"], state[f"{name}/B"]
     width, height = first[f"{name}/A"].shape[-1], first[f"{name}/B"].shape[0]
     if A.ndim != 2 or B.ndim != 2 or len(A) != B.shape[1] or A.shape[1] != width or len(B) != height:
-        raise PayloadMismatch(f"client {client}: {name} has A {tuple(A.shape)} and B {tuple(B.shape)}, which do not "
-                              f"fit each other or a module of {width} inputs and {height} outputs")  # fmt: skip
+        raise PayloadMismatch(
+            f"client {client}: {name} has A {tuple(A.shape)} and B {tuple(B.shape)}, which do not "
+            f"fit each other or a module of {width} inputs and {height} outputs"
+        )

@@ -106,8 +106,13 @@ def merge_checkpoints(
         _check_equal_ranks(opened)
     kept = dtype or first.factor_type
     if first.dense and min(given) < 0:
-        raise ConfigError([f"weights: {len(first.dense)} arrays of modules_to_save are averaged, which cannot be done "
-                           f"with the negative weights {given}"], "the merge")  # fmt: skip
+        raise ConfigError(
+            [
+                f"weights: {len(first.dense)} arrays of modules_to_save are averaged, which cannot be done "
+                f"with the negative weights {given}"
+            ],
+            "the merge",
+        )
     _warn_of_dense(how, opened)
     source = _Source(opened, tell, how)
     draw = _draw(folders, seed)
@@ -120,16 +125,39 @@ def merge_checkpoints(
                 for side, value in (("A", result.A), ("B", result.B)):
                     file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
                 scale = first.modules[module.name].scale
-                found.append(MergedModule(module.name, len(result.A), scale, result.energy, result.norm, norms,
-                                          result.filled, source.lap()))  # fmt: skip
+                found.append(
+                    MergedModule(
+                        module.name,
+                        len(result.A),
+                        scale,
+                        result.energy,
+                        result.norm,
+                        norms,
+                        result.filled,
+                        source.lap(),
+                    )
+                )
             for name in first.dense:
                 _average(name, opened, given, file)
         write_json(folder / CONFIG, _config(first, found, base))
-        settings = {"merged_from": [str(one) for one in folders], "weights": given, "seed": seed, "full_rank": full,
-                    **{key: value for key, value in vars(how).items() if key != "weights"}}  # fmt: skip
+        settings = {
+            "merged_from": [str(one) for one in folders],
+            "weights": given,
+            "seed": seed,
+            "full_rank": full,
+            **{key: value for key, value in vars(how).items() if key != "weights"},
+        }
         (folder / "README.md").write_text(_card(first, base, settings), encoding="utf-8")
-    return Report(str(out), tuple(map(str, folders)), tuple(given), how, tuple(found), tuple(first.dense),
-                  str(kept).removeprefix("torch."), time.perf_counter() - began)  # fmt: skip
+    return Report(
+        str(out),
+        tuple(map(str, folders)),
+        tuple(given),
+        how,
+        tuple(found),
+        tuple(first.dense),
+        str(kept).removeprefix("torch."),
+        time.perf_counter() - began,
+    )
 
 
 class _Source:
@@ -183,8 +211,9 @@ def _whole(update: LowRankUpdate, scale: float) -> Finished:
 
 
 def _norms(module: ModuleUpdates) -> tuple[float, ...]:
-    return tuple(scale * max(inner(pair, pair), 0.0) ** 0.5
-                 for pair, scale in zip(module.pairs, module.scales, strict=True))  # fmt: skip
+    return tuple(
+        scale * max(inner(pair, pair), 0.0) ** 0.5 for pair, scale in zip(module.pairs, module.scales, strict=True)
+    )
 
 
 def _average(name: str, opened: Sequence[Checkpoint], weights: Sequence[float], file: SafetensorsFile) -> None:
@@ -227,8 +256,12 @@ def _warn_of_dense(how: Merge, opened: Sequence[Checkpoint]) -> None:
         _LOG.warning(
             "%s in the space delta forms updates of %d x %d, about %.1f GB at once, and decomposes one for each of %d "
             "modules; the space knots forms none",
-            how.rule, widest.d_out, widest.d_in, size, len(opened[0].modules),
-        )  # fmt: skip
+            how.rule,
+            widest.d_out,
+            widest.d_in,
+            size,
+            len(opened[0].modules),
+        )
 
 
 def _draw(folders: Sequence[Path], seed: int) -> Draw:
@@ -274,8 +307,10 @@ def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
         different = [name for name, one in opened[0].modules.items() if other.modules[name].rank != one.rank]
         if different:
             mine, its = opened[0].modules[different[0]].rank, other.modules[different[0]].rank
-            problems.append(f"{other.folder}: {different[0]} has rank {its}, {opened[0].folder} has {mine}; factors of "
-                            "different rank have no mean: use --space knots or delta")  # fmt: skip
+            problems.append(
+                f"{other.folder}: {different[0]} has rank {its}, {opened[0].folder} has {mine}; factors of "
+                "different rank have no mean: use --space knots or delta"
+            )
     if problems:
         raise ConfigError(problems, "the adapters to merge")
 

@@ -41,9 +41,11 @@ def fisher_mean(states: Iterable[State], weights: Sequence[float], epsilon: floa
             numerator = {key: torch.zeros_like(plain[key]) for key in marked}
             denominator = {key: torch.zeros_like(plain[key]) for key in marked}
         check_same(plain, values, "states to merge")
-        check_same({to_slot(key, FISHER): value for key, value in numerator.items()},
-                   {key: value for key, value in state.items() if slot_of(key) == FISHER},
-                   "Fisher information and arrays")  # fmt: skip
+        check_same(
+            {to_slot(key, FISHER): value for key, value in numerator.items()},
+            {key: value for key, value in state.items() if slot_of(key) == FISHER},
+            "Fisher information and arrays",
+        )
         for key, value in values.items():
             plain[key].add_(value, alpha=weight / total)
             if key in numerator:

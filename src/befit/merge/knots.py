@@ -66,10 +66,7 @@ class Basis:
 
 
 def shared_basis(
-    pairs: Sequence[Pair],
-    scales: Sequence[float],
-    tolerance: float | None = None,
-    dtype: torch.dtype = torch.float64,
+    pairs: Sequence[Pair], scales: Sequence[float], tolerance: float | None = None, dtype: torch.dtype = torch.float64
 ) -> Basis:
     """The basis of K updates `s_k B_k A_k`, whose ranks may differ, in `dtype`.
 

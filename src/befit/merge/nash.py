@@ -29,8 +29,10 @@ def nash_weights(gram: Tensor, ridge: float = 1e-8, tolerance: float = 1e-12) ->
     [0.666667, 0.333333]
     """
     if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or not len(gram) or not gram.isfinite().all():
-        raise ValueError(f"updates are weighed by the square matrix of their products, got {tuple(gram.shape)}"
-                         f"{'' if gram.isfinite().all() else ' with values that are not finite'}")  # fmt: skip
+        raise ValueError(
+            f"updates are weighed by the square matrix of their products, got {tuple(gram.shape)}"
+            f"{'' if gram.isfinite().all() else ' with values that are not finite'}"
+        )
     N, K = len(gram), gram.double().cpu()
     size = float(K.trace()) / N
     if not size > 0:

@@ -66,8 +66,11 @@ def comparison(fed: State, local: State, w: float) -> dict[str, float]:
         pairs = [(norm({key: fed[key]}), norm({key: local[to_slot(key, "personal")]})) for key in keys]
         mine, other = (math.hypot(*side) for side in zip(*pairs, strict=True))
         each = [_ratio(*pair) for pair in pairs]
-        ratios |= {f"norm_ratio_{part}": _ratio(mine, other), f"norm_ratio_{part}_min": min(each),
-                   f"norm_ratio_{part}_max": max(each)}  # fmt: skip
+        ratios |= {
+            f"norm_ratio_{part}": _ratio(mine, other),
+            f"norm_ratio_{part}_min": min(each),
+            f"norm_ratio_{part}_max": max(each),
+        }
     return {"product_gap": (gap / size) ** 0.5 if size > 0 else 0.0, **ratios}
 
 

@@ -83,8 +83,10 @@ def merge_tensors(
 def check_ranks(module: ModuleUpdates) -> None:
     ranks = [len(A) for _, A in module.pairs]
     if len(set(ranks)) > 1:
-        raise PayloadMismatch(f"{module.name}: ranks {', '.join(map(str, ranks))} differ, and factors of different "
-                              "rank have no mean; use the space knots or delta")  # fmt: skip
+        raise PayloadMismatch(
+            f"{module.name}: ranks {', '.join(map(str, ranks))} differ, and factors of different "
+            "rank have no mean; use the space knots or delta"
+        )
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,7 @@ class Finished:
 
 
 def finish(
-    update: LowRankUpdate,
-    rank: int,
-    scale: float,
-    generator: torch.Generator,
-    spare: Tensor | None = None,
+    update: LowRankUpdate, rank: int, scale: float, generator: torch.Generator, spare: Tensor | None = None
 ) -> Finished:
     """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T`, in the type of decompositions (section 3.3).
 

@@ -72,9 +72,9 @@ class AdaLora(OnBase):
             f"warmup: and final are shares of the steps that leave some between them, got {self.warmup} and "
             f"{self.final}": self.warmup >= 0 and self.final >= 0 and self.warmup + self.final < 1,
             f"interval: must be at least 1, got {self.interval}": self.interval >= 1,
-            f"beta1: and beta2 must be from 0 to below 1, got {self.beta1} and {self.beta2}":
-                0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
-        }  # fmt: skip
+            f"beta1: and beta2 must be from 0 to below 1, got {self.beta1} and {self.beta2}": 0 <= self.beta1 < 1
+            and 0 <= self.beta2 < 1,
+        }
         if problems := [text for text, right in checks.items() if not right]:
             raise ConfigError(problems, "adalora")
         self.prepare(Layout((Slot(BUDGETED, start, self.alpha, form=Svd()),)), self.base, "adalora")
@@ -94,8 +94,9 @@ class _Adapt(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         how, base = self.method, resume(client, site)
         steps, modules = steps_for(site, how.epochs), len(site.model.shapes.targets)
-        table = Timetable.over(steps * at.rounds, how.start * modules, how.rank * modules, how.warmup, how.final,
-                               how.interval)  # fmt: skip
+        table = Timetable.over(
+            steps * at.rounds, how.start * modules, how.rank * modules, how.warmup, how.final, how.interval
+        )
         first = (at.round - 1) * steps
         allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client.arrays)
         # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.

@@ -72,8 +72,9 @@ class BayesTune(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        kept = make_budgets("bayestune", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes,
-                            self.limits)  # fmt: skip
+        kept = make_budgets(
+            "bayestune", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
+        )
         object.__setattr__(self, "kept", kept)
         self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"), self.base, "bayestune")
         object.__setattr__(self, "needs", replace(self.needs, named=kept.named))

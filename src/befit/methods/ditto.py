@@ -40,10 +40,15 @@ def ditto(
         layout=lora(rank, alpha, slots=("shared", "personal")),
         passes=(
             Pass(slot("shared"), ("shared",), name="shared"),
-            Pass(slot("personal"), ("personal",), (L2("personal", to="shared", weight=mu),),
-                 name="personal", keep_optimiser=True),
+            Pass(
+                slot("personal"),
+                ("personal",),
+                (L2("personal", to="shared", weight=mu),),
+                name="personal",
+                keep_optimiser=True,
+            ),
         ),
         share=slot("shared", "personal") if legacy_average_personal else slot("shared"),
         merge=Merge(weights),
         use=Use(("personal",)),
-    )  # fmt: skip
+    )

@@ -28,10 +28,7 @@ _HALVES = "weighted 0.5 0.5"
 
 @register("feddat", title="FedDAT", paper="arXiv:2308.12305", year=2024)
 def feddat(
-    rank: int = 8,
-    alpha: float = 16.0,
-    temperature: float = 2.0,
-    weights: Literal["uniform", "examples"] = "uniform",
+    rank: int = 8, alpha: float = 16.0, temperature: float = 2.0, weights: Literal["uniform", "examples"] = "uniform"
 ) -> Recipe:
     """Two steps a batch: the shared adapter learns from the task and the dual one, the personal from task and shared.
 
@@ -53,7 +50,11 @@ def feddat(
         passes=(
             Pass(slot("shared"), ("shared",), (Learn(_DUAL, _HALVES, temperature),), name="shared"),
             Pass(
-                slot("personal"), _DUAL, (Learn(("shared",), "sum", temperature),), mixer=_HALVES, name="personal",
+                slot("personal"),
+                _DUAL,
+                (Learn(("shared",), "sum", temperature),),
+                mixer=_HALVES,
+                name="personal",
                 keep_optimiser=True,
             ),
         ),
@@ -61,7 +62,7 @@ def feddat(
         merge=Merge(weights),
         start=("shared", "frozen"),
         use=Use(("shared", "personal"), _HALVES),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def feddpa(
 
 def _check(
     variant: str, train_weight: float, max_weight: float, instances: int, rounds_local: int | None, legacy: bool
-) -> None:  # fmt: skip
+) -> None:
     shares = {"train_weight": train_weight, "max_weight": max_weight}
     problems = [f"{name}: must be from 0 to 1, got {value}" for name, value in shares.items() if not 0 <= value <= 1]
     problems += [f"instances: must be at least 1, got {instances}"] * (instances < 1)

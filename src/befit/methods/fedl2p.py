@@ -213,8 +213,14 @@ class _AtOwnRates(Personal):
         optimiser = rated_optimiser(site)
         load_moments(optimiser, BUDGETED, client.arrays)
         steps = steps_for(parts, self.epochs)
-        loss = train_at(parts, optimiser, client.arrays[_MULTIPLES], parts.batches("train", steps, at),
-                        lambda step: learning_rate(site.budget, step, at), base)  # fmt: skip
+        loss = train_at(
+            parts,
+            optimiser,
+            client.arrays[_MULTIPLES],
+            parts.batches("train", steps, at),
+            lambda step: learning_rate(site.budget, step, at),
+            base,
+        )
         site.report.update({"steps": float(steps), "loss": loss})
         adapter = site.model.dump(slot(BUDGETED))
         return kept(client, adapter, dump_moments(optimiser, BUDGETED), at), Payload()

@@ -77,8 +77,13 @@ class FedMKT(Method):
 
     def describe(self) -> dict[str, object]:
         knowledge = str(slot(KNOWLEDGE))
-        return {**super().describe(), "up": knowledge, "down": knowledge, "trained": str(self.trainable()),
-                "deployed": "personal"}  # fmt: skip
+        return {
+            **super().describe(),
+            "up": knowledge,
+            "down": knowledge,
+            "trained": str(self.trainable()),
+            "deployed": "personal",
+        }
 
     def trainable(self) -> Selector:
         return slot("personal")
@@ -136,10 +141,12 @@ class FedMKT(Method):
         """Every backbone's server model learns the records that a client knows better, and says all of them anew."""
         chosen = self.distil.records(len(public_of(site)(site.families[0])), at)
         best = best_lessons(updates, len(chosen))
-        return join({
-            family: Payload(self._taught(part(server, family).arrays, family, best, chosen, site, at))
-            for family in site.families
-        })  # fmt: skip
+        return join(
+            {
+                family: Payload(self._taught(part(server, family).arrays, family, best, chosen, site, at))
+                for family in site.families
+            }
+        )
 
     def _taught(
         self, memory: State, family: str, best: Sequence[Lesson], chosen: Tensor, site: ServerSite, at: Tick
@@ -162,8 +169,10 @@ class FedMKT(Method):
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays:
-            raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
-                             "is nothing to deploy")  # fmt: skip
+            raise NotTrained(
+                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
+                "is nothing to deploy"
+            )
         return Deployment(select(client.arrays, slot("personal")), ("personal",))
 
 

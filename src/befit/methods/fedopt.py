@@ -28,9 +28,13 @@ def _fedit_with(after: ServerOptimiser, rank: int, alpha: float, weights: Weight
 
 @register("fedavgm", title="FedAvgM", paper="arXiv:1909.06335", year=2019)
 def fedavgm(
-    rank: int = 8, alpha: float = 16.0, server_lr: float = 1.0, momentum: float = 0.9, variant: Variant = "paper",
+    rank: int = 8,
+    alpha: float = 16.0,
+    server_lr: float = 1.0,
+    momentum: float = 0.9,
+    variant: Variant = "paper",
     weights: Weights = "examples",
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """FedIT with momentum at the server: `v = momentum v + D`, `theta += server_lr v`, D the mean change.
 
     rank       rank of the adapter
@@ -64,9 +68,15 @@ def fedadagrad(
 
 @register("fedadam", title="FedAdam", paper="arXiv:2003.00295", year=2021)
 def fedadam(
-    rank: int = 8, alpha: float = 16.0, server_lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99,
-    tau: float = 1e-3, variant: Variant = "paper", weights: Weights = "uniform",
-) -> Recipe:  # fmt: skip
+    rank: int = 8,
+    alpha: float = 16.0,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    variant: Variant = "paper",
+    weights: Weights = "uniform",
+) -> Recipe:
     """FedIT with Adam at the server: `theta += server_lr m / (sqrt(u) + tau)`, running averages of D and D^2.
 
     rank       rank of the adapter
@@ -85,9 +95,15 @@ def fedadam(
 
 @register("fedyogi", title="FedYogi", paper="arXiv:2003.00295", year=2021)
 def fedyogi(
-    rank: int = 8, alpha: float = 16.0, server_lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99,
-    tau: float = 1e-3, variant: Variant = "paper", weights: Weights = "uniform",
-) -> Recipe:  # fmt: skip
+    rank: int = 8,
+    alpha: float = 16.0,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    variant: Variant = "paper",
+    weights: Weights = "uniform",
+) -> Recipe:
     """FedIT with Yogi at the server: as FedAdam, with `u -= (1 - beta2) D^2 sign(u - D^2)`.
 
     rank       rank of the adapter

@@ -104,8 +104,9 @@ class FedP2EFT(Method):
         problems += [f"generator_lr: must be positive, got {self.generator_lr}"] * (not self.generator_lr > 0)
         if problems:
             raise ConfigError(problems, "fedp2eft")
-        kept = make_budgets("fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes,
-                            self.limits)  # fmt: skip
+        kept = make_budgets(
+            "fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
+        )
         before = make_base(self.base, _STAGES, "fedp2eft")
         wide = 2 * self.rank_max
         layout = budgeted_layout(wide, self.scale, self.preset != "parity", (Generator(wide),))
@@ -126,8 +127,13 @@ class FedP2EFT(Method):
     def describe(self) -> dict[str, object]:
         generator = str(slot(GENERATOR))
         base = "" if self.before is None else " + the base's"
-        return {**super().describe(), "up": generator, "down": generator, "trained": str(self.trainable()),
-                "deployed": f"budgeted{base}"}  # fmt: skip
+        return {
+            **super().describe(),
+            "up": generator,
+            "down": generator,
+            "trained": str(self.trainable()),
+            "deployed": f"budgeted{base}",
+        }
 
     def trainable(self) -> Selector:
         ours = WEIGHTS | slot(GENERATOR)
@@ -172,8 +178,7 @@ class FedP2EFT(Method):
     def _search(self) -> Search:
         parity = self.preset == "parity"
         prior = Prior(self.alpha_s, self.alpha_p, self.prior)
-        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity,
-                      held=self._held())  # fmt: skip
+        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity, held=self._held())
 
     def _all_padding(self) -> bool:
         return self.preset == "parity" and not self.mask_padding

@@ -59,9 +59,13 @@ def fisher_merging(
     return two_branches(
         FisherMerge(space, samples, Damping(delta=delta), token_reduction, stat_split),
         Slot("merged", rank, alpha, form=DENSE if space == "dense" else LORA),
-        rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
+        rank=rank,
+        alpha=alpha,
+        rounds_local=rounds_local,
+        rounds_fedit=rounds_fedit,
+        weights=Merge(weights),
         splits=(stat_split,),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,15 @@ class FisherMerge:
 
     def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
         moments = estimate(
-            site, at, "shared", "personal", samples=self.samples, reduction=self.token_reduction, split=self.split,
+            site,
+            at,
+            "shared",
+            "personal",
+            samples=self.samples,
+            reduction=self.token_reduction,
+            split=self.split,
             space="factors" if self.space == "lora" else "product",
-        )  # fmt: skip
+        )
         variances = moments.variances(self.damping, correlation=False)  # 1 / (F + eps)
         a, b, _ = variances.traces()
         w = b / (a + b) if a + b > 0 else 0.5

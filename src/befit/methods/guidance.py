@@ -68,23 +68,31 @@ def guidance(
     if problems := _problems(guide, beta, similarity, start, penalty, align, temperature, keep_optimiser and copies):
         raise ConfigError(problems, "guidance")
     if guide == "parametric" and merge.space != "factors" and (penalty, align) == ("factors", "none"):
-        _LOG.warning("merge.space %s gives factors in a basis of its own, so their distance from the client's says "
-                     "little; set align: procrustes or penalty: product", merge.space)  # fmt: skip
+        _LOG.warning(
+            "merge.space %s gives factors in a basis of its own, so their distance from the client's says "
+            "little; set align: procrustes or penalty: product",
+            merge.space,
+        )
     terms: dict[str, tuple[Term, ...]] = {
         "hard": (),
         "own": (),
         "parametric": (
-            L2("personal", to="shared", weight=1.0, align=align) if penalty == "factors"
+            L2("personal", to="shared", weight=1.0, align=align)
+            if penalty == "factors"
             else ProductDistance("personal", to="shared", weight=1.0),
         ),
         "function": (Distil("shared", temperature, kd_direction, kd_divide_by_vocab),),
-    }  # fmt: skip
+    }
     blend = Blend(beta, similarity, cosine_on=cosine_on, negative=negative, rank_rule=rank_rule)
     return Recipe(
         layout=lora(rank, alpha, slots=("shared", "personal")),
         passes=(
             Pass(
-                slot("personal"), ("personal",), terms[guide], name="personal", keep_optimiser=keep_optimiser,
+                slot("personal"),
+                ("personal",),
+                terms[guide],
+                name="personal",
+                keep_optimiser=keep_optimiser,
                 blend=blend if terms[guide] else None,
             ),
         ),
@@ -93,7 +101,7 @@ def guidance(
         route=Broadcast(to="shared"),
         start=("shared", "personal") if copies else None,
         use=Use(("personal",)),
-    )  # fmt: skip
+    )
 
 
 def _problems(

@@ -114,7 +114,10 @@ class RankDecay:
 
 def _tail(state: State, start: int, stop: int) -> Tensor:
     """How large the last ranks are, over all modules."""
-    return torch.stack([
-        A[start:stop].norm() * state[f"{key.rpartition('/')[0]}/B"][:, start:stop].norm()
-        for key, A in state.items() if split(key)[2] == "A"
-    ]).sum()  # fmt: skip
+    return torch.stack(
+        [
+            A[start:stop].norm() * state[f"{key.rpartition('/')[0]}/B"][:, start:stop].norm()
+            for key, A in state.items()
+            if split(key)[2] == "A"
+        ]
+    ).sum()

@@ -47,9 +47,13 @@ def interpolation(
     return two_branches(
         Interpolate(w, steps),
         Slot("merged", rank, alpha),
-        rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
+        rank=rank,
+        alpha=alpha,
+        rounds_local=rounds_local,
+        rounds_fedit=rounds_fedit,
+        weights=Merge(weights),
         splits=("val",) if w is None else (),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

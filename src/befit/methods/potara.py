@@ -101,9 +101,13 @@ def potara(
     return two_branches(
         rule,
         Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
-        rank=rank, alpha=alpha, rounds_local=rounds_local, rounds_fedit=rounds_fedit, weights=Merge(weights),
+        rank=rank,
+        alpha=alpha,
+        rounds_local=rounds_local,
+        rounds_fedit=rounds_fedit,
+        weights=Merge(weights),
         splits=(stat_split, *(["val"] if guard == "validation" else [])),
-    )  # fmt: skip
+    )
 
 
 def _problems(
@@ -145,9 +149,16 @@ class PotaraMerge:
     def moments(self, site: Site, at: Tick) -> PairedFisher:
         """The per-sample statistics of both branches, as this rule takes them."""
         return estimate(
-            site, at, "shared", "personal", samples=self.samples, space=self.estimate_space,
-            reduction=self.token_reduction, split=self.split, fisher=self.fisher,
-        )  # fmt: skip
+            site,
+            at,
+            "shared",
+            "personal",
+            samples=self.samples,
+            space=self.estimate_space,
+            reduction=self.token_reduction,
+            split=self.split,
+            fisher=self.fisher,
+        )
 
     def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
         weights, numbers = weigh(self.moments(site, at), self)
@@ -160,23 +171,38 @@ class PotaraMerge:
         site.report.update(found)
         _warn(site.info.id, numbers, found)
         if self.guard == "validation":
-            merged = keep_best(site, {"merged": merged, **{
-                name: merge_pair(fed, local, {"": w}, self.merge_space)
-                for name, w in (("federated", 1.0), ("local", 0.0))
-            }}, "val")  # fmt: skip
+            merged = keep_best(
+                site,
+                {
+                    "merged": merged,
+                    **{
+                        name: merge_pair(fed, local, {"": w}, self.merge_space)
+                        for name, w in (("federated", 1.0), ("local", 0.0))
+                    },
+                },
+                "val",
+            )
         return merged, {"w": numbers["w"]}
 
 
 def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
     """Say when the weight rests on the damping, or on a gauge that the parents do not share (sections 3.2 and 3.3)."""
     if numbers["damped_share"] > 0.5:
-        _LOG.warning("client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
-                     "%.2f says little", client, 100 * numbers["damped_share"], numbers["w"])  # fmt: skip
+        _LOG.warning(
+            "client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
+            "%.2f says little",
+            client,
+            100 * numbers["damped_share"],
+            numbers["w"],
+        )
     # B starts at zero, so its length says how long each parent trained; a change of gauge shows in A.
     if found["norm_ratio_A_min"] < 0.5 or found["norm_ratio_A_max"] > 2:
-        _LOG.warning("client %s: the federated and the local A differ more than twofold in length at some module "
-                     "(norm_ratio_A_min and _max); in factor space the weight depends on that, so compare with "
-                     "estimate_space: product", client)  # fmt: skip
+        _LOG.warning(
+            "client %s: the federated and the local A differ more than twofold in length at some module "
+            "(norm_ratio_A_min and _max); in factor space the weight depends on that, so compare with "
+            "estimate_space: product",
+            client,
+        )
 
 
 def closed_form_weight(a: float, b: float, c: float) -> tuple[float, bool]:
@@ -222,9 +248,15 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
             total += merged_trace(ga, gb, gc, group_weight)
             weights |= dict.fromkeys(keys, group_weight)
     numbers = {
-        "w": w, "trace_fed": a, "trace_local": b, "trace_shared": c, "trace_merged": merged_trace(a, b, c, w),
-        "degenerate": float(degenerate), "samples": float(moments.count), **variances.counts,
-    }  # fmt: skip
+        "w": w,
+        "trace_fed": a,
+        "trace_local": b,
+        "trace_shared": c,
+        "trace_merged": merged_trace(a, b, c, w),
+        "degenerate": float(degenerate),
+        "samples": float(moments.count),
+        **variances.counts,
+    }
     if stage.granularity not in ("client", "coordinate"):
         numbers["trace_merged_groups"] = total
     if used := [torch.as_tensor(value).flatten().double() for key, value in weights.items() if key]:

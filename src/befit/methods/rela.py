@@ -55,8 +55,4 @@ def rela(
         raise ConfigError(problems, "rela")
     mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
     slots = tuple(Slot(name, rank, alpha) for name in BOTH)
-    return Mosaic(
-        Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()),
-        mixed,
-        sketch,
-    )
+    return Mosaic(Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()), mixed, sketch)

@@ -69,8 +69,13 @@ class Relora(Method):
 
     def describe(self) -> dict[str, object]:
         personal = str(slot("personal"))
-        return {**super().describe(), "up": personal, "down": "the merged updates of the rounds since the last",
-                "trained": personal, "deployed": "base + personal"}  # fmt: skip
+        return {
+            **super().describe(),
+            "up": personal,
+            "down": "the merged updates of the rounds since the last",
+            "trained": personal,
+            "deployed": "base + personal",
+        }
 
     def trainable(self) -> Selector:
         return slot("personal")

@@ -74,8 +74,10 @@ class Scaffold(Method):
         if budget.optimiser == "sgd" and not budget.momentum:
             return []
         used = "sgd with momentum" if budget.optimiser == "sgd" else budget.optimiser
-        return [f"scaffold: control variates assume plain SGD, and training is by {used}; the correction is applied to "
-                "the gradients before it (train.optimiser: sgd)"]  # fmt: skip
+        return [
+            f"scaffold: control variates assume plain SGD, and training is by {used}; the correction is applied to "
+            "the gradients before it (train.optimiser: sgd)"
+        ]
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, slot("shared"))

@@ -91,9 +91,15 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
         torch.manual_seed(seed)
         try:
             model, info = auto_class(task).from_pretrained(
-                directory, config=config, use_safetensors=True, local_files_only=True, trust_remote_code=False,
-                ignore_mismatched_sizes=True, output_loading_info=True, **options,
-            )  # fmt: skip
+                directory,
+                config=config,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
         except Exception as error:  # whatever a damaged file or an unfit configuration makes transformers raise
             raise ModelError(f"{found} cannot be loaded for {task}: {first_line(error)}") from error
     notes += check_weights(model, info, task, found)

@@ -11,10 +11,23 @@ from torch import nn
 
 # Written by libraries about themselves or the training run, without any effect on what the model computes; and the
 # names of the classes, which belong to the data.
-VOLATILE = frozenset({
-    "_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "architectures", "id2label",
-    "label2id", "num_labels", "problem_type", "pad_token_id", "gradient_checkpointing", "use_cache",
-})  # fmt: skip
+VOLATILE = frozenset(
+    {
+        "_name_or_path",
+        "_commit_hash",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "architectures",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "pad_token_id",
+        "gradient_checkpointing",
+        "use_cache",
+    }
+)
 
 __all__ = ["fingerprint"]
 

@@ -37,8 +37,10 @@ def load_vqa_processor(directory: Path, model: nn.Module, found: str) -> tuple[V
         )
     tokenizer, notes = load_tokenizer(directory, model, found)
     if not 0 <= token < len(tokenizer):
-        raise ModelError(f"{found}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
-                         "tokenizer with it")  # fmt: skip
+        raise ModelError(
+            f"{found}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
+            "tokenizer with it"
+        )
     if not tokenizer.chat_template and (template := processor_template(directory)):
         tokenizer.chat_template = template
         notes.append("the chat template is that of chat_template.json")

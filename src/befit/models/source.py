@@ -89,10 +89,8 @@ def hub_directory(name: str, revision: str | None, weights: bool) -> Path:
     patterns = HUB_PATTERNS if weights else tuple(p for p in HUB_PATTERNS if p != "*.safetensors")
     try:
         return Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(HUB_IGNORED)
-            )
-        )  # fmt: skip
+            snapshot_download(name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(HUB_IGNORED))
+        )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

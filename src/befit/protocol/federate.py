@@ -129,9 +129,15 @@ def _scores_now(remaining: Sequence[Stage], round_: int, every: int) -> bool:
 
 
 def _round(
-    method: Method, stage: Stage, engine: Engine, site: ServerSite, server: Payload,
-    schedule: Schedule, journal: Journal, at: Tick,
-) -> Payload:  # fmt: skip
+    method: Method,
+    stage: Stage,
+    engine: Engine,
+    site: ServerSite,
+    server: Payload,
+    schedule: Schedule,
+    journal: Journal,
+    at: Tick,
+) -> Payload:
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
     requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.uplink)
@@ -139,9 +145,16 @@ def _round(
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(requests, at), start=1):
-            journal.event({
-                "kind": "client", "stage": at.stage, "round": at.last, "span": at.span, "done": done, "of": len(cohort)
-            })  # fmt: skip
+            journal.event(
+                {
+                    "kind": "client",
+                    "stage": at.stage,
+                    "round": at.last,
+                    "span": at.span,
+                    "done": done,
+                    "of": len(cohort),
+                }
+            )
             checked = check(reply, at)
             if isinstance(checked, Update):
                 replies.add(checked)
@@ -153,16 +166,25 @@ def _round(
         needed = required_replies(schedule.min_replies, len(cohort))
         if len(replies) < needed:
             first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
-            raise NotEnoughReplies(f"stage {at.stage}, round {at.last}: {len(replies)} of {len(cohort)} clients gave a "
-                                   f"usable reply, {needed} are needed (federation.min_replies){first}")  # fmt: skip
+            raise NotEnoughReplies(
+                f"stage {at.stage}, round {at.last}: {len(replies)} of {len(cohort)} clients gave a "
+                f"usable reply, {needed} are needed (federation.min_replies){first}"
+            )
         updates = replies.updates()
         for update in updates:
             journal.trained(at, update)
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
-        journal.event({
-            "kind": "round", "stage": at.stage, "round": at.last, "rounds": at.rounds, "clients": len(updates),
-            "failed": len(failures), "loss": sum(losses) / len(losses) if losses else None,
-        })  # fmt: skip
+        journal.event(
+            {
+                "kind": "round",
+                "stage": at.stage,
+                "round": at.last,
+                "rounds": at.rounds,
+                "clients": len(updates),
+                "failed": len(failures),
+                "loss": sum(losses) / len(losses) if losses else None,
+            }
+        )
         return stage.exchange.aggregate(server, updates, site, at)
 
 
@@ -251,9 +273,7 @@ def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick
     return Payload(arrays, scalars)
 
 
-def _score(
-    method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick
-) -> None:  # fmt: skip
+def _score(method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick) -> None:
     requests = _Requests(engine.clients(), lambda info: final_download(method, server, info, at))
     values: list[Mapping[str, float]] = []
     replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)

@@ -44,8 +44,10 @@ class Guard:
             )
         size = norm(arrays)
         if size > self.max_norm_ratio * reference:
-            raise PayloadMismatch(f"client {client} sent arrays of norm {size:.3g}, more than {self.max_norm_ratio:g} "
-                                  f"times the {reference:.3g} it started from (guard.max_norm_ratio)")  # fmt: skip
+            raise PayloadMismatch(
+                f"client {client} sent arrays of norm {size:.3g}, more than {self.max_norm_ratio:g} "
+                f"times the {reference:.3g} it started from (guard.max_norm_ratio)"
+            )
 
 
 def reference_norm(initial: State) -> float:
@@ -62,8 +64,9 @@ def check_declared(client: str, payload: Payload, declared: Mapping[str, TensorS
     if extra := arrays.keys() - declared.keys():
         raise PayloadMismatch(f"client {client} sent {len(extra)} undeclared arrays, first {min(extra)!r}")
     if different := payload.scalars.keys() ^ set(numbers):
-        raise PayloadMismatch(f"client {client}: the plain number {min(different)!r} was sent and not declared, or "
-                              "declared and not sent")  # fmt: skip
+        raise PayloadMismatch(
+            f"client {client}: the plain number {min(different)!r} was sent and not declared, or declared and not sent"
+        )
     for key, spec in declared.items():
         tensor = arrays[key]
         if tuple(tensor.shape) != spec.shape:

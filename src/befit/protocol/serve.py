@@ -52,9 +52,16 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
 
 
 def score(
-    method: Method, site: Site, store: ClientStore, received: Payload, at: Tick, rounds: int, split: str,
-    batch_size: int, others: str = "never",
-) -> Score:  # fmt: skip
+    method: Method,
+    site: Site,
+    store: ClientStore,
+    received: Payload,
+    at: Tick,
+    rounds: int,
+    split: str,
+    batch_size: int,
+    others: str = "never",
+) -> Score:
     """Measure the client's current model on one split of its own data.
 
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the

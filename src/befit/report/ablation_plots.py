@@ -38,8 +38,12 @@ def draw_figure(figure: Figure, number: int, results: Mapping[str, Any]) -> Plot
             axes.set_axis_off()
         _legend(canvas, places[: len(figure.panels)])
 
-    return Plot(figure.title, draw(f"ablation-{number}", figure.title, _WIDTH, figure.height * rows + 0.4, paint),
-                figure.note, wide=True)  # fmt: skip
+    return Plot(
+        figure.title,
+        draw(f"ablation-{number}", figure.title, _WIDTH, figure.height * rows + 0.4, paint),
+        figure.note,
+        wide=True,
+    )
 
 
 def _paint(axes: Axes, panel: Panel, results: Mapping[str, Any]) -> None:
@@ -48,18 +52,34 @@ def _paint(axes: Axes, panel: Panel, results: Mapping[str, Any]) -> None:
 
     for line in panel.lines:
         if line.low:
-            axes.fill_between(line.x, heights(line.low), heights(line.high), color=run_ink(line.ink), alpha=0.15,
-                              linewidth=0)  # fmt: skip
+            axes.fill_between(
+                line.x, heights(line.low), heights(line.high), color=run_ink(line.ink), alpha=0.15, linewidth=0
+            )
         if line.thin:
             axes.plot(line.x, heights(line.y), color=run_ink(line.ink), linewidth=0.8, alpha=0.45)
         else:
-            axes.plot(line.x, heights(line.y), **run_line(line.ink), label=line.label,
-                      marker="o" if line.marker else None, markersize=3.5)  # fmt: skip
+            axes.plot(
+                line.x,
+                heights(line.y),
+                **run_line(line.ink),
+                label=line.label,
+                marker="o" if line.marker else None,
+                markersize=3.5,
+            )
     for point in panel.points:
         (y,) = heights([point.y])
         ink = run_ink(point.ink)
-        axes.plot([point.x], [y], linestyle="none", marker=point.shape, markersize=7, color=ink, label=point.label,
-                  markerfacecolor="none" if point.shape == "s" else ink, zorder=4)  # fmt: skip
+        axes.plot(
+            [point.x],
+            [y],
+            linestyle="none",
+            marker=point.shape,
+            markersize=7,
+            color=ink,
+            label=point.label,
+            markerfacecolor="none" if point.shape == "s" else ink,
+            zorder=4,
+        )
         if point.drop:
             axes.axvline(point.x, color=run_ink(point.ink), linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     if panel.bars:
@@ -100,9 +120,12 @@ def _bars(axes: Axes, panel: Panel, heights: Any) -> None:
 
 def _fit(axes: Axes, bars: Sequence[Bars], heights: Any) -> None:
     """Begin the axis where differences can be seen; the note of such a figure says that it does not begin at zero."""
-    reach = [(value, error) for one in bars
-             for value, error in zip(heights(one.heights), heights(one.errors or [0.0] * len(one.heights)), strict=True)
-             if math.isfinite(value)]  # fmt: skip
+    reach = [
+        (value, error)
+        for one in bars
+        for value, error in zip(heights(one.heights), heights(one.errors or [0.0] * len(one.heights)), strict=True)
+        if math.isfinite(value)
+    ]
     if not reach:
         return
     low, high = min(value - error for value, error in reach), max(value + error for value, error in reach)
@@ -126,5 +149,6 @@ def _legend(canvas: Canvas, places: Sequence[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if len(handles) > 1:
-        canvas.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=5, fontsize=9,
-                      handlelength=2.2)  # fmt: skip
+        canvas.legend(
+            list(handles.values()), list(handles), loc="outside upper left", ncols=5, fontsize=9, handlelength=2.2
+        )

@@ -22,8 +22,9 @@ __all__ = ["client_bars", "client_distributions", "weight_bars", "weight_distrib
 def client_bars(results: Mapping[str, Any]) -> Plot | None:
     """Above: every run's score per client; below: the gain over each baseline, with two standard errors in grey."""
     metric, labels, clients = results["metric"], baseline_labels(results), list(results["clients"])
-    scores = {label: [score_of(row.get("baselines") or {}, label) for row in results["clients"].values()]
-              for label in labels}  # fmt: skip
+    scores = {
+        label: [score_of(row.get("baselines") or {}, label) for row in results["clients"].values()] for label in labels
+    }
     scores[results["method"]] = [score_of(row, metric) for row in results["clients"].values()]
     if all(score is None for values in scores.values() for score in values):
         return None
@@ -33,19 +34,31 @@ def client_bars(results: Mapping[str, Any]) -> Plot | None:
     width = 0.8 / len(scores)
 
     def paint(figure: Figure) -> None:
-        top, *below = figure.subplots(2 if gains else 1, 1, sharex=True, squeeze=False,
-                                      height_ratios=[3, 2] if gains else [1])[:, 0]  # fmt: skip
+        top, *below = figure.subplots(
+            2 if gains else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2] if gains else [1]
+        )[:, 0]
         for slot, (label, values) in enumerate(scores.items()):
             index = (slot + 1) % len(scores)  # the method is drawn last and has ink 0
             heights = scaled([math.nan if value is None else value for value in values], results)
-            top.bar(places + (slot - (len(scores) - 1) / 2) * width, heights, width * 0.92, color=run_ink(index),
-                    label=run_title(label))  # fmt: skip
+            top.bar(
+                places + (slot - (len(scores) - 1) / 2) * width,
+                heights,
+                width * 0.92,
+                color=run_ink(index),
+                label=run_title(label),
+            )
         for place, row in zip(places, results["clients"].values(), strict=True):
             known = [score for score in (score_of(row, metric),) if score is not None]
             for score in known if len(clients) <= 16 else []:
-                top.annotate(score_text(score, metric).rstrip("%"),
-                             (place + (len(scores) - 1) / 2 * width, scaled([score], results)[0]), (0, 2),
-                             textcoords="offset points", ha="center", fontsize=8, color=TEXT)  # fmt: skip
+                top.annotate(
+                    score_text(score, metric).rstrip("%"),
+                    (place + (len(scores) - 1) / 2 * width, scaled([score], results)[0]),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=TEXT,
+                )
         top.set_ylabel(axis_name(results))
         legend(figure, top, len(scores))
         for axes in below:
@@ -57,8 +70,10 @@ def client_bars(results: Mapping[str, Any]) -> Plot | None:
     if gains:
         note = f"Below: what {run_title(results['method'])} adds to or takes from each baseline."
         if counts_examples(metric):
-            note += (" Grey: two standard errors of a difference of two independent shares of the client's test "
-                     "examples; a bar inside it is no clear difference.")  # fmt: skip
+            note += (
+                " Grey: two standard errors of a difference of two independent shares of the client's test "
+                "examples; a bar inside it is no clear difference."
+            )
     return Plot(title, draw("clients", title, 12.0, 5.6 if gains else 3.6, paint), note, wide=True)
 
 
@@ -76,13 +91,26 @@ def _paint_gains(
             if gain.error is not None:
                 reach = CLEAR * factor * gain.error
                 axes.bar(at, 2 * reach, width * 0.92, bottom=-reach, color=MUTED, alpha=0.18)
-            axes.bar(at, factor * gain.value, width * 0.6, color=run_ink(slot + 1),
-                     label=f"over {run_title(label)}" if client == next(iter(known)) else None)  # fmt: skip
+            axes.bar(
+                at,
+                factor * gain.value,
+                width * 0.6,
+                color=run_ink(slot + 1),
+                label=f"over {run_title(label)}" if client == next(iter(known)) else None,
+            )
             if len(clients) * len(gains) <= 24:
                 below = gain.value < 0
                 text, tip = gain_text(gain.value, results["metric"]), (at, factor * gain.value)
-                axes.annotate(text, tip, (0, -2 if below else 2), textcoords="offset points", ha="center",
-                              va="top" if below else "bottom", fontsize=8, color=TEXT)  # fmt: skip
+                axes.annotate(
+                    text,
+                    tip,
+                    (0, -2 if below else 2),
+                    textcoords="offset points",
+                    ha="center",
+                    va="top" if below else "bottom",
+                    fontsize=8,
+                    color=TEXT,
+                )
     axes.axhline(0, color=MUTED, linewidth=0.8)
     axes.use_sticky_edges = False  # bars would take the margin below them
     axes.margins(y=0.15)
@@ -143,8 +171,14 @@ def weight_bars(results: Mapping[str, Any]) -> Plot | None:
             bottom = least if grouped else 0.0
             axes.bar(place, max(most - bottom, 0.004 * grouped), 0.6, bottom=bottom, color=run_ink(0))
             if few:
-                axes.annotate(weight_text((least, most), grouped), (place, most), (0, 2), textcoords="offset points",
-                              ha="center", fontsize=9)  # fmt: skip
+                axes.annotate(
+                    weight_text((least, most), grouped),
+                    (place, most),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=9,
+                )
         axes.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
         _name_clients(axes, list(weights))
         axes.set_ylim(0, 1.08)
@@ -164,8 +198,12 @@ def weight_distribution(results: Mapping[str, Any]) -> Plot | None:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         if not grouped:
-            axes.hist([least for least, _ in weights.values()], bins=[step / 20 for step in range(21)],
-                      color=run_ink(0), rwidth=0.9)  # fmt: skip
+            axes.hist(
+                [least for least, _ in weights.values()],
+                bins=[step / 20 for step in range(21)],
+                color=run_ink(0),
+                rwidth=0.9,
+            )
             axes.set_xlim(0, 1)
             axes.set_xlabel("w")
             axes.set_ylabel("clients")

@@ -34,8 +34,15 @@ def over_rounds(record: RunRecord) -> Plot | None:
             rounds = [point["round"] for point in points]
             if label in bands:
                 _spread(axes, bands[label], index, last, results)
-            axes.plot(rounds, scaled([point["mean"] for point in points], results), **run_line(index),
-                      label=run_title(label), marker="o", markevery=[-1], markersize=5)  # fmt: skip
+            axes.plot(
+                rounds,
+                scaled([point["mean"] for point in points], results),
+                **run_line(index),
+                label=run_title(label),
+                marker="o",
+                markevery=[-1],
+                markersize=5,
+            )
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylabel(axis_name(results))
@@ -60,15 +67,24 @@ def _spread(
     if index == 0:
         axes.fill_between(at, lower, upper, color=run_ink(index), alpha=0.13, linewidth=0)
         return
-    (middle,) = axes.plot([last * (1 + 0.02 * index)] * 2, [lower[-1], upper[-1]], color=run_ink(index), linewidth=1.7,
-                          marker="_", markersize=6)  # fmt: skip
+    (middle,) = axes.plot(
+        [last * (1 + 0.02 * index)] * 2,
+        [lower[-1], upper[-1]],
+        color=run_ink(index),
+        linewidth=1.7,
+        marker="_",
+        markersize=6,
+    )
     middle.set_gid(f"spread-{index}")
 
 
 def over_bytes(record: RunRecord) -> Plot | None:
     results, curves = record.results, _curves(record)
-    sent = {label: [(point.get("bytes_up") or 0) + (point.get("bytes_down") or 0) for point in points]
-            for label, points in curves.items() if points}  # fmt: skip
+    sent = {
+        label: [(point.get("bytes_up") or 0) + (point.get("bytes_down") or 0) for point in points]
+        for label, points in curves.items()
+        if points
+    }
     if not any(map(any, sent.values())):
         return None
     silent = [label for label, sizes in sent.items() if not any(sizes)]
@@ -82,8 +98,15 @@ def over_bytes(record: RunRecord) -> Plot | None:
             if label in silent:
                 axes.axhline(means[-1], **run_line(index), label=f"{run_title(label)} (sends nothing)")
             else:
-                axes.plot([size / 1e6 for size in sent[label]], means, **run_line(index), label=run_title(label),
-                          marker="o", markevery=[-1], markersize=5)  # fmt: skip
+                axes.plot(
+                    [size / 1e6 for size in sent[label]],
+                    means,
+                    **run_line(index),
+                    label=run_title(label),
+                    marker="o",
+                    markevery=[-1],
+                    markersize=5,
+                )
         axes.set_xlim(left=0)
         axes.set_xlabel("MB up and down, all clients together (1 MB = 1e6 bytes)")
         axes.set_ylabel(axis_name(results))
@@ -123,8 +146,10 @@ def _bands(
     if len(record.results["clients"]) == 1:
         return {}
     if len(record.results["clients"]) <= MANY:
-        bands = {label: [(p["round"], score_of(p, "min"), score_of(p, "max")) for p in points]
-                 for label, points in curves.items()}  # fmt: skip
+        bands = {
+            label: [(p["round"], score_of(p, "min"), score_of(p, "max")) for p in points]
+            for label, points in curves.items()
+        }
     else:
         bands = {label: _quartiles(record, label, points) for label, points in curves.items()}
     known = {

@@ -62,8 +62,10 @@ def wins_text(one: Mapping[str, Any]) -> str:
     """
     known, total = _measured(one), len(one["groups"])
     wins = sorted(((label, count) for label, count in one["wins"].items() if known[label]), key=lambda item: -item[1])
-    parts = [f"{run_title(label)} in {count}" + (f" (measured in {known[label]})" if known[label] < total else "")
-             for label, count in wins]  # fmt: skip
+    parts = [
+        f"{run_title(label)} in {count}" + (f" (measured in {known[label]})" if known[label] < total else "")
+        for label, count in wins
+    ]
     compared = sum(len(_scored(group)) > 1 for group in one["groups"].values())
     nobody = compared - sum(one["wins"].values())
     parts += [f"nobody in {nobody}"] if nobody else []

@@ -52,8 +52,14 @@ def _tied(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = [(row.get("diagnostics") or {}).get("scale_spread") for row in rows.values()]
     known = [value for value in found if value is not None]
     tied = sum(value <= TIED for value in known)
-    return [f"The scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}: which "
-            "ranks they keep is a tie broken by rounding, and says nothing."] if tied else []  # fmt: skip
+    return (
+        [
+            f"The scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}: which "
+            "ranks they keep is a tie broken by rounding, and says nothing."
+        ]
+        if tied
+        else []
+    )
 
 
 def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) -> list[str]:
@@ -63,8 +69,10 @@ def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) 
     if count == 1:
         return [_one_client(results, *next(iter(gains.items())), rival)]
     least = min(gains, key=lambda client: (gains[client].value, client))
-    details = (f"mean gain over {rival} {_difference(results, mean)}; "
-               f"worst: {plain(least)}, {_points(results, gains[least].value)}.")  # fmt: skip
+    details = (
+        f"mean gain over {rival} {_difference(results, mean)}; "
+        f"worst: {plain(least)}, {_points(results, gains[least].value)}."
+    )
     better = f"{ahead} of {count} clients did better with {run_title(results['method'])}"
     if mean.verdict == "unknown":
         return [
@@ -89,13 +97,19 @@ def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:
     verdicts = [gain.verdict for gain in gains.values()]
     unclear, better, worse = (verdicts.count(verdict) for verdict in ("unclear", "gain", "loss"))
     if unclear == 0:
-        return [f"Client by client, every difference is larger than two standard errors by its test examples: {better} "
-                f"gained, {worse} lost."]  # fmt: skip
+        return [
+            f"Client by client, every difference is larger than two standard errors by its test examples: {better} "
+            f"gained, {worse} lost."
+        ]
     if unclear == len(gains):
-        return ["Client by client, no difference is larger than two standard errors by its test examples: no clear "
-                "difference for any of them."]  # fmt: skip
-    return [f"Client by client, beyond two standard errors by their test examples, {better} gained and {worse} lost; "
-            f"for the other {unclear} there is no clear difference."]  # fmt: skip
+        return [
+            "Client by client, no difference is larger than two standard errors by its test examples: no clear "
+            "difference for any of them."
+        ]
+    return [
+        f"Client by client, beyond two standard errors by their test examples, {better} gained and {worse} lost; "
+        f"for the other {unclear} there is no clear difference."
+    ]
 
 
 def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
@@ -116,8 +130,10 @@ def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
 
 
 def _one_client(results: Mapping[str, Any], client: str, gain: Gain, rival: str) -> str:
-    return (f"{run_title(results['method'])} against {rival} for {plain(client)}: {_points(results, gain.value)}; one "
-            "client is too few to say whether that is more than chance.")  # fmt: skip
+    return (
+        f"{run_title(results['method'])} against {rival} for {plain(client)}: {_points(results, gain.value)}; one "
+        "client is too few to say whether that is more than chance."
+    )
 
 
 def _level(results: Mapping[str, Any]) -> str:
@@ -130,8 +146,10 @@ def _level(results: Mapping[str, Any]) -> str:
     worst = results["summary"].get("worst")
     if len(rows) == 1 or not worst:
         return f"{title}, {count_text(len(rows), 'client')}: {name} {score_text(mean, metric)}."
-    return (f"{title}, {count_text(len(rows), 'client')}: mean {name} {score_text(mean, metric)}; worst client "
-            f"{plain(worst['client'])} {score_text(worst['value'], metric)}.")  # fmt: skip
+    return (
+        f"{title}, {count_text(len(rows), 'client')}: mean {name} {score_text(mean, metric)}; worst client "
+        f"{plain(worst['client'])} {score_text(worst['value'], metric)}."
+    )
 
 
 def _not_compared(labels: list[str], scored: bool) -> list[str]:

@@ -125,8 +125,10 @@ def _outbound(record: RunRecord) -> list[str]:
             "</details>",
         ]
     if hidden := groups[GROUPS_SHOWN:]:
-        parts += [f"{count_text(len(hidden), 'further list')} of {sum(len(g.clients) for g in hidden)} clients: "
-                  "see outbound.json."]  # fmt: skip
+        parts += [
+            f"{count_text(len(hidden), 'further list')} of {sum(len(g.clients) for g in hidden)} clients: "
+            "see outbound.json."
+        ]
     return parts
 
 

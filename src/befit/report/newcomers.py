@@ -65,16 +65,18 @@ def newcomer_summary_table(results: Mapping[str, Any]) -> Table:
         worst, mean = one.get("worst") or {}, mean_gain(gains) if gains else None
         error = f" ± {gain_text(mean.error, metric, signed=False)}" if mean and mean.error is not None else ""
         ahead = sum(gain.value > 0 for gain in gains.values())
-        rows.append([
-            title if label is None else run_title(label),
-            *[f"{one.get('scored', 0)} of {len(view['clients'])}"] * partly,
-            *(score_text(score_of(one.get(name) or {}, "mean"), metric) for name in ("backbone", "download")),
-            score_text(score_of(one, "mean"), metric),
-            gain_text(score_of(one, "std"), metric, signed=False),
-            score_text(score_of(worst, "value"), metric),
-            *[gain_text(mean.value, metric) + error if mean else NOTHING] * bool(labels),
-            *[f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
-        ])  # fmt: skip
+        rows.append(
+            [
+                title if label is None else run_title(label),
+                *[f"{one.get('scored', 0)} of {len(view['clients'])}"] * partly,
+                *(score_text(score_of(one.get(name) or {}, "mean"), metric) for name in ("backbone", "download")),
+                score_text(score_of(one, "mean"), metric),
+                gain_text(score_of(one, "std"), metric, signed=False),
+                score_text(score_of(worst, "value"), metric),
+                *[gain_text(mean.value, metric) + error if mean else NOTHING] * bool(labels),
+                *[f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
+            ]
+        )
     return headers, rows
 
 
@@ -122,8 +124,10 @@ def _gain(view: Mapping[str, Any]) -> list[str]:
         else ""
     )
     reading = {"unclear": ", no clear difference", "unknown": ", too few to say whether that is more than chance"}
-    return [f"Over {rival}: {gain_text(mean.value, metric)}{' points' * is_share(metric)}{error}"
-            f"{reading.get(mean.verdict, '')}; {ahead} of {len(gains)} did better."]  # fmt: skip
+    return [
+        f"Over {rival}: {gain_text(mean.value, metric)}{' points' * is_share(metric)}{error}"
+        f"{reading.get(mean.verdict, '')}; {ahead} of {len(gains)} did better."
+    ]
 
 
 def _downloads_differ(view: Mapping[str, Any]) -> bool:

@@ -10,9 +10,21 @@ from befit.tasks.text_metrics import LIKELIHOOD, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 
 __all__ = [
-    "MINUS", "NOTHING", "bytes_text", "count_text", "counts_examples", "decimal_text", "gain_text", "is_share",
-    "listing", "plain", "score_of", "score_text", "seconds_text", "spread_text",
-]  # fmt: skip
+    "MINUS",
+    "NOTHING",
+    "bytes_text",
+    "count_text",
+    "counts_examples",
+    "decimal_text",
+    "gain_text",
+    "is_share",
+    "listing",
+    "plain",
+    "score_of",
+    "score_text",
+    "seconds_text",
+    "spread_text",
+]
 
 NOTHING = "\N{EN DASH}"  # a cell without a value
 

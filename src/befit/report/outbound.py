@@ -36,10 +36,15 @@ def outbound_totals(outbound: Mapping[str, Sequence[Entry]]) -> Table:
             stage["values" if _is_value(entry) else "arrays"].add(entry["name"])
             stage["bytes"] += entry["bytes"] * entry["count"]
     rows = [
-        [plain(name), str(len(stage["clients"])), str(len(stage["arrays"])), str(len(stage["values"])),
-         bytes_text(stage["bytes"])]
+        [
+            plain(name),
+            str(len(stage["clients"])),
+            str(len(stage["arrays"])),
+            str(len(stage["values"])),
+            bytes_text(stage["bytes"]),
+        ]
         for name, stage in stages.items()
-    ]  # fmt: skip
+    ]
     return ["stage", "clients", "different arrays", "different values", "total, all clients"], rows
 
 
@@ -49,8 +54,10 @@ def outbound_groups(outbound: Mapping[str, Sequence[Entry]]) -> list[OutboundGro
     for client, entries in outbound.items():
         groups.setdefault(tuple(map(_identity, entries)), []).append(client)
     ordered = sorted(groups.values(), key=len, reverse=True)
-    return [OutboundGroup(tuple(map(plain, clients)), _table([outbound[client] for client in clients]))
-            for clients in ordered]  # fmt: skip
+    return [
+        OutboundGroup(tuple(map(plain, clients)), _table([outbound[client] for client in clients]))
+        for clients in ordered
+    ]
 
 
 def _identity(entry: Entry) -> tuple[Any, ...]:
@@ -66,10 +73,16 @@ def _table(lists: Sequence[Sequence[Entry]]) -> Table:
         shape = " \N{MULTIPLICATION SIGN} ".join(map(str, entry["shape"])) or (
             "one value" if _is_value(entry) else "scalar"
         )
-        rows.append([
-            plain(entry["stage"]), plain(entry["name"]), shape, plain(entry["dtype"]),
-            f"{least:,}" if least == most else f"{least:,} to {most:,}", f"{entry['count']:,}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                plain(entry["stage"]),
+                plain(entry["name"]),
+                shape,
+                plain(entry["dtype"]),
+                f"{least:,}" if least == most else f"{least:,} to {most:,}",
+                f"{entry['count']:,}",
+            ]
+        )
     return ["stage", "name", "shape", "type", "bytes each time", "times"], rows
 
 

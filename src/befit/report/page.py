@@ -45,50 +45,54 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
     results = record.results
     groups = outbound_groups(record.outbound)
     hidden = groups[GROUPS_SHOWN:]
-    return environment().get_template("report.html.j2").render(
-        name=plain(str(results.get("name") or results["method"])),
-        method=run_title(results["method"]),
-        sentences=headline_sentences(results),
-        figures=_figures(results),
-        facts=facts(results),
-        summary=tables.summary_table(results),
-        clients=tables.client_table(results),
-        marks=_marks(results),
-        client_notes=client_notes(results),
-        newcomer_sentences=newcomer_sentences(results),
-        newcomer_summary=newcomer_summary_table(results),
-        newcomers=newcomer_table(results),
-        newcomer_marks=_marks(newcomers_of(results) or results),
-        groups_of_clients=group_tables(results),
-        groups_of_newcomers=group_tables(newcomers_of(results), "newcomers") if "newcomers" in results else [],
-        group_note=GROUP_NOTE,
-        newcomer_note=NEWCOMER_NOTE,
-        plots=[_drawn(plot) for plot in plots_of(record)] if plots else [],
-        undrawn=not plots,
-        failures=tables.failure_table(results),
-        failure_note=failure_note(results),
-        over_time=tables.over_time_table(results),
-        over_time_note=OVER_TIME_NOTE,
-        communication=tables.communication_table(results),
-        communication_note=COMMUNICATION_NOTE,
-        costs=tables.cost_table(results),
-        cost_note=COST_NOTE,
-        per_client=tables.client_communication_table(results),
-        stages=tables.stage_table(record.ledger),
-        curve=tables.curve_table(results),
-        diagnostics=tables.diagnostics_table(results),
-        outbound=outbound_totals(record.outbound),
-        outbound_note=outbound_note(record),
-        groups=[(group_title(group.clients), group.clients, group.table) for group in groups[:GROUPS_SHOWN]],
-        hidden=f"{count_text(len(hidden), 'further list')} of {sum(len(group.clients) for group in hidden)} clients"
-        if hidden
-        else "",
-        environment=flat(record.environment),
-        config="\n".join(map(plain, record.config.splitlines())),
-        files=written_files(record),
-        export_note=export_note(record),
-        missing=", ".join(record.missing),
-    )  # fmt: skip
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            name=plain(str(results.get("name") or results["method"])),
+            method=run_title(results["method"]),
+            sentences=headline_sentences(results),
+            figures=_figures(results),
+            facts=facts(results),
+            summary=tables.summary_table(results),
+            clients=tables.client_table(results),
+            marks=_marks(results),
+            client_notes=client_notes(results),
+            newcomer_sentences=newcomer_sentences(results),
+            newcomer_summary=newcomer_summary_table(results),
+            newcomers=newcomer_table(results),
+            newcomer_marks=_marks(newcomers_of(results) or results),
+            groups_of_clients=group_tables(results),
+            groups_of_newcomers=group_tables(newcomers_of(results), "newcomers") if "newcomers" in results else [],
+            group_note=GROUP_NOTE,
+            newcomer_note=NEWCOMER_NOTE,
+            plots=[_drawn(plot) for plot in plots_of(record)] if plots else [],
+            undrawn=not plots,
+            failures=tables.failure_table(results),
+            failure_note=failure_note(results),
+            over_time=tables.over_time_table(results),
+            over_time_note=OVER_TIME_NOTE,
+            communication=tables.communication_table(results),
+            communication_note=COMMUNICATION_NOTE,
+            costs=tables.cost_table(results),
+            cost_note=COST_NOTE,
+            per_client=tables.client_communication_table(results),
+            stages=tables.stage_table(record.ledger),
+            curve=tables.curve_table(results),
+            diagnostics=tables.diagnostics_table(results),
+            outbound=outbound_totals(record.outbound),
+            outbound_note=outbound_note(record),
+            groups=[(group_title(group.clients), group.clients, group.table) for group in groups[:GROUPS_SHOWN]],
+            hidden=f"{count_text(len(hidden), 'further list')} of {sum(len(group.clients) for group in hidden)} clients"
+            if hidden
+            else "",
+            environment=flat(record.environment),
+            config="\n".join(map(plain, record.config.splitlines())),
+            files=written_files(record),
+            export_note=export_note(record),
+            missing=", ".join(record.missing),
+        )
+    )
 
 
 @cache
@@ -132,8 +136,9 @@ def _figures(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     if score_of(summary, "std") is not None and len(results["clients"]) > 1:
         figures.append((gain_text(score_of(summary, "std"), metric, signed=False), "std over clients"))
     if summary.get("worst") and len(results["clients"]) > 1:
-        figures.append((score_text(score_of(summary["worst"], "value"), metric),
-                        f"worst: {plain(summary['worst']['client'])}"))  # fmt: skip
+        figures.append(
+            (score_text(score_of(summary["worst"], "value"), metric), f"worst: {plain(summary['worst']['client'])}")
+        )
     figures.append((str(len(results["clients"])), "client" if len(results["clients"]) == 1 else "clients"))
     sent = [score_of(summary, key) for key in ("bytes_up", "bytes_down")]
     figures += [(bytes_text(total), f"{way}, all clients") for total, way in zip(sent, ("up", "down"), strict=True)]

@@ -33,11 +33,12 @@ def partition_page(seen: Overview) -> str:
         if count:
             width, height = size_of(seen, count)
             shown = f"share of each {seen.kind} in the training data of the {name}"
-            picture = draw(f"map-{name}", shown, width, height,
-                           lambda figure, name=name: paint(figure, seen, name))  # fmt: skip
+            picture = draw(f"map-{name}", shown, width, height, lambda figure, name=name: paint(figure, seen, name))
             parts.append(f"<h2>{name.capitalize()}</h2><figure>{picture}</figure>")
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-            f'</head><body><main><h1>{title}</h1>{"".join(parts)}</main></body></html>\n')  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f"</head><body><main><h1>{title}</h1>{''.join(parts)}</main></body></html>\n"
+    )
 
 
 def partition_png(seen: Overview) -> bytes:
@@ -70,8 +71,12 @@ def paint(figure: Figure, seen: Overview, which: str) -> None:
     axes.grid(False)
     axes.set_xlabel(plain(seen.kind))
     if len(seen.names) <= NAMED:
-        axes.set_xticks(range(len(seen.names)), [plain(name) for name in seen.names], fontsize=8,
-                        rotation=90 if max(map(len, seen.names)) > 3 else 0)  # fmt: skip
+        axes.set_xticks(
+            range(len(seen.names)),
+            [plain(name) for name in seen.names],
+            fontsize=8,
+            rotation=90 if max(map(len, seen.names)) > 3 else 0,
+        )
     else:
         axes.set_xticks([])
         axes.set_xlabel(f"{len(seen.names)} kinds of {plain(seen.kind)}")
@@ -83,6 +88,13 @@ def paint(figure: Figure, seen: Overview, which: str) -> None:
     if len(seen.names) <= MARKED and len(holdings) <= NAMED:
         for (row, column), share in np.ndenumerate(shares):
             if share:
-                axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=7,
-                          color="white" if share > 0.55 else "#123")  # fmt: skip
+                axes.text(
+                    column,
+                    row,
+                    f"{share:.0%}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if share > 0.55 else "#123",
+                )
     figure.colorbar(image, ax=axes, label="share of the client's training data", shrink=0.8)

@@ -49,9 +49,11 @@ def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
             panel.set_xticks(range(len(kinds)), kinds, rotation=90, fontsize=8)
             panel.set_yticks(range(len(blocks)), blocks if index % columns == 0 else [""] * len(blocks), fontsize=8)
 
-    note = (f"Mean over {len(found)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
-            "has a colour scale of its own. Blank cells have no rank: the module got none, is not adapted, or "
-            f"is not there.{_ties(found)}")  # fmt: skip
+    note = (
+        f"Mean over {len(found)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
+        "has a colour scale of its own. Blank cells have no rank: the module got none, is not adapted, or "
+        f"is not there.{_ties(found)}"
+    )
     wide = len(grids) * len(kinds) > 7
     return Plot("Ranks by block and module", draw("ranks", note, 9.4 if wide else 5.0, height, paint), note, wide)
 
@@ -101,9 +103,11 @@ def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
 
-    grouped = ("log d(j, k) / sqrt(d(j, j) d(k, k)), with d the mean distance of the scales of two different clients: "
-               "0 is as unlike as within a group, less is more alike. A group of one client is blank, and "
-               "one whose clients have the same scales.")  # fmt: skip
+    grouped = (
+        "log d(j, k) / sqrt(d(j, j) d(k, k)), with d the mean distance of the scales of two different clients: "
+        "0 is as unlike as within a group, less is more alike. A group of one client is blank, and "
+        "one whose clients have the same scales."
+    )
     note = grouped if keys else "Euclidean distance of the scales of two clients."
     title = f"How unlike the scales are, by {what}"
     return Plot(title, draw("distances", note, size + 0.8, size, paint), note, size > 5.5)
@@ -150,12 +154,20 @@ def _budget_title(name: str, clients: int, of: int) -> str:
 
 def _ties(found: Mapping[str, Structure]) -> str:
     tied = sum(one.tied for one in found.values())
-    said = (f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
-            "rounding.") if tied else ""  # fmt: skip
+    said = (
+        (
+            f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
+            "rounding."
+        )
+        if tied
+        else ""
+    )
     shares = [one.by_order for one in found.values() if not one.tied and one.by_order >= NOTABLE]
     if shares:
-        said += (f" For {len(shares)} of {len(found)} clients up to {max(shares):.0%} of the ranks that are deployed "
-                 "equal one that was left out: there the order of modules decided.")  # fmt: skip
+        said += (
+            f" For {len(shares)} of {len(found)} clients up to {max(shares):.0%} of the ranks that are deployed "
+            "equal one that was left out: there the order of modules decided."
+        )
     return said
 
 
@@ -172,8 +184,9 @@ def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "
     rows, columns = (np.arange(size + 1) - 0.5 for size in grid.shape)
     # White lines between large cells; small ones have edges of their own colour, or the paper shines through the seams.
     edge, width = ("white", 0.8) if grid.size <= MARKED else ("face", 0.2)
-    image = axes.pcolormesh(columns, rows, np.ma.masked_invalid(grid), cmap=colours, vmin=low, vmax=high,
-                            edgecolors=edge, linewidth=width)  # fmt: skip
+    image = axes.pcolormesh(
+        columns, rows, np.ma.masked_invalid(grid), cmap=colours, vmin=low, vmax=high, edgecolors=edge, linewidth=width
+    )
     axes.invert_yaxis()
     axes.grid(False)
     for (row, column), value in np.ndenumerate(grid) if marked else ():
@@ -181,8 +194,15 @@ def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "
             share = (value - low) / (high - low)
             dark = share > 0.55 if colours == "Blues" else share < 0.55
             text = f"{value:.2f}" if colours != "Blues" and 0.1 <= high < 10 else _number(float(value))
-            axes.text(column, row, text.replace("-", MINUS), ha="center", va="center", fontsize=7,
-                      color="white" if dark else "#123")  # fmt: skip
+            axes.text(
+                column,
+                row,
+                text.replace("-", MINUS),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "#123",
+            )
     whole = bool((finite == finite.round()).all())  # ranks of single clients
     bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=MaxNLocator(nbins=8, integer=whole))
     assert bar.solids is not None

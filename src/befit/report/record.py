@@ -44,12 +44,16 @@ def read_record(path: Path) -> RunRecord:
             f"{path} has no results.json; the report is written from a finished run (befit run ... --resume)"
         )
     results = read_json(path / "results.json")
-    lacking = [key for key in ("method", "metric", "clients", "summary") if not isinstance(results, dict)
-               or key not in results]  # fmt: skip
+    lacking = [
+        key for key in ("method", "metric", "clients", "summary") if not isinstance(results, dict) or key not in results
+    ]
     if lacking:
         raise RunError(f"{path / 'results.json'} is not the result of a run: it has no {', '.join(lacking)}")
-    missing = tuple(name for name in ("metrics.jsonl", "ledger.jsonl", "outbound.json", "config.yaml", "env.json")
-                    if not (path / name).is_file())  # fmt: skip
+    missing = tuple(
+        name
+        for name in ("metrics.jsonl", "ledger.jsonl", "outbound.json", "config.yaml", "env.json")
+        if not (path / name).is_file()
+    )
     scores = {results["method"]: _scores(path / "metrics.jsonl")}
     for label in baseline_labels(results):
         scores.setdefault(label, _scores(path / "baselines" / label / "metrics.jsonl"))
@@ -109,9 +113,11 @@ def export_note(record: RunRecord) -> str:
     card = record.path / folders[0] / "README.md" if folders else None  # all clients deploy the same slots
     text = read_bytes(card).decode(errors="replace") if card and card.is_file() else ""
     if found := re.search(r"this checkpoint is the slot '([^']*)' alone", text):
-        notes.append("The scores are of the whole model, which mixes its slots as no PEFT checkpoint can. "
-                     f"Each is the slot {plain(found[1])!r} alone, and scores "
-                     "differently; befit predict uses the whole.")  # fmt: skip
+        notes.append(
+            "The scores are of the whole model, which mixes its slots as no PEFT checkpoint can. "
+            f"Each is the slot {plain(found[1])!r} alone, and scores "
+            "differently; befit predict uses the whole."
+        )
     return " ".join(notes)
 
 

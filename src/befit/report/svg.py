@@ -25,14 +25,34 @@ RUN_COLOURS = 7  # --run-0 is the method's, the others go to the baselines in tu
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "befit", "text.parse_math": False, "axes.formatter.use_mathtext": False,
-    "font.family": ["sans-serif"], "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "axes.grid.axis": "y", "axes.axisbelow": True, "axes.edgecolor": GRID, "axes.labelcolor": MUTED,
-    "axes.titlecolor": TEXT, "text.color": TEXT, "xtick.color": GRID, "ytick.color": GRID, "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED, "grid.color": GRID, "grid.linewidth": 0.6, "legend.frameon": False,
-    "legend.labelcolor": TEXT, "lines.linewidth": 1.8,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "befit",
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+    "font.family": ["sans-serif"],
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": TEXT,
+    "text.color": TEXT,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.labelcolor": TEXT,
+    "lines.linewidth": 1.8,
+}
 
 
 def run_ink(index: int) -> str:

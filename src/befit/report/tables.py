@@ -25,10 +25,22 @@ from befit.report.numbers import (
 from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
-    "OVER_TIME", "Table", "client_communication_table", "client_table", "communication_table", "cost_table",
-    "curve_table", "diagnostics_table",
-    "failure_table", "headline", "is_numeric", "over_time_table", "stage_table", "summary_table", "updates_differ",
-]  # fmt: skip
+    "OVER_TIME",
+    "Table",
+    "client_communication_table",
+    "client_table",
+    "communication_table",
+    "cost_table",
+    "curve_table",
+    "diagnostics_table",
+    "failure_table",
+    "headline",
+    "is_numeric",
+    "over_time_table",
+    "stage_table",
+    "summary_table",
+    "updates_differ",
+]
 
 Table = tuple[list[str], list[list[str]]]
 OVER_TIME = {
@@ -65,17 +77,19 @@ def client_table(results: Mapping[str, Any]) -> Table:
     for client, row in results["clients"].items():
         gains = [gain_over(results, row, label) for label in compared]
         error = gains[-1].error if gains and gains[-1] else None
-        rows.append([
-            plain(client),
-            *[plain(str(row.get("family", NOTHING)))] * mixed,
-            str(row.get("examples") or NOTHING),  # a client that was not scored has none
-            *[str(row.get("updates", NOTHING))] * updated,
-            *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
-            score_text(score_of(row, metric), metric),
-            *(gain_text(gain.value if gain else None, metric) for gain in gains),
-            *[gain_text(error, metric, signed=False)] * judged,
-            *[weight_text(weight_of(row, grouped), grouped)] * weighted,
-        ])  # fmt: skip
+        rows.append(
+            [
+                plain(client),
+                *[plain(str(row.get("family", NOTHING)))] * mixed,
+                str(row.get("examples") or NOTHING),  # a client that was not scored has none
+                *[str(row.get("updates", NOTHING))] * updated,
+                *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
+                score_text(score_of(row, metric), metric),
+                *(gain_text(gain.value if gain else None, metric) for gain in gains),
+                *[gain_text(error, metric, signed=False)] * judged,
+                *[weight_text(weight_of(row, grouped), grouped)] * weighted,
+            ]
+        )
     return headers, rows
 
 
@@ -94,8 +108,10 @@ def summary_table(results: Mapping[str, Any]) -> Table:
     """
     metric, labels = results["metric"], baseline_labels(results)
     title, clients = run_title(results["method"]), results["clients"]
-    scored = {label: sum(score_of(row.get("baselines") or {}, label) is not None for row in clients.values())
-              for label in labels}  # fmt: skip
+    scored = {
+        label: sum(score_of(row.get("baselines") or {}, label) is not None for row in clients.values())
+        for label in labels
+    }
     mine = sum(score_of(row, metric) is not None for row in clients.values())
     partly = any(count < len(clients) for count in (mine, *scored.values()))
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", "std", "worst client"]
@@ -105,15 +121,17 @@ def summary_table(results: Mapping[str, Any]) -> Table:
         summary = results["summary"] if label is None else (results.get("baselines") or {}).get(label) or {}
         gains = gains_over(results, label) if label is not None else {}
         ahead = sum(gain.value > 0 for gain in gains.values())
-        rows.append([
-            title if label is None else run_title(label),
-            *[f"{mine if label is None else scored[label]} of {len(clients)}"] * partly,
-            score_text(score_of(summary, "mean"), metric),
-            gain_text(score_of(summary, "std"), metric, signed=False),
-            _worst_text(summary.get("worst"), metric),
-            *[_mean_gain_text(gains, metric), f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
-            seconds_text(score_of(summary, "seconds")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                title if label is None else run_title(label),
+                *[f"{mine if label is None else scored[label]} of {len(clients)}"] * partly,
+                score_text(score_of(summary, "mean"), metric),
+                gain_text(score_of(summary, "std"), metric, signed=False),
+                _worst_text(summary.get("worst"), metric),
+                *[_mean_gain_text(gains, metric), f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
+                seconds_text(score_of(summary, "seconds")),
+            ]
+        )
     return headers, rows
 
 
@@ -136,8 +154,10 @@ def over_time_table(results: Mapping[str, Any]) -> Table:
     Empty where no model was measured on other clients' examples.
     """
     metric, labels = results["metric"], baseline_labels(results)
-    runs = [*((run_title(label), (results.get("baselines") or {}).get(label) or {}) for label in labels),
-            (run_title(results["method"]), results["summary"])]  # fmt: skip
+    runs = [
+        *((run_title(label), (results.get("baselines") or {}).get(label) or {}) for label in labels),
+        (run_title(results["method"]), results["summary"]),
+    ]
     found = [(title, one.get("over_time") or {}) for title, one in runs]
     if not any("others_last" in one for _, one in found):
         return [], []
@@ -151,8 +171,10 @@ def communication_table(results: Mapping[str, Any]) -> Table:
     headers = ["", "up, total", "down, total", "up per client", "down per client", "scoring, total"]
     runs = {label: (results.get("baselines") or {}).get(label) or {} for label in baseline_labels(results)}
     rows = []
-    for title, sent in [*((run_title(label), run) for label, run in runs.items()),
-                        (run_title(results["method"]), results["summary"])]:  # fmt: skip
+    for title, sent in [
+        *((run_title(label), run) for label, run in runs.items()),
+        (run_title(results["method"]), results["summary"]),
+    ]:
         up, down = score_of(sent, "bytes_up"), score_of(sent, "bytes_down")
         means = (None if total is None or not clients else total / clients for total in (up, down))
         rows.append([title, *map(bytes_text, (up, down, *means, score_of(sent, "bytes_scoring")))])
@@ -220,10 +242,17 @@ def stage_table(ledger: Sequence[Mapping[str, Any]]) -> Table:
         entry[4] = max(entry[4], line.get("peak_memory_mib") or 0.0)
     headers = ["stage", "purpose", "exchanges", "up", "down", "client time", "peak memory"]
     rows = [
-        [plain(stage), plain(purpose), f"{count:.0f}", bytes_text(up), bytes_text(down), seconds_text(seconds),
-         f"{peak:.0f} MiB"]
+        [
+            plain(stage),
+            plain(purpose),
+            f"{count:.0f}",
+            bytes_text(up),
+            bytes_text(down),
+            seconds_text(seconds),
+            f"{peak:.0f} MiB",
+        ]
         for (stage, purpose), (count, up, down, seconds, peak) in sums.items()
-    ]  # fmt: skip
+    ]
     return headers, rows
 
 
@@ -243,10 +272,7 @@ def diagnostics_table(results: Mapping[str, Any]) -> Table:
 def curve_table(results: Mapping[str, Any]) -> Table:
     """The mean over clients at every round that was scored, one column per run."""
     metric, curves = results["metric"], results.get("curves") or {}
-    means = {
-        label: {point["round"]: score_of(point, "mean") for point in curve}
-        for label, curve in curves.items()
-    }  # fmt: skip
+    means = {label: {point["round"]: score_of(point, "mean") for point in curve} for label, curve in curves.items()}
     rounds = sorted({round_ for points in means.values() for round_ in points})
     labels = [label for label in [*baseline_labels(results), results["method"]] if label in means]
     labels += [label for label in means if label not in labels]

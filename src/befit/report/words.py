@@ -133,8 +133,11 @@ def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 def outbound_note(record: RunRecord) -> str:
     """What the lists of outbound entries are, and where those of the baselines are."""
     method = run_title(record.results["method"])
-    baselines = [f"baselines/{label}" for label in baseline_labels(record.results)
-                 if (record.path / "baselines" / label / "outbound.json").is_file()]  # fmt: skip
+    baselines = [
+        f"baselines/{label}"
+        for label in baseline_labels(record.results)
+        if (record.path / "baselines" / label / "outbound.json").is_file()
+    ]
     elsewhere = f" For the baselines see outbound.json in {listing(baselines)}." if baselines else ""
     return f"This is what left in the run of {method}. {_OUTBOUND_NOTE}{elsewhere}"
 

@@ -62,7 +62,7 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
             write_adapter(
                 folder / f"adapter{suffix}", rest, model, base=name, task=host.federation.task, note=note,
                 label_names=host.federation.label_names,
-            )  # fmt: skip
+            )
 
 
 def taken_away(folder: Path) -> str:
@@ -114,7 +114,7 @@ def predict(
     trained_on = manifest["backbones"].get(client, manifest["backbone"])
     if fingerprint != trained_on:
         raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
-                       f"is {fingerprint[:12]}, the run's {trained_on[:12]}")  # fmt: skip
+                       f"is {fingerprint[:12]}, the run's {trained_on[:12]}")
     model.install(build_method(experiment.method).layout, experiment.federation.seed)
     deployed = read_deployment(folder)
     model.load(deployed.arrays)
@@ -146,7 +146,7 @@ def _client_folder(run_dir: Path, client: str) -> Path:
     known = [*manifest["clients"], *newcomers]
     if client not in known:
         raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
-                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")  # fmt: skip
+                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")
     folder = run_dir / ("newcomers" if client in newcomers else "clients") / client
     if not (folder / "deployment.safetensors").exists():
         row = read_json(folder / "result.json") if (folder / "result.json").exists() else {}

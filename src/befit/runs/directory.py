@@ -82,7 +82,7 @@ class RunDirectory:
                 "stage": point.stage, "round": point.round, "server": server, "serial": self._serial,
                 "clients": files, "client_serial": store.serial, "lengths": lengths, "outbound": outbound.saved(),
             },
-        )  # fmt: skip
+        )
         store.settle()
         for path in (self.path / "state").glob("server.*"):
             if path.name != server:

@@ -78,7 +78,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
         row, found, shapes[family] = _of_family(
             own, replace(federation, clients=tuple(clients)), runs, measured, lambda what, look, family=family: once(
-                f"{what} {family}", look))  # fmt: skip
+                f"{what} {family}", look))
         families.append({"family": family, **row})
         warnings += found
     if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
@@ -107,7 +107,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
             *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
         ],
-    }  # fmt: skip
+    }
 
 
 def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
@@ -197,7 +197,7 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
     width = min(shape.d_in, shape.d_out)
     too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
     return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
-            "can have"] if too_large else []  # fmt: skip
+            "can have"] if too_large else []
 
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
@@ -214,7 +214,7 @@ def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
     if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
         who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
         warnings.append(f"{who} fewer training examples than train.batch_size "
-                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")  # fmt: skip
+                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")
     if experiment.evaluate.split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings

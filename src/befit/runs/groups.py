@@ -58,7 +58,7 @@ def by_group(
         }
         examples = max(sum(rows[client]["examples"] for client in clients) for rows in runs.values())
         groups[name] = {"clients": len(clients), "examples": examples, "scores": scores,
-                        "winner": winner(scores, counted)}  # fmt: skip
+                        "winner": winner(scores, counted)}
     won = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
     return {"groups": groups, "wins": won, "metrics": counted}
 
@@ -76,7 +76,7 @@ def by_record(
     held = {
         (client, name.removeprefix(COUNT)): row[name]
         for rows in runs.values() for client, row in rows.items() for name in row if name.startswith(COUNT)
-    }  # fmt: skip
+    }
     infos = {json.dumps([client, value]): {key: value} for client, value in held}
     parts = {
         label: {
@@ -86,7 +86,7 @@ def by_record(
             for (client, value), count in held.items()
         }
         for label, rows in runs.items()
-    }  # fmt: skip
+    }
     return by_group(parts, dict(sorted(infos.items(), key=lambda one: _place(one[1][key]))), key, metrics, wins)
 
 
@@ -138,7 +138,7 @@ def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str
             for client, row in rows.items()
         }
         for name in names
-    }  # fmt: skip
+    }
 
 
 def measured_budgets(rows: Rows, metric: str) -> list[str]:

@@ -29,7 +29,7 @@ class RunJournal:
     def __init__(
         self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._committed = committed
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
@@ -64,18 +64,18 @@ class RunJournal:
             self._directory.log("metrics", {
                 "kind": "score", **where, "split": score.split, "metric": name, "value": value,
                 "examples": score.examples,
-            })  # fmt: skip
+            })
         self._spent(where, "score", score.cost)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
         self._directory.log("ledger", {
             **where, "purpose": purpose, "bytes_up": cost.bytes_up, "bytes_down": cost.bytes_down,
             "seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib,
-        })  # fmt: skip
+        })
 
     def failed(self, failure: Failure) -> None:
         _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
-                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")  # fmt: skip
+                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})

@@ -39,7 +39,7 @@ __all__ = ["arrive", "measure_newcomers", "newcomer_engine"]
 def measure_newcomers(
     host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], path: Path,
     observer: Observer | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What each newcomer of the host gets out of a finished run, and its adapter in `path/newcomers/<id>`.
 
     server  the server's final memory
@@ -70,7 +70,7 @@ def measure_newcomers(
 
 def _measure(
     host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], folder: Path, info: ClientInfo
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One newcomer from its first contact to its adapter."""
     experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
     engine = newcomer_engine(host, method, info)
@@ -81,7 +81,7 @@ def _measure(
         "examples": len(host.examples(info.id, experiment.evaluate.split)),
         "train_examples": info.num_examples, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "diagnostics": {},
         "adapter": None, "reason": "", "failures": [],
-    }  # fmt: skip
+    }
     personal = [stage for stage in stages if not stage.uplink]
     bare = _backbone(host, info)
     row["backbone"] = bare[metric]
@@ -125,7 +125,7 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
         method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
         serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
         rounds=experiment.federation.rounds,
-    )  # fmt: skip
+    )
 
 
 def arrive(
@@ -157,7 +157,7 @@ def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
         return site.task.evaluate(
             site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device,
             site.values(evaluate.split),
-        )  # fmt: skip
+        )
 
 
 def _personalise(

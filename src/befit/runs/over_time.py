@@ -56,7 +56,7 @@ def others_score(matrix: Matrix) -> float:
     for client, row in matrix.items():
         if odd := sorted(everybody ^ set(row)):
             raise DataError(f"the model of client {client} is scored on other clients than there are models: "
-                            f"{', '.join(odd)}")  # fmt: skip
+                            f"{', '.join(odd)}")
     return mean([mean([score for other, score in row.items() if other != client]) for client, row in matrix.items()])
 
 

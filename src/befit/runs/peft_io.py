@@ -36,7 +36,7 @@ _PREFIX = "base_model.model."
 def write_adapter(
     folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = "",
     label_names: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
 
     base  name or path of the backbone, as it is written into the checkpoint

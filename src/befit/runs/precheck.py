@@ -35,7 +35,7 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
         task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
         generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
         long_prompts=settings.long_prompts,
-    )  # fmt: skip
+    )
     if task == "image-classification":
         return []
     warnings: list[str] = []
@@ -47,7 +47,7 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     limit = getattr(processor, "tokenizer", processor).model_max_length
     if settings.max_length > limit:
         warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts "
-                        f"are cut there")  # fmt: skip
+                        f"are cut there")
     look = made.read if isinstance(made, VQA) else made.prepare  # tokens alone; no image is opened
     problems = []
     for client in federation.clients:

@@ -17,7 +17,7 @@ __all__ = ["against_baselines", "method_results"]
 def method_results(
     path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
     last: tuple[str, int], federated: Collection[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Results of one method's run directory.
 
     curve_stages  the stages whose rounds count on the curve, in order: a later one of a single round, such as a merge,
@@ -36,7 +36,7 @@ def method_results(
         client: {metric: None, "examples": 0, "train_examples": train_examples[client], "updates": 0, "bytes_up": 0,
                  "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
         for client in clients
-    }  # fmt: skip
+    }
     for line in metrics:
         if line["kind"] == "score" and (line["stage"], line["round"]) == last:
             rows[line["client"]][line["metric"]] = line["value"]
@@ -119,7 +119,7 @@ def _curve(
         at = round_ if stage == main else last
         sent_up, sent_down = bytes_at.get((stage, round_), (up, down))
         points[at] = {"round": at, "mean": statistics.fmean(values), "min": min(values), "max": max(values),
-                      "bytes_up": sent_up, "bytes_down": sent_down}  # fmt: skip
+                      "bytes_up": sent_up, "bytes_down": sent_down}
     return [points[at] for at in sorted(points)]
 
 

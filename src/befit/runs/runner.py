@@ -104,7 +104,7 @@ def run(
     check_trackers(experiment.trackers)
     if experiment.engine.kind != "local" and engines is None:
         raise ConfigError([f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
-                           "makes what Flower runs; engine.kind=local does the same run on this machine"])  # fmt: skip
+                           "makes what Flower runs; engine.kind=local does the same run on this machine"])
     path = free_directory(experiment.name) if out is None else Path(out)
     check_directory(path, experiment, resume)
     if resume and (path / "report.html").exists():
@@ -115,7 +115,7 @@ def run(
         host = Host(experiment)
     elif shared(host.experiment) != shared(experiment):
         raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
-                           "engine may differ"])  # fmt: skip
+                           "engine may differ"])
     host.experiment = experiment
     if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
         raise ConfigError(problems)
@@ -124,7 +124,7 @@ def run(
     with (
         locked(path), threads(pick_threads(host)),
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
-    ):  # fmt: skip
+    ):
         identify(path, host)
         write_json(path / "env.json", environment(host))
         alike = shared_openings(opening_key(experiment, block) for block in configs.values())
@@ -150,7 +150,7 @@ def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]
 def run_method(
     host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None,
     engines: Engines | None = None, openings: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
     if done.exists():
@@ -328,7 +328,7 @@ def write_results(
         "data": f"{host.federation.name} {host.federation.version}".strip(),
         "partition": host.federation.manifest.get("partition", {}), "metric": metric,
         "split": host.experiment.evaluate.split, "higher_is_better": True,
-    }  # fmt: skip
+    }
     if "left_out" in host.federation.manifest:
         head["left_out"] = host.federation.manifest["left_out"]
     limit = asdict(host.experiment.limit)
@@ -343,7 +343,7 @@ def write_results(
 def add_groups(
     host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]],
     clients: Sequence[ClientData],
-) -> None:  # fmt: skip
+) -> None:
     """What is known of each client, and all runs compared by it."""
     infos = {client.id: dict(client.info) for client in clients if client.id in results["clients"]}
     for client, info in infos.items():
@@ -374,4 +374,4 @@ def shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
     return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings(),
-                   report=ReportSettings(), trackers=[])  # fmt: skip
+                   report=ReportSettings(), trackers=[])

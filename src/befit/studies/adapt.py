@@ -54,10 +54,17 @@ class Adapted:
 
 
 def adapt(
-    runs: Sequence[Path | str], *, starts: Sequence[str] = tuple(STARTS), steps: int = 200, every: int = 25,
-    seed: int = 0, methods: Sequence[str] | None = None, newcomers: Sequence[str] | None = None,
-    overrides: Sequence[str] = (), observer: Observer | None = None,
-) -> list[Adapted]:  # fmt: skip
+    runs: Sequence[Path | str],
+    *,
+    starts: Sequence[str] = tuple(STARTS),
+    steps: int = 200,
+    every: int = 25,
+    seed: int = 0,
+    methods: Sequence[str] | None = None,
+    newcomers: Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    observer: Observer | None = None,
+) -> list[Adapted]:
     """Adapt newcomers from the starts that finished runs offer.
 
     runs       run directories; all methods in them are taken, or those labelled `methods`
@@ -73,8 +80,10 @@ def adapt(
         if given is not None and not given:
             raise ConfigError([f"{name}: must name at least one"], "fast adaptation")
     if unknown := [start for start in starts if start not in STARTS]:
-        raise ConfigError([f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
-                          "fast adaptation")  # fmt: skip
+        raise ConfigError(
+            [f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
+            "fast adaptation",
+        )
     if every < 1 or steps < 1 or steps % every:
         raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
     found: list[Adapted] = []
@@ -109,8 +118,10 @@ def summary(found: Sequence[Adapted]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"run": run, "method": method, "start": start, "newcomers": len(curves)}
         if curves:
             steps = curves[0][0].steps
-            row["scores"] = {step: sum(curve.metrics[place][metric] for curve, metric in curves) / len(curves)
-                             for place, step in enumerate(steps)}  # fmt: skip
+            row["scores"] = {
+                step: sum(curve.metrics[place][metric] for curve, metric in curves) / len(curves)
+                for place, step in enumerate(steps)
+            }
             row["mean"] = sum(row["scores"].values()) / len(steps)
         row["reasons"] = {one.newcomer: one.reason for one in members if one.reason}
         rows.append(row)
@@ -129,20 +140,25 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
     trained_on = {before["backbone"], *before["backbones"].values()}
     for one in host.backbones.values():
         if one.fingerprint not in trained_on:
-            raise RunError(f"the model of {one.name} is not one that {path} was trained on: its fingerprint is "
-                           f"{one.fingerprint[:12]}")  # fmt: skip
+            raise RunError(
+                f"the model of {one.name} is not one that {path} was trained on: its fingerprint is "
+                f"{one.fingerprint[:12]}"
+            )
     return host
 
 
 def _newcomers(host: Host, asked: Sequence[str] | None) -> list[ClientInfo]:
     if not host.newcomers:
-        raise DataError(f"{host.federation.name} has no newcomers to adapt: name some under data.newcomers, or take a "
-                        "benchmark that has some")  # fmt: skip
+        raise DataError(
+            f"{host.federation.name} has no newcomers to adapt: name some under data.newcomers, or take a "
+            "benchmark that has some"
+        )
     known = {info.id: info for info in host.newcomers}
     for one in asked or ():
         if one not in known:
-            raise ConfigError([f"newcomers: {one} is none of {', '.join(known)}.{did_you_mean(one, known)}"],
-                              "fast adaptation")  # fmt: skip
+            raise ConfigError(
+                [f"newcomers: {one} is none of {', '.join(known)}.{did_you_mean(one, known)}"], "fast adaptation"
+            )
     chosen = [known[one] for one in asked] if asked is not None else list(known.values())
     if empty := [info.id for info in chosen if not info.num_examples]:
         raise DataError(f"newcomer {empty[0]} has no training examples, so it cannot adapt")
@@ -157,10 +173,15 @@ def _methods(
     blocks = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     for one in asked or ():
         if one not in blocks:
-            raise ConfigError([f"methods: {path} has no {one}; it has {', '.join(blocks)}.{did_you_mean(one, blocks)}"],
-                              "fast adaptation")  # fmt: skip
-    return [(label, block, path if label == name else path / "baselines" / label) for label, block in blocks.items()
-            if asked is None or label in asked]  # fmt: skip
+            raise ConfigError(
+                [f"methods: {path} has no {one}; it has {', '.join(blocks)}.{did_you_mean(one, blocks)}"],
+                "fast adaptation",
+            )
+    return [
+        (label, block, path if label == name else path / "baselines" / label)
+        for label, block in blocks.items()
+        if asked is None or label in asked
+    ]
 
 
 @dataclass(frozen=True)
@@ -251,6 +272,13 @@ def _curve(
     site, evaluate = replace(host.site(info), stream=None), host.experiment.evaluate
     chosen = method.trainable() & slot(begin.name)
     return fast_adaptation(
-        site, begin.arrays, name=begin.name, steps=steps, every=every, seed=seed, split=evaluate.split,
-        batch_size=evaluate.batch_size, trainable=chosen if any(map(chosen, site.model.keys)) else slot(begin.name),
-    )  # fmt: skip
+        site,
+        begin.arrays,
+        name=begin.name,
+        steps=steps,
+        every=every,
+        seed=seed,
+        split=evaluate.split,
+        batch_size=evaluate.batch_size,
+        trainable=chosen if any(map(chosen, site.model.keys)) else slot(begin.name),
+    )

@@ -31,10 +31,14 @@ def adaptation_table(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
     steps = list(shown[0]["scores"]) if shown else []
     headers = ["start", "newcomers", *(f"step {step}" for step in steps), "mean of the curve"]
     return headers, [
-        [name, str(row["newcomers"]), *(score_text(score, metric) for score in row["scores"].values()),
-         score_text(row["mean"], metric)]
+        [
+            name,
+            str(row["newcomers"]),
+            *(score_text(score, metric) for score in row["scores"].values()),
+            score_text(row["mean"], metric),
+        ]
         for name, row in zip(_names(shown), shown, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def without(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,10 +85,12 @@ def adaptation_page(rows: Sequence[Mapping[str, Any]], metric: str, newcomers: i
     used = {row["start"] for row in rows}
     said = [f"{start}: {what}." for start, what in STARTS.items() if start in used] + without(rows)
     facts = f"Mean {plain(metric).replace('_', ' ')} over {count_text(newcomers, 'newcomer')}, each with its own data."
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-            f"</head><body><main><h1>{title}</h1><p>{html.escape(facts)}</p><figure>{picture}</figure>"
-            f"<table><tr>{head}</tr>{body}</table>{''.join(f'<p>{html.escape(one)}</p>' for one in said)}"
-            "</main></body></html>\n")  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f"</head><body><main><h1>{title}</h1><p>{html.escape(facts)}</p><figure>{picture}</figure>"
+        f"<table><tr>{head}</tr>{body}</table>{''.join(f'<p>{html.escape(one)}</p>' for one in said)}"
+        "</main></body></html>\n"
+    )
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -104,8 +110,9 @@ def _paint(figure: Figure, rows: Sequence[Mapping[str, Any]], metric: str, colou
         line = run_line(index)
         if colours:
             line["color"] = colours[index % RUN_COLOURS]
-        axes.plot(list(row["scores"]), scaled(row["scores"].values(), results), label=name, marker="o", markersize=3,
-                  **line)  # fmt: skip
+        axes.plot(
+            list(row["scores"]), scaled(row["scores"].values(), results), label=name, marker="o", markersize=3, **line
+        )
     if shown:
         axes.set_xticks(list(shown[0]["scores"]))
     axes.set_xlabel("steps of training")

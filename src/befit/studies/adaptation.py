@@ -29,9 +29,17 @@ class AdaptationCurve:
 
 
 def fast_adaptation(
-    site: Site, start: State, *, name: str = "personal", steps: int = 200, every: int = 25, seed: int = 0,
-    trainable: Selector | None = None, split: str = "test", batch_size: int = 32,
-) -> AdaptationCurve:  # fmt: skip
+    site: Site,
+    start: State,
+    *,
+    name: str = "personal",
+    steps: int = 200,
+    every: int = 25,
+    seed: int = 0,
+    trainable: Selector | None = None,
+    split: str = "test",
+    batch_size: int = 32,
+) -> AdaptationCurve:
     """Train slot `name` alone on an unseen task, and score it after 0, every, 2 every, … steps.
 
     site       of the unseen task, its model with a layout installed that has the slot

@@ -52,8 +52,15 @@ class LayerCka:
         rows = []
         for first, second in zip(*(placement(blocks, depth) for depth in depths), strict=True):
             row = self.values[first + 1, 1:]
-            rows.append({"first": first, "second": second, "cka": float(row[second]),
-                         "nearest": int(row.argmax()), "nearest_cka": float(row.max())})  # fmt: skip
+            rows.append(
+                {
+                    "first": first,
+                    "second": second,
+                    "cka": float(row[second]),
+                    "nearest": int(row.argmax()),
+                    "nearest_cka": float(row.max()),
+                }
+            )
         return rows
 
 
@@ -66,9 +73,17 @@ def linear_cka(X: Tensor, Y: Tensor) -> float:
 
 
 def layer_cka(
-    first: Backbone, second: Backbone, examples: tuple[Examples, Examples], *, samples: int = 500, batch_size: int = 8,
-    tokens: int = 4000, seed: int = 0, memory_mib: int = 1024, tell: Callable[[int, int], None] | None = None,
-) -> LayerCka:  # fmt: skip
+    first: Backbone,
+    second: Backbone,
+    examples: tuple[Examples, Examples],
+    *,
+    samples: int = 500,
+    batch_size: int = 8,
+    tokens: int = 4000,
+    seed: int = 0,
+    memory_mib: int = 1024,
+    tell: Callable[[int, int], None] | None = None,
+) -> LayerCka:
     """CKA of all pairs of layers of two bare models, the embedding's output first.
 
     examples    the same records in the terms of either model
@@ -82,8 +97,10 @@ def layer_cka(
     are not the same.
     """
     if len(examples[0]) != len(examples[1]):
-        raise DataError(f"comparing layers needs the same records for both models; there are {len(examples[0])} and "
-                        f"{len(examples[1])}")  # fmt: skip
+        raise DataError(
+            f"comparing layers needs the same records for both models; there are {len(examples[0])} and "
+            f"{len(examples[1])}"
+        )
     order = torch.randperm(len(examples[0]), generator=torch.Generator().manual_seed(seed))[:samples]
 
     def batches() -> Iterator[Rows]:
@@ -103,8 +120,12 @@ def layer_cka(
     if count < 2:
         raise DataError(f"comparing layers needs at least two tokens, there are {count}; give more records")
     if count < (wide := max(widths.values())):
-        _LOG.warning("layers of up to %d dimensions are compared at %d tokens: with fewer tokens than dimensions all "
-                     "layers look alike; give more records, or allow more tokens", wide, count)  # fmt: skip
+        _LOG.warning(
+            "layers of up to %d dimensions are compared at %d tokens: with fewer tokens than dimensions all "
+            "layers look alike; give more records, or allow more tokens",
+            wide,
+            count,
+        )
     names = [[name for name in widths if name.startswith(side)] for side in _SIDES]
     values = [[_ratio(norms, x, y) for y in names[1]] for x in names[0]]
     return LayerCka(torch.tensor(values, dtype=torch.float64), (first.name, second.name), count, len(order))

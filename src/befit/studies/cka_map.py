@@ -53,13 +53,16 @@ def cka_page(found: LayerCka, blocks: int) -> str:
     """HTML with the map and, where there are blocks, what PQ-LoRA would match."""
     style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
     title = html.escape(plain(f"Layers of {found.models[0]} and {found.models[1]}"))
-    picture = draw("map-cka", "linear CKA of all pairs of layers", *size_of(found),
-                   lambda figure: paint(figure, found, blocks))  # fmt: skip
+    picture = draw(
+        "map-cka", "linear CKA of all pairs of layers", *size_of(found), lambda figure: paint(figure, found, blocks)
+    )
     facts = f"Linear centred kernel alignment of hidden states at {found.tokens} tokens of {found.records} records."
     table = _placement(found, blocks) if blocks else ""
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-            f"</head><body><main><h1>{title}</h1><p>{facts}</p><figure>{picture}</figure>{table}</main></body></html>"
-            "\n")  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f"</head><body><main><h1>{title}</h1><p>{facts}</p><figure>{picture}</figure>{table}</main></body></html>"
+        "\n"
+    )
 
 
 def _placement(found: LayerCka, blocks: int) -> str:
@@ -82,8 +85,9 @@ def size_of(found: LayerCka) -> tuple[float, float]:
 def paint(figure: Figure, found: LayerCka, blocks: int) -> None:
     """Rows are layers of the first model, from the bottom up; rings mark the blocks that PQ-LoRA matches."""
     axes = figure.add_subplot()
-    image = axes.imshow(found.values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower",
-                        interpolation="nearest")  # fmt: skip
+    image = axes.imshow(
+        found.values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower", interpolation="nearest"
+    )
     axes.grid(False)
     for axis, set_ticks, side in ((axes.xaxis, axes.set_xticks, 1), (axes.yaxis, axes.set_yticks, 0)):
         name, places = found.models[side], _ticks(found.values.shape[side])

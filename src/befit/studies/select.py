@@ -28,10 +28,15 @@ _SIZE = ("rank", "alpha")
 
 
 def choose_models(
-    config: Experiment | Mapping[str, Any] | Path | str, overrides: Sequence[str] = (), *,
-    models: tuple[str, str] | None = None, threshold: float = 2.0, seeds: Sequence[int] | None = None,
-    out: Path | str, observer: Observer | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    config: Experiment | Mapping[str, Any] | Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    models: tuple[str, str] | None = None,
+    threshold: float = 2.0,
+    seeds: Sequence[int] | None = None,
+    out: Path | str,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
     """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
 
     models    two ids; default: the configuration's own model and that of its family
@@ -56,21 +61,38 @@ def choose_models(
     hosts = []
     for settings in sizes:
         name = f"{experiment.name}-{Path(settings.id).name}"
-        alone = replace(experiment, name=name, model=settings, families={}, method=_alone(experiment), baselines=[],
-                        evaluate=evaluate)  # fmt: skip
+        alone = replace(
+            experiment,
+            name=name,
+            model=settings,
+            families={},
+            method=_alone(experiment),
+            baselines=[],
+            evaluate=evaluate,
+        )
         hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
     small, large = sorted(hosts, key=_parameters)
     if _parameters(small) == _parameters(large):
-        raise ConfigError([f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
-                           "parameters, so neither is the larger"], "the choice of models")  # fmt: skip
+        raise ConfigError(
+            [
+                f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
+                "parameters, so neither is the larger"
+            ],
+            "the choice of models",
+        )
     scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
     for which, host in (("small", small), ("large", large)):
         for index, seed in enumerate(seeds or [experiment.federation.seed]):
             path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
             one = host if index == 0 else Host(_with_seed(host.experiment, seed))
             label = which if seeds is None else f"{which}, seed {seed}"
-            done = run(one.experiment, out=path, resume=(path / "config.yaml").exists(), host=one,
-                       observer=_named(observer, label))  # fmt: skip
+            done = run(
+                one.experiment,
+                out=path,
+                resume=(path / "config.yaml").exists(),
+                host=one,
+                observer=_named(observer, label),
+            )
             scores[which].append(scores_of_run(done.results))
     by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
     gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
@@ -122,8 +144,10 @@ def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[M
         return [replace(experiment.model, id=one, revision=None) for one in asked]
     known = {one.id: one for one in (experiment.model, *(family.model for family in experiment.families.values()))}
     if len(known) != 2:
-        raise ConfigError([f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; "
-                           "name two"], "the choice of models")  # fmt: skip
+        raise ConfigError(
+            [f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"],
+            "the choice of models",
+        )
     return list(known.values())
 
 

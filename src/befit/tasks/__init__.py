@@ -62,9 +62,14 @@ def make_task(
     from befit.tasks.causal_lm import CausalLM
 
     return CausalLM(
-        processor, max_length, generate=generate, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt,
+        processor,
+        max_length,
+        generate=generate,
+        max_new_tokens=max_new_tokens,
+        metrics=metrics,
+        prompt=prompt,
         long_prompts=long_prompts,
-    )  # fmt: skip
+    )
 
 
 def _problems(

@@ -20,9 +20,18 @@ Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
 __all__ = [
-    "Batch", "Examples", "Record", "Reduction", "Task", "batches", "by_value", "draw", "inference", "model_device",
+    "Batch",
+    "Examples",
+    "Record",
+    "Reduction",
+    "Task",
+    "batches",
+    "by_value",
+    "draw",
+    "inference",
+    "model_device",
     "record_name",
-]  # fmt: skip
+]
 
 
 class Examples(Protocol):
@@ -83,9 +92,13 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        self,
+        model: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device | str,
         values: Sequence[str] = (),
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """Metrics over all examples, without gradients. Each module's training flag is left as found.
 
         values  one for every example, such as its language: what is better when higher is measured of the examples of

@@ -81,11 +81,14 @@ class CausalLM(Task):
         self.likelihoods = tuple(name for name in metrics if name in LIKELIHOOD)
         self.max_new_tokens = max_new_tokens
         if prompt in CHATS and not tokenizer.chat_template:
-            raise ModelError(f"model.prompt is {prompt}, and the tokenizer of this model has no chat template; use "
-                             "auto, plain, alpaca or a template of your own")  # fmt: skip
+            raise ModelError(
+                f"model.prompt is {prompt}, and the tokenizer of this model has no chat template; use "
+                "auto, plain, alpaca or a template of your own"
+            )
         if prompt == "chat-bos" and tokenizer.bos_token_id is None:
-            raise ModelError("model.prompt is chat-bos, and the tokenizer of this model has no beginning-of-sequence "
-                             "token; use chat")  # fmt: skip
+            raise ModelError(
+                "model.prompt is chat-bos, and the tokenizer of this model has no beginning-of-sequence token; use chat"
+            )
         self.prompt = ("chat" if tokenizer.chat_template else "plain") if prompt == "auto" else prompt
         self.long_prompts = long_prompts
         self.truncated = self.unreadable = 0
@@ -129,14 +132,20 @@ class CausalLM(Task):
         if cut and not self.truncated:
             logger.warning(
                 "%d of %d answers were cut at %d tokens (said once); raise model.max_length to keep them whole",
-                cut, records, self.max_length,
-            )  # fmt: skip
+                cut,
+                records,
+                self.max_length,
+            )
         self.truncated += cut
 
     def _tell_of_unreadable(self, count: int, records: int) -> None:
         if count and not self.unreadable:
-            logger.warning("%d of %d prompts fill the %d tokens that the model takes (said once); their answers count "
-                           "as empty", count, records, self.tokenizer.model_max_length)  # fmt: skip
+            logger.warning(
+                "%d of %d prompts fill the %d tokens that the model takes (said once); their answers count as empty",
+                count,
+                records,
+                self.tokenizer.model_max_length,
+            )
         self.unreadable += count
 
     def padded(self, batch: Batch) -> Batch | None:
@@ -173,9 +182,13 @@ class CausalLM(Task):
         return token_losses(logits, batch["labels"])[0].mean()
 
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        self,
+        model: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device | str,
         values: Sequence[str] = (),
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """Over all answer tokens (end of sequence included): `token_accuracy` and `loss`, the mean per token.
 
         With `metrics` those too, per example: of generated answers (`befit.tasks.text_metrics.compare`), and of the
@@ -192,8 +205,10 @@ class CausalLM(Task):
                 loss += float(losses.double().sum())
         correct, tokens = torch.cat(right), torch.cat(learnt)
         if not (total := int(tokens.sum())):
-            raise DataError(f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
-                            "tokens that the model takes, so there is no answer to measure")  # fmt: skip
+            raise DataError(
+                f"the prompts of all {len(examples)} examples fill the {self.tokenizer.model_max_length} "
+                "tokens that the model takes, so there is no answer to measure"
+            )
         metrics = {"token_accuracy": int(correct.sum()) / total, "loss": loss / total}
 
         def of_tokens(rows: list[int]) -> dict[str, float]:
@@ -217,9 +232,13 @@ class CausalLM(Task):
         return self._scored_answers(model, examples, batch_size, device)[self.metric]
 
     def _scored_answers(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        self,
+        model: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device | str,
         values: Sequence[str] = (),
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         prompted = _prompted(examples)
         answers = self._all_answers(model, prompted.prompts, batch_size, device)
         found = self.compared(answers, prompted, range(len(answers)))
@@ -300,8 +319,10 @@ class CausalLM(Task):
             for text in texts[-1]:
                 answer = self._tokens(text, where)
                 if not answer or len(prompt) + len(answer) > self.max_length:
-                    raise DataError(f"{where}: prompt and choice {text!r} have {len(prompt)} and {len(answer)} tokens; "
-                                    f"a choice needs one, and both have to fit {self.max_length}")  # fmt: skip
+                    raise DataError(
+                        f"{where}: prompt and choice {text!r} have {len(prompt)} and {len(answer)} tokens; "
+                        f"a choice needs one, and both have to fit {self.max_length}"
+                    )
                 sequences.append([*prompt, *answer])
                 labels.append([*[IGNORED] * len(prompt), *answer])
         tokens = {"input_ids": pad_right(sequences, self.tokenizer.pad_token_id), "labels": pad_right(labels, IGNORED)}
@@ -364,8 +385,10 @@ def _names(record: Record, choices: Sequence[str], where: str) -> tuple[str, ...
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
         raise DataError(f"{where}: choice_names must be a list of strings, got {given!r}")
     if len(given) != len(choices) or len({one.strip() for one in given} - {""}) < len(given):
-        raise DataError(f"{where}: choice_names must be {len(choices)} different texts, one for each of its choices, "
-                        f"got {list(given)!r}")  # fmt: skip
+        raise DataError(
+            f"{where}: choice_names must be {len(choices)} different texts, one for each of its choices, "
+            f"got {list(given)!r}"
+        )
     return tuple(given)
 
 

@@ -36,9 +36,14 @@ class Options:
 
 
 def choice_metrics(
-    task: Task, model: nn.Module, options: Options, metrics: Sequence[str], batch_size: int, device: torch.device | str,
+    task: Task,
+    model: nn.Module,
+    options: Options,
+    metrics: Sequence[str],
+    batch_size: int,
+    device: torch.device | str,
     values: Sequence[str] = (),
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """The share of records whose expected answer scores highest (benchmark specification, section 4.6).
 
     choice_sum        score is log p(answer | prompt), the sum over its tokens

@@ -89,9 +89,13 @@ class Classification(Task):
         return F.cross_entropy(logits.float(), batch["labels"])
 
     def evaluate(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        self,
+        model: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device | str,
         values: Sequence[str] = (),
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
         found, loss = list[Tensor](), 0.0
         with inference(model):

@@ -89,8 +89,9 @@ def read_image(image: Any, where: str = "the image") -> np.ndarray:
             "give a picture file (.png, .jpg, ...) or a .npy file"
         )
     if image.ndim not in (2, 3) or not image.size:
-        raise DataError(f"{where}: an image must have shape (height, width) or (height, width, channels), "
-                        f"got {image.shape}")  # fmt: skip
+        raise DataError(
+            f"{where}: an image must have shape (height, width) or (height, width, channels), got {image.shape}"
+        )
     if image.dtype == np.uint8:
         return image.astype(np.float32) / 255.0
     if not np.issubdtype(image.dtype, np.floating):

@@ -45,8 +45,10 @@ def unavailable(metrics: Sequence[str]) -> list[str]:
     missing = [package for place, package in _CORPORA.items() if not _found(place, package)]
     if not missing:
         return []
-    return [f"evaluate.metrics: meteor_nltk needs {', '.join(missing)} of NLTK, which this machine does not have: "
-            f"python -m nltk.downloader {' '.join(missing)}. meteor_exact_stem needs nothing"]  # fmt: skip
+    return [
+        f"evaluate.metrics: meteor_nltk needs {', '.join(missing)} of NLTK, which this machine does not have: "
+        f"python -m nltk.downloader {' '.join(missing)}. meteor_exact_stem needs nothing"
+    ]
 
 
 class _NoSynonyms:

@@ -44,8 +44,10 @@ class TextClassification(Classification):
         """Every text at `max_length` tokens."""
         width = self.max_length - batch["input_ids"].shape[1]
         fill = {"input_ids": self.tokenizer.pad_token_id}
-        return {name: F.pad(tensor, (0, width), value=fill.get(name, 0)) if tensor.dim() == 2 else tensor
-                for name, tensor in batch.items()}  # fmt: skip
+        return {
+            name: F.pad(tensor, (0, width), value=fill.get(name, 0)) if tensor.dim() == 2 else tensor
+            for name, tensor in batch.items()
+        }
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
@@ -89,7 +91,9 @@ class TextClassification(Classification):
         if long and not self.truncated:
             logger.warning(
                 "%d of %d texts are longer than %d tokens and were cut (said once); raise model.max_length",
-                len(long), len(records), self.max_length,
-            )  # fmt: skip
+                len(long),
+                len(records),
+                self.max_length,
+            )
         self.truncated += len(long)
         return encoded

@@ -16,9 +16,21 @@ __all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_ch
 
 # Of a generated answer; those of the likelihood of given answers are `befit.tasks.choices`.
 GENERATED = (
-    "exact_match", "token_f1", "rouge1", "rouge2", "rougeL", "rouge1_stem", "rouge2_stem", "rougeL_stem",
-    "rouge1_unicode", "rouge2_unicode", "rougeL_unicode", "rougeL_char", *METEORS, "choice_parse",
-)  # fmt: skip
+    "exact_match",
+    "token_f1",
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rouge1_stem",
+    "rouge2_stem",
+    "rougeL_stem",
+    "rouge1_unicode",
+    "rouge2_unicode",
+    "rougeL_unicode",
+    "rougeL_char",
+    *METEORS,
+    "choice_parse",
+)
 LIKELIHOOD = ("choice_sum", "choice_per_token", "choice_per_char")
 METRICS = ("token_accuracy", *GENERATED, *LIKELIHOOD)
 

@@ -66,10 +66,14 @@ class VQA(CausalLM):
         judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
         made = self._examples([one[:2] for one in told], pixels)
         return VqaExamples(
-            made.sequences, made.lengths, prompts=prompts,  # pyright: ignore[reportArgumentType]
-            references=[one["references"] for one in judged], options=self._choosing(records, prompts), pixels=pixels,
+            made.sequences,
+            made.lengths,
+            prompts=prompts,  # pyright: ignore[reportArgumentType]
+            references=[one["references"] for one in judged],
+            options=self._choosing(records, prompts),
+            pixels=pixels,
             records=judged,
-        )  # fmt: skip
+        )
 
     def read(self, records: Sequence[Record]) -> list[Told]:
         """Tokens and labels of every record, and how many tokens its first question has. Opens no image.
@@ -123,9 +127,13 @@ class VQA(CausalLM):
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
 
     def _scored_answers(
-        self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str,
+        self,
+        model: nn.Module,
+        examples: Examples,
+        batch_size: int,
+        device: torch.device | str,
         values: Sequence[str] = (),
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         found = super()._scored_answers(model, examples, batch_size, device, values)
         if self.metric in self.generated and self.metric not in found:
             kind = "choices" if self.metric == "choice_parse" else "open answers"
@@ -183,8 +191,10 @@ class VQA(CausalLM):
                 labels += learnt
         images = len(images_of(record, where))
         if tokens.count(self.processor.image_token) != images * self.processor.tokens_per_image:
-            raise DataError(f"{where}: its prompt does not have a {self._image_text} for each of its {images} images: "
-                            "see model.prompt and the chat template")  # fmt: skip
+            raise DataError(
+                f"{where}: its prompt does not have a {self._image_text} for each of its {images} images: "
+                "see model.prompt and the chat template"
+            )
         return tokens, labels, first
 
     def _asked(self, text: str, where: str, start: bool) -> list[int]:
@@ -229,8 +239,9 @@ class VQA(CausalLM):
         stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
         for row, prompt in enumerate(prompts):
             if len(prompt) >= limit:
-                raise DataError(f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with "
-                                "the answer")  # fmt: skip
+                raise DataError(
+                    f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with the answer"
+                )
         dtype: Any = model.dtype
         answers: list[str] = []
         with inference(model):
@@ -239,8 +250,14 @@ class VQA(CausalLM):
                 values, counts = stacked([prompt.pixels for prompt in batch])
                 seen = forward_arguments(values.to(device), counts.to(device), dtype)
                 tokens = greedy(
-                    model, [prompt.tokens for prompt in batch], stop, self.tokenizer.pad_token_id, self.max_new_tokens,
-                    limit, device, first=seen,
-                )  # fmt: skip
+                    model,
+                    [prompt.tokens for prompt in batch],
+                    stop,
+                    self.tokenizer.pad_token_id,
+                    self.max_new_tokens,
+                    limit,
+                    device,
+                    first=seen,
+                )
                 answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return answers

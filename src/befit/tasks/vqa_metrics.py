@@ -131,6 +131,10 @@ def answered_of(record: Mapping[str, Any], answer: str, ids: Callable[[str], Seq
     """An answer beside what its record says of it. `ids` gives the tokens of a text, without special ones."""
     expected = tuple(record["references"])
     return Answered(
-        record["task"], answer, expected, tuple(record["choices"]), record["metric"],
+        record["task"],
+        answer,
+        expected,
+        tuple(record["choices"]),
+        record["metric"],
         (frozenset(ids(answer)), frozenset(ids(expected[0]))),
-    )  # fmt: skip
+    )

@@ -25,8 +25,9 @@ def checked_turns(turns: Any, images: int, where: str) -> Turns:
     for number, turn in enumerate(turns):
         role = ("user", "assistant")[number % 2]
         if not isinstance(turn, Mapping) or turn.get("role") != role or not isinstance(turn.get("content"), str):
-            raise DataError(f"{where}: turn {number + 1} of its conversation must be {{role: {role}, content: text}}, "
-                            f"got {turn!r}")  # fmt: skip
+            raise DataError(
+                f"{where}: turn {number + 1} of its conversation must be {{role: {role}, content: text}}, got {turn!r}"
+            )
         if number % 2 and MARK in turn["content"]:
             raise DataError(f"{where}: turn {number + 1}, an answer, has the mark {MARK}; only questions hold images")
     marks = sum(turn["content"].count(MARK) for turn in turns)
@@ -54,8 +55,10 @@ def dialogue(turns: Turns, prompt: str, tokenizer: Any, image_token: str, where:
     for number, answer in enumerate(answers):
         whole = chat(tokenizer, turns[: 2 * number + 1], image_token)
         if not whole.startswith(done):
-            raise DataError(f"{where}: the chat template of this model does not repeat the conversation so far before "
-                            f"turn {2 * number + 1}; set model.prompt: plain, or keep to one question")  # fmt: skip
+            raise DataError(
+                f"{where}: the chat template of this model does not repeat the conversation so far before "
+                f"turn {2 * number + 1}; set model.prompt: plain, or keep to one question"
+            )
         before = whole[len(done) :]
         end = tokenizer.eos_token
         if number and end and before.lstrip().startswith(end):
@@ -69,10 +72,12 @@ def chat(tokenizer: Any, turns: Turns, image_token: str) -> str:
     """The conversation up to where an answer is to follow, by the chat template, for texts or for lists of parts."""
     as_parts = "probe" not in chat_text(tokenizer, [{"role": "user", "content": "probe"}])
     messages = [
-        {"role": turn["role"], "content": parts_of(turn["content"]) if as_parts else
-         turn["content"].replace(MARK, image_token)}
+        {
+            "role": turn["role"],
+            "content": parts_of(turn["content"]) if as_parts else turn["content"].replace(MARK, image_token),
+        }
         for turn in turns
-    ]  # fmt: skip
+    ]
     return chat_text(tokenizer, messages)
 
 

@@ -45,8 +45,10 @@ def judging(record: Record, where: str) -> dict[str, Any]:
     if form not in ("choice", "open"):
         raise DataError(f"{where}: form must be choice or open, got {form!r}")
     if form == "choice" and (len({one.strip() for one in choices}) < max(2, len(choices)) or gold not in choices):
-        raise DataError(f"{where}: a question with choices needs two or more different ones, among them its answer "
-                        f"{gold!r}; got {list(choices)!r}")  # fmt: skip
+        raise DataError(
+            f"{where}: a question with choices needs two or more different ones, among them its answer "
+            f"{gold!r}; got {list(choices)!r}"
+        )
     known = tuple(name for name in (*GENERATED, POOLED) if name != "choice_parse")
     if form == "open" and metric not in known:
         raise DataError(f"{where}: metric must be one of {', '.join(known)}, got {metric!r}")

@@ -129,8 +129,10 @@ def train(
     losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
     for name, loss in losses.items():
         if not math.isfinite(loss):
-            raise TrainingDiverged(f"the loss of pass {name!r} became {loss} within {steps} steps at learning rate "
-                                   f"{budget.lr}; try a smaller train.lr or set train.grad_clip")  # fmt: skip
+            raise TrainingDiverged(
+                f"the loss of pass {name!r} became {loss} within {steps} steps at learning rate "
+                f"{budget.lr}; try a smaller train.lr or set train.grad_clip"
+            )
     kept: State = {}
     for one, optimiser in zip(passes, optimisers, strict=True):
         if one.keep_optimiser:

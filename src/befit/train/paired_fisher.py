@@ -112,9 +112,13 @@ class PairedFisher:
         return rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0) if rho_shrink else rho
 
     def variances(
-        self, damping: Damping, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0,
+        self,
+        damping: Damping,
+        correlation: bool = True,
+        center: bool = True,
+        rho_shrink: float = 0.0,
         rho: Tensor | None = None,
-    ) -> Variances:  # fmt: skip
+    ) -> Variances:
         """Damped variances and the cross-covariance `clip(rho sqrt(v_f v_l), 0, min(v_f, v_l))` (eq. 20, 58).
 
         rho  what `shrunk` gave for the three arguments before it, which does not depend on the damping
@@ -234,8 +238,13 @@ def estimate(
     if not len(examples):
         raise DataError(f"client {site.info.id} has no {split} examples for the statistics")
     if len(examples) < samples:
-        _LOG.warning("client %s has %d %s examples; the statistics use all of them instead of %d",
-                     site.info.id, len(examples), split, samples)  # fmt: skip
+        _LOG.warning(
+            "client %s has %d %s examples; the statistics use all of them instead of %d",
+            site.info.id,
+            len(examples),
+            split,
+            samples,
+        )
     generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "statistics"))
     chosen = torch.randperm(len(examples), generator=generator)[:samples]
     targets = site.model.shapes.targets.values()

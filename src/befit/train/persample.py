@@ -47,8 +47,10 @@ def sample_gradients(
 
     def record(name: str, branch: Branch, inputs: Tensor, grad: Tensor) -> None:
         if inputs.shape[0] != samples:
-            raise ModelError(f"{name} sees an input of shape {tuple(inputs.shape)} for {samples} samples; per-sample "
-                             "gradients need the samples in the first dimension")  # fmt: skip
+            raise ModelError(
+                f"{name} sees an input of shape {tuple(inputs.shape)} for {samples} samples; per-sample "
+                "gradients need the samples in the first dimension"
+            )
         x = inputs.reshape(samples, -1, inputs.shape[-1])
         g = grad.detach().float().reshape(samples, -1, grad.shape[-1])
         found = branch.gradients(x, g) if space == "factors" else {"delta": g.transpose(1, 2) @ x / branch.scale}
@@ -57,12 +59,7 @@ def sample_gradients(
             gradients[key] = gradients[key] + value if key in gradients else value
 
     model = site.model
-    with (
-        model.training(False),
-        model.active(slot),
-        model.recording(record),
-        _without_gradients(model) as unseen,
-    ):
+    with model.training(False), model.active(slot), model.recording(record), _without_gradients(model) as unseen:
         logits = site.logits(batch)
         if labels is not None:
             batch = site.task.draw_labels(logits, batch, labels)
@@ -71,9 +68,11 @@ def sample_gradients(
             losses.sum().backward()
     unseen -= {key.split("/")[1] for key in gradients}
     if unseen or not losses.requires_grad:
-        raise ModelError(f"no gradient reaches {len(unseen)} adapted modules, first {min(unseen, default='none')!r}: "
-                         "the model runs them without gradients, as re-entrant checkpointing does; switch that off, "
-                         "or make it non-reentrant, for per-sample gradients")  # fmt: skip
+        raise ModelError(
+            f"no gradient reaches {len(unseen)} adapted modules, first {min(unseen, default='none')!r}: "
+            "the model runs them without gradients, as re-entrant checkpointing does; switch that off, "
+            "or make it non-reentrant, for per-sample gradients"
+        )
     return {key: value.detach() for key, value in gradients.items()}
 
 

@@ -84,15 +84,21 @@ class ProductDistance:
             A_to, B_to = (there[join(self.to, name, part)].detach().clone() for part in ("A", "B"))
             norm = ((B_to.T @ B_to) * (A_to @ A_to.T)).sum()
             pairs.append((A, B, A_to, B_to, norm))
-        rest = [(leaf, there[to_slot(key, self.to)].detach().clone()) for key, leaf in leaves.items()
-                if key.rpartition("/")[2] not in ("A", "B")]  # fmt: skip
+        rest = [
+            (leaf, there[to_slot(key, self.to)].detach().clone())
+            for key, leaf in leaves.items()
+            if key.rpartition("/")[2] not in ("A", "B")
+        ]
 
         def distance(batch: Batch, logits: Tensor) -> Tensor:
-            total = torch.stack([
-                scale**2 * ((B.T @ B) * (A @ A.T)).sum() + other**2 * norm
-                - 2 * scale * other * ((B_to.T @ B) * (A_to @ A.T)).sum()
-                for A, B, A_to, B_to, norm in pairs
-            ]).sum()  # fmt: skip
+            total = torch.stack(
+                [
+                    scale**2 * ((B.T @ B) * (A @ A.T)).sum()
+                    + other**2 * norm
+                    - 2 * scale * other * ((B_to.T @ B) * (A_to @ A.T)).sum()
+                    for A, B, A_to, B_to, norm in pairs
+                ]
+            ).sum()
             for value, target in rest:
                 total = total + (value - target).square().sum()
             return self.weight * total

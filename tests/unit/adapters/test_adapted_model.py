@@ -43,10 +43,19 @@ def test_reset_load_and_dump_move_values_and_copies_stay_apart() -> None:
     assert_same(model.dump(EVERYTHING), fresh)
 
 
-@pytest.mark.parametrize("chosen", [
-    EVERYTHING, slot("personal"), factor("A"), factor("B"), factor("bias"), slot("shared") & ~factor("A"),
-    factor("A") | factor("weight"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        EVERYTHING,
+        slot("personal"),
+        factor("A"),
+        factor("B"),
+        factor("bias"),
+        slot("shared") & ~factor("A"),
+        factor("A") | factor("weight"),
+    ],
+    ids=str,
+)
 def test_dump_holds_the_chosen_keys_with_their_own_values(chosen) -> None:
     """Whatever way the selection cuts the buffer into runs."""
     model = make_site("bert", TWO).model
@@ -114,12 +123,15 @@ def test_slots_of_one_rank_start_alike_and_another_seed_starts_elsewhere() -> No
     assert not any(torch.equal(first[key], other[key]) for key in first if key.endswith("/A"))
 
 
-@pytest.mark.parametrize(("architecture", "names"), [
-    ("vit", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
-    ("bert", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
-    ("llama", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
-    ("gpt2", ["block.00.qkv_proj", "block.01.qkv_proj"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "names"),
+    [
+        ("vit", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
+        ("bert", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
+        ("llama", ["block.00.q_proj", "block.00.v_proj", "block.01.q_proj", "block.01.v_proj"]),
+        ("gpt2", ["block.00.qkv_proj", "block.01.qkv_proj"]),
+    ],
+)
 def test_projections_have_the_same_name_in_every_architecture(architecture: str, names: list[str]) -> None:
     assert list(AdaptedModel(tiny_model(architecture)).shapes.targets) == names
 
@@ -195,8 +207,9 @@ def test_adapter_dropout_hits_low_rank_inputs_in_training_only_and_never_the_hea
             torch.manual_seed(0)
             dropped = projection(x)
             torch.manual_seed(0)
-            torch.testing.assert_close(dropped, projection.base(x) + 3.0 * F.dropout(x, 0.5) @ A.T @ B.T,
-                                       rtol=1e-5, atol=1e-5)  # fmt: skip
+            torch.testing.assert_close(
+                dropped, projection.base(x) + 3.0 * F.dropout(x, 0.5) @ A.T @ B.T, rtol=1e-5, atol=1e-5
+            )
             assert not torch.allclose(dropped, full, atol=1e-2)
             torch.testing.assert_close(head(x), head.base(x) + F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
@@ -243,23 +256,39 @@ def test_a_quantised_linear_carries_adapters(quantise) -> None:
 
 
 SPECS = {
-    "a/x/A": TensorSpec((2, 3)), "a/y/A": TensorSpec((3, 3)), "a/x/B": TensorSpec((4, 2)), "b/x/A": TensorSpec((2, 3)),
+    "a/x/A": TensorSpec((2, 3)),
+    "a/y/A": TensorSpec((3, 3)),
+    "a/x/B": TensorSpec((4, 2)),
+    "b/x/A": TensorSpec((2, 3)),
     "b/x/B": TensorSpec((4, 2)),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("chosen", "runs"), [
-    (EVERYTHING, [6 + 9 + 8 + 6 + 8]), (slot("a"), [23]), (slot("b"), [14]), (factor("A"), [15, 6]),
-    (factor("B"), [8, 8]), (factor("B") | slot("b"), [22]), (factor("G"), []),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "runs"),
+    [
+        (EVERYTHING, [6 + 9 + 8 + 6 + 8]),
+        (slot("a"), [23]),
+        (slot("b"), [14]),
+        (factor("A"), [15, 6]),
+        (factor("B"), [8, 8]),
+        (factor("B") | slot("b"), [22]),
+        (factor("G"), []),
+    ],
+    ids=str,
+)
 def test_neighbours_in_the_buffer_become_one_parameter(chosen, runs: list[int]) -> None:
     assert [len(p) for p in FlatState(SPECS, torch.device("cpu")).parameters(chosen)] == runs
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.02, foreach=False),
-    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.02),
-], ids=["adamw", "sgd"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.02, foreach=False),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.02),
+    ],
+    ids=["adamw", "sgd"],
+)
 def test_an_optimiser_on_runs_equals_one_on_single_tensors_bit_for_bit(make) -> None:
     flat = FlatState(SPECS, torch.device("cpu"))
     draw = torch.Generator().manual_seed(0)

@@ -65,8 +65,9 @@ def test_peft_computes_what_was_deployed(kind: str, layout: Layout, slots: tuple
     site.model.load(state)
     deployed = Deployment(site.model.dump(slot(*slots)), slots)
     here = logits_here(site, deployed)
-    torch.testing.assert_close(logits_there(site, write(site, deployed, tmp_path, kind), kind), here,
-                               rtol=1e-4, atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(
+        logits_there(site, write(site, deployed, tmp_path, kind), kind), here, rtol=1e-4, atol=1e-5
+    )
     with torch.no_grad():
         assert not torch.allclose(site.logits(site.examples("test").batch(range(6))), here, atol=1e-2)
 
@@ -79,8 +80,9 @@ def test_peft_computes_a_merged_adapter_of_any_space(kind: str, space: str, tmp_
     merged = merge_pair(site.model.dump(slot("shared")), site.model.dump(slot("personal")), {"": 0.3}, space)
     deployed = Deployment(merged, ("merged",))
     here = logits_here(site, deployed)
-    torch.testing.assert_close(logits_there(site, write(site, deployed, tmp_path, kind), kind), here,
-                               rtol=1e-4, atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(
+        logits_there(site, write(site, deployed, tmp_path, kind), kind), here, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -101,9 +103,15 @@ def test_a_classifier_of_two_layers_is_loaded_by_peft_too(tmp_path: Path) -> Non
     def fresh() -> RobertaForSequenceClassification:
         torch.manual_seed(0)
         config = RobertaConfig(
-            vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=20, initializer_range=0.3, id2label={0: "a", 1: "b", 2: "c"},
-        )  # fmt: skip
+            vocab_size=20,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=24,
+            max_position_embeddings=20,
+            initializer_range=0.3,
+            id2label={0: "a", 1: "b", 2: "c"},
+        )
         return RobertaForSequenceClassification(config).eval()
 
     model = AdaptedModel(fresh())
@@ -129,9 +137,15 @@ def test_peft_loads_a_classifier_whose_head_was_not_trained(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("r", 3), ("lora_alpha", 5), ("use_rslora", True), ("use_dora", True), ("rank_pattern", {"q_proj": 1}),
-     ("alpha_pattern", {"q_proj": 1})],
-)  # fmt: skip
+    [
+        ("r", 3),
+        ("lora_alpha", 5),
+        ("use_rslora", True),
+        ("use_dora", True),
+        ("rank_pattern", {"q_proj": 1}),
+        ("alpha_pattern", {"q_proj": 1}),
+    ],
+)
 def test_a_checkpoint_of_another_adapter_is_refused_by_the_name_of_the_field(
     field: str, value: Any, tmp_path: Path
 ) -> None:

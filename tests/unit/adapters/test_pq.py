@@ -27,8 +27,10 @@ PQ = factor("P", "Q")
 
 
 def pq_layout(rank: int = 3, blocks: int = 1, gate: object = None) -> Layout:
-    slots = (Slot(BASIS, rank, 2.0 * rank, head=False, form=Basis(blocks)),
-             *(Slot(name, rank, 2.0 * rank, form=PQLora(blocks)) for name in BOTH))  # fmt: skip
+    slots = (
+        Slot(BASIS, rank, 2.0 * rank, head=False, form=Basis(blocks)),
+        *(Slot(name, rank, 2.0 * rank, form=PQLora(blocks)) for name in BOTH),
+    )
     return Layout(slots, BOTH, gate=gate or ScalarGate())  # type: ignore[arg-type]
 
 
@@ -40,15 +42,28 @@ def span(B: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("count", "blocks", "expected"),
     [
-        (16, 2, [7, 15]), (16, 4, [3, 7, 11, 15]), (16, 8, [1, 3, 5, 7, 9, 11, 13, 15]),
-        (24, 2, [11, 23]), (24, 4, [5, 11, 17, 23]), (24, 8, [2, 5, 8, 11, 14, 17, 20, 23]),
-        (28, 2, [13, 27]), (28, 4, [6, 13, 20, 27]), (28, 8, [2, 5, 8, 11, 14, 17, 20, 27]),
-        (32, 2, [15, 31]), (32, 4, [7, 15, 23, 31]), (32, 8, [3, 7, 11, 15, 19, 23, 27, 31]),
-        (36, 2, [17, 35]), (36, 4, [8, 17, 26, 35]),
-        (36, 8, [3, 7, 11, 15, 19, 23, 27, 35]), (22, 4, [4, 9, 14, 21]), (30, 4, [6, 13, 20, 29]),
-        (5, 5, [0, 1, 2, 3, 4]), (5, 1, [4]), (5, 0, []),
+        (16, 2, [7, 15]),
+        (16, 4, [3, 7, 11, 15]),
+        (16, 8, [1, 3, 5, 7, 9, 11, 13, 15]),
+        (24, 2, [11, 23]),
+        (24, 4, [5, 11, 17, 23]),
+        (24, 8, [2, 5, 8, 11, 14, 17, 20, 23]),
+        (28, 2, [13, 27]),
+        (28, 4, [6, 13, 20, 27]),
+        (28, 8, [2, 5, 8, 11, 14, 17, 20, 27]),
+        (32, 2, [15, 31]),
+        (32, 4, [7, 15, 23, 31]),
+        (32, 8, [3, 7, 11, 15, 19, 23, 27, 31]),
+        (36, 2, [17, 35]),
+        (36, 4, [8, 17, 26, 35]),
+        (36, 8, [3, 7, 11, 15, 19, 23, 27, 35]),
+        (22, 4, [4, 9, 14, 21]),
+        (30, 4, [6, 13, 20, 29]),
+        (5, 5, [0, 1, 2, 3, 4]),
+        (5, 1, [4]),
+        (5, 0, []),
     ],
-)  # fmt: skip
+)
 def test_blocks_are_placed_as_equation_6_says(count: int, blocks: int, expected: list[int]) -> None:
     """The table of section 2.4; 22 and 30 blocks are where Algorithm 2 would differ."""
     assert placement(blocks, count) == expected

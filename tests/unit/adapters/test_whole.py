@@ -60,7 +60,10 @@ def test_a_model_directory_gives_the_logits_of_the_slot(kind: str, tmp_path: Pat
     for client in ("a", "b"):
         write_model(tmp_path / client, Deployment(state, ("shared",)), site.model, tmp_path / "source", tmp_path / "p")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
-        "config.json", "model.safetensors", "tokenizer.json"]  # fmt: skip
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert (tmp_path / "a" / "model.safetensors").samefile(tmp_path / "b" / "model.safetensors")
     loader = getattr(transformers, type(tiny_model(kind)).__name__)
     loaded, info = loader.from_pretrained(tmp_path / "a", attn_implementation="eager", output_loading_info=True)
@@ -88,8 +91,13 @@ def test_an_adapter_on_a_changed_backbone_is_the_same_in_PEFT_on_the_written_mod
     from befit.runs.model_io import folded
 
     with folded(deployed, site.model):
-        write_adapter(tmp_path / "adapter", without_whole(deployed, site.model), site.model, base="model",
-                      task="text-classification")  # fmt: skip
+        write_adapter(
+            tmp_path / "adapter",
+            without_whole(deployed, site.model),
+            site.model,
+            base="model",
+            task="text-classification",
+        )
     base = BertForSequenceClassification.from_pretrained(tmp_path / "model", attn_implementation="eager")
     theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     batch = site.examples("test").batch(torch.arange(4))

@@ -95,9 +95,18 @@ def test_codes_tell_the_user_s_mistakes_from_the_world_s():
     missing.__cause__ = FileNotFoundError(2, "No such file")
     codes = [
         exit_code(error)
-        for error in (ConfigError(["x"]), DataError("x"), PayloadMismatch("x"), RunError("x"), missing,
-                      full_disk, NotEnoughReplies("x"), OSError(28, "x"), ValueError("a defect"))
-    ]  # fmt: skip
+        for error in (
+            ConfigError(["x"]),
+            DataError("x"),
+            PayloadMismatch("x"),
+            RunError("x"),
+            missing,
+            full_disk,
+            NotEnoughReplies("x"),
+            OSError(28, "x"),
+            ValueError("a defect"),
+        )
+    ]
     assert codes == [2, 2, 2, 2, 2, 1, 1, 1, 1]
 
 
@@ -301,10 +310,24 @@ def test_a_client_s_name_is_not_markup():
 
 
 def test_bytes_of_a_clients_run_are_those_of_every_round_which_a_cohort_does_not_have():
-    found = {"method": "fedit", "baselines": [], "clients": 3, "cohort": 2, "train_examples": 9, "families": [],
-             "model": "m", "backbone_parameters": 1, "trainable_parameters": 1, "adapted_modules": 1, "memory_mib": 1.0,
-             "memory_parts_mib": {}, "bytes_up_per_round": 1, "bytes_down_per_round": 1, "bytes_up_total": 2,
-             "bytes_down_total": 2}  # fmt: skip
+    found = {
+        "method": "fedit",
+        "baselines": [],
+        "clients": 3,
+        "cohort": 2,
+        "train_examples": 9,
+        "families": [],
+        "model": "m",
+        "backbone_parameters": 1,
+        "trainable_parameters": 1,
+        "adapted_modules": 1,
+        "memory_mib": 1.0,
+        "memory_parts_mib": {},
+        "bytes_up_per_round": 1,
+        "bytes_down_per_round": 1,
+        "bytes_up_total": 2,
+        "bytes_down_total": 2,
+    }
     assert dict(_check_rows(found))["a client's run"].endswith("down, if it takes part in every round")
     assert dict(_check_rows({**found, "cohort": None}))["a client's run"].endswith("down")
 

@@ -25,8 +25,14 @@ def call(*arguments, code=0):
 def small():
     a = tuple({"id": f"a{i}", "text": "t", "label": label} for i, label in enumerate([0, 0, 0, 1]))
     b = tuple({"id": f"b{i}", "text": "t", "label": 1} for i in range(2))
-    return Federation("two <b>", "1", "text-classification", (ClientData("a", a, (), b), ClientData("b", b)),
-                      label_names=("no", "yes"), newcomers=(ClientData("c", (), (), a),))  # fmt: skip
+    return Federation(
+        "two <b>",
+        "1",
+        "text-classification",
+        (ClientData("a", a, (), b), ClientData("b", b)),
+        label_names=("no", "yes"),
+        newcomers=(ClientData("c", (), (), a),),
+    )
 
 
 def test_counts_are_by_label_and_split():
@@ -79,8 +85,13 @@ def test_the_page_holds_everything_and_escapes_names(tmp_path):
 def test_the_picture_is_darker_where_a_client_has_more(tmp_path):
     """A cell with everything is drawn dark blue, an empty one white."""
     rows = [tuple({"id": f"{i}", "text": "t", "label": at} for i in range(3)) for at in range(2)]
-    made = Federation("x", "1", "text-classification", tuple(ClientData(str(at), row) for at, row in enumerate(rows)),
-                      label_names=("no", "yes"))  # fmt: skip
+    made = Federation(
+        "x",
+        "1",
+        "text-classification",
+        tuple(ClientData(str(at), row) for at, row in enumerate(rows)),
+        label_names=("no", "yes"),
+    )
     pixels = np.asarray(Image.open(io.BytesIO(partition_png(overview(made)))).convert("RGB")).astype(int)
     assert (np.abs(pixels - [8, 48, 107]).sum(axis=2) < 12).sum() > 1000  # the darkest of matplotlib's Blues
     call("digits", "--out", tmp_path / "map.png")

@@ -27,9 +27,17 @@ def client(round_, done, run="potara", stage="federate", span=1):
 
 def round_over(round_, run="potara", stage="federate", rounds=60, failed=0, bytes_up=0):
     return {
-        "kind": "round", "run": run, "stage": stage, "round": round_, "rounds": rounds, "clients": 10 - failed,
-        "failed": failed, "loss": 0.5, "bytes_up": bytes_up, "bytes_down": bytes_up,
-    }  # fmt: skip
+        "kind": "round",
+        "run": run,
+        "stage": stage,
+        "round": round_,
+        "rounds": rounds,
+        "clients": 10 - failed,
+        "failed": failed,
+        "loss": 0.5,
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_up,
+    }
 
 
 @pytest.fixture
@@ -137,8 +145,16 @@ def test_failures_are_told_at_once_but_not_for_ever(clock):
     progress = watch(clock)
     progress(started())
     for number in range(100):
-        progress({"kind": "failure", "run": "potara", "client": f"[b]c{number}", "stage": "federate", "round": 3,
-                  "reason": "refused: norm 1e9"})  # fmt: skip
+        progress(
+            {
+                "kind": "failure",
+                "run": "potara",
+                "client": f"[b]c{number}",
+                "stage": "federate",
+                "round": 3,
+                "reason": "refused: norm 1e9",
+            }
+        )
     text = shown(progress)
     assert "potara federate round 3: left out [b]c0: refused: norm 1e9" in text
     assert text.count("left out") == 5 and "further failures" in text

@@ -127,13 +127,22 @@ def test_benchmarks_are_listed_with_their_arguments():
 
 
 def test_benchmark_arguments_are_checked_with_the_rest():
-    done = call("check", CONFIGS / "digits-potara.yaml", "benchmark.cleints=3", "benchmark.alpha=a", "train.lr=0",
-                "benchmark.version=99")  # fmt: skip
+    done = call(
+        "check",
+        CONFIGS / "digits-potara.yaml",
+        "benchmark.cleints=3",
+        "benchmark.alpha=a",
+        "train.lr=0",
+        "benchmark.version=99",
+    )
     assert done.exit_code == 2
     for problem in (
-        "4 problems", "benchmark.cleints: unknown key for digits. Did you mean: clients?",
-        'benchmark.alpha: must be a number, got "a"', "benchmark.version: digits is at version", "train.lr: must be",
-    ):  # fmt: skip
+        "4 problems",
+        "benchmark.cleints: unknown key for digits. Did you mean: clients?",
+        'benchmark.alpha: must be a number, got "a"',
+        "benchmark.version: digits is at version",
+        "train.lr: must be",
+    ):
         assert problem in done.stderr
 
 

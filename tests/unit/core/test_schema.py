@@ -23,12 +23,33 @@ def test_what_is_written_as_yaml_is_read_back_with_its_types(mapping):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001), ("1E5", 1e5), ("-2.5e+3", -2500.0), (".5", 0.5), ("5.", 5.0), ("1.0", 1.0), ("1", 1),
-        ("-7", -7), ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("012", "012"), ("1:30", "1:30"),
-        ("2026-01-01", "2026-01-01"), ("1_000", "1_000"), ("~", None), ("", None), ("null", None), ("e5", "e5"),
-        (".inf", math.inf), ("1.2.3", "1.2.3"), ("0x1F", "0x1F"), ("-", "-"), ("=", "="),
+        ("1e-3", 0.001),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1.0", 1.0),
+        ("1", 1),
+        ("-7", -7),
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("012", "012"),
+        ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("1_000", "1_000"),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("e5", "e5"),
+        (".inf", math.inf),
+        ("1.2.3", "1.2.3"),
+        ("0x1F", "0x1F"),
+        ("-", "-"),
+        ("=", "="),
     ],
-)  # fmt: skip
+)
 def test_scalars_are_read_as_people_mean_them(text, value):
     found = parse_yaml(f"key: {text}" if text != "-" else 'key: "-"')["key"]
     assert found == value and type(found) is type(value)

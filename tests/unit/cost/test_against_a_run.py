@@ -27,11 +27,17 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
     found: dict[str, dict[str, Ledger]] = {}
     first, *others = ({"name": name, **LITTLE.get(name, {})} for name in method_names())
     for dtype in ("float32", "bfloat16"):
-        experiment = load_experiment({
-            "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
-            "method": first, "baselines": others, "wire": {"dtype": dtype},
-            "train": {"max_steps": 1}, "federation": {"rounds": ROUNDS}, "report": {"plots": False},
-        })  # fmt: skip
+        experiment = load_experiment(
+            {
+                "benchmark": {"name": "digits", "clients": len(CLIENTS), "alpha": 10.0},
+                "method": first,
+                "baselines": others,
+                "wire": {"dtype": dtype},
+                "train": {"max_steps": 1},
+                "federation": {"rounds": ROUNDS},
+                "report": {"plots": False},
+            }
+        )
         path = run(experiment, out=tmp_path_factory.mktemp("run") / dtype).path
         folders = [path, *(path / "baselines" / label for label in run_names(experiment)[1:])]
         found[dtype] = {name: dict(_lines(folder)) for name, folder in zip(method_names(), folders, strict=True)}

@@ -11,26 +11,45 @@ from befit.cost.architecture import builtin_architectures, find_architecture
 
 # Parameters as published: the safetensors metadata of the checkpoints, for ViT and mBERT the backbones without a head.
 PUBLISHED = {
-    "vit-b-16": 85_798_656, "mbert": 177_853_440, "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824,
-    "llama-3.1-8b": 8_030_261_248, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304,
-    "qwen2.5-3b": 3_085_938_688, "qwen3-4b": 4_022_468_096,
+    "vit-b-16": 85_798_656,
+    "mbert": 177_853_440,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen3-4b": 4_022_468_096,
     # Published as 1.4B only. 2*32000*2048 + 24*(4*2048^2 + 3*2048*5632 + 2*2048) + 2048, embeddings not tied.
     "mobilellama-1.4b": 1_364_297_728,
     # The language model, CLIP ViT-L/14-336 (303,507,456) and the projector 1024 -> d -> d with biases (FedMosaic
     # specification, section 7).
-    "llava-llama-3.2-1b": 1_545_617_408, "llava-llama-3.2-3b": 3_528_846_336, "llava-llama-3.1-8b": 8_354_748_416,
-    "llava-qwen2.5-0.5b": 799_262_336, "llava-qwen2.5-1.5b": 1_851_156_992, "llava-qwen2.5-3b": 3_395_741_696,
-}  # fmt: skip
+    "llava-llama-3.2-1b": 1_545_617_408,
+    "llava-llama-3.2-3b": 3_528_846_336,
+    "llava-llama-3.1-8b": 8_354_748_416,
+    "llava-qwen2.5-0.5b": 799_262_336,
+    "llava-qwen2.5-1.5b": 1_851_156_992,
+    "llava-qwen2.5-3b": 3_395_741_696,
+}
 # Width of the residual stream, of all queries, and of all keys: hidden, heads * head_dim, kv heads * head_dim.
 WIDTHS = {
-    "vit-b-16": (768, 768, 768), "mbert": (768, 768, 768), "llama-3.2-1b": (2048, 2048, 512),
-    "llama-3.2-3b": (3072, 3072, 1024), "llama-3.1-8b": (4096, 4096, 1024), "qwen2.5-0.5b": (896, 896, 128),
-    "qwen2.5-1.5b": (1536, 1536, 256), "qwen2.5-3b": (2048, 2048, 256), "qwen3-4b": (2560, 4096, 1024),
+    "vit-b-16": (768, 768, 768),
+    "mbert": (768, 768, 768),
+    "llama-3.2-1b": (2048, 2048, 512),
+    "llama-3.2-3b": (3072, 3072, 1024),
+    "llama-3.1-8b": (4096, 4096, 1024),
+    "qwen2.5-0.5b": (896, 896, 128),
+    "qwen2.5-1.5b": (1536, 1536, 256),
+    "qwen2.5-3b": (2048, 2048, 256),
+    "qwen3-4b": (2560, 4096, 1024),
     "mobilellama-1.4b": (2048, 2048, 2048),
-    "llava-llama-3.2-1b": (2048, 2048, 512), "llava-llama-3.2-3b": (3072, 3072, 1024),
-    "llava-llama-3.1-8b": (4096, 4096, 1024), "llava-qwen2.5-0.5b": (896, 896, 128),
-    "llava-qwen2.5-1.5b": (1536, 1536, 256), "llava-qwen2.5-3b": (2048, 2048, 256),
-}  # fmt: skip
+    "llava-llama-3.2-1b": (2048, 2048, 512),
+    "llava-llama-3.2-3b": (3072, 3072, 1024),
+    "llava-llama-3.1-8b": (4096, 4096, 1024),
+    "llava-qwen2.5-0.5b": (896, 896, 128),
+    "llava-qwen2.5-1.5b": (1536, 1536, 256),
+    "llava-qwen2.5-3b": (2048, 2048, 256),
+}
 
 
 def test_every_architecture_has_its_published_number_here():

@@ -20,8 +20,13 @@ def rows(*names, targets="auto", sets=(), model="digits-vit", **options):
 @pytest.mark.parametrize("name", method_names())
 def test_the_numbers_are_those_of_a_check(name):
     """The same method on the same model: digits has ten classes, and its task head is trained."""
-    settings = {"benchmark": {"name": "digits", "clients": 3}, "method": name, "baselines": [],
-                "federation": {"rounds": 5}, "wire": {"dtype": "bfloat16"}}  # fmt: skip
+    settings = {
+        "benchmark": {"name": "digits", "clients": 3},
+        "method": name,
+        "baselines": [],
+        "federation": {"rounds": 5},
+        "wire": {"dtype": "bfloat16"},
+    }
     checked = estimate(load_experiment(settings))
     row = rows(name, rounds=5, labels=10, dtype="bfloat16")[name]
     assert row["backbone_parameters"] == checked["backbone_parameters"]
@@ -94,8 +99,10 @@ def test_savings_count_against_the_first_method():
 def test_stages_add_up_to_the_totals():
     row = rows("potara", sets=("rounds_fedit=4", "rounds_local=3"))["potara"]
     assert [(one["name"], one["rounds"], one["federated"]) for one in row["stages"]] == [
-        ("local", 3, False), ("federate", 4, True), ("merge", 1, False),
-    ]  # fmt: skip
+        ("local", 3, False),
+        ("federate", 4, True),
+        ("merge", 1, False),
+    ]
     for way in ("upload", "download"):
         parts = sum(one["rounds"] * one[f"{way}_bytes_per_round"] for one in row["stages"])
         assert parts == row[f"{way}_bytes_total"]

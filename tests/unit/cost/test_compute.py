@@ -17,9 +17,13 @@ from befit.protocol.work import Work
 LLAVA_3B = "llava-llama-3.2-3b"
 # Entries of one LoRA of rank 128 on all seven linear layers of every block (section 7): none on tower or projector.
 ADAPTER = {
-    "llava-llama-3.2-1b": 90_177_536, "llava-llama-3.2-3b": 194_510_848, "llava-llama-3.1-8b": 335_544_320,
-    "llava-qwen2.5-0.5b": 70_385_664, "llava-qwen2.5-1.5b": 147_718_144, "llava-qwen2.5-3b": 239_468_544,
-}  # fmt: skip
+    "llava-llama-3.2-1b": 90_177_536,
+    "llava-llama-3.2-3b": 194_510_848,
+    "llava-llama-3.1-8b": 335_544_320,
+    "llava-qwen2.5-0.5b": 70_385_664,
+    "llava-qwen2.5-1.5b": 147_718_144,
+    "llava-qwen2.5-3b": 239_468_544,
+}
 BOTH = ("shared", "personal")
 
 
@@ -43,7 +47,7 @@ TABLE_15 = {
     "FedDAT": (2.564, [Work(BOTH), Work(("shared",), own("shared")), Work(BOTH, own("personal"))]),
     # As published, one backward pass: (2N + 3n) + (N + n). Both adapters train, so an honest count is 2.000.
     "FedSim": (1.487, [Work(("shared",), own("shared")), Work(("personal",))]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLE_15)

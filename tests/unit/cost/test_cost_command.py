@@ -69,8 +69,18 @@ def test_a_method_that_sends_more_says_how_many_times_as_much():
 
 
 def test_the_table_has_a_row_for_each_method_and_one_unit_a_column():
-    done = call(*LLAMA, "--method", "fedit", "--method", "fedsa", "--method", "potara", "--set", "rounds_fedit=50",
-                env={"COLUMNS": "100"})  # fmt: skip
+    done = call(
+        *LLAMA,
+        "--method",
+        "fedit",
+        "--method",
+        "fedsa",
+        "--method",
+        "potara",
+        "--set",
+        "rounds_fedit=50",
+        env={"COLUMNS": "100"},
+    )
     assert done.exit_code == 0
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
     assert lines["fedit"][1:] == ["3,211,264", "12.8", "7,707.0", "7,707.0", "1.000", "1.000", "0.0%"]
@@ -80,8 +90,9 @@ def test_the_table_has_a_row_for_each_method_and_one_unit_a_column():
 
 
 def test_a_single_method_shows_its_stages_and_all_clients():
-    done = call("--model", "digits-vit", "--method", "potara", "--labels", "10", "--clients", "3",
-                "--set", "rounds_local=7")  # fmt: skip
+    done = call(
+        "--model", "digits-vit", "--method", "potara", "--labels", "10", "--clients", "3", "--set", "rounds_local=7"
+    )
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["local", "7", "0.0", "0.0"] in lines
     assert ["merge", "1", "0.0", "35.4"] in lines  # 2 * 4,096 + 650 entries of 4 bytes
@@ -98,9 +109,14 @@ def test_mistakes_are_one_message_and_code_2():
     done = call("--rounds", 0, "--clients", 0, "--labels", 0, "--targets", "q_proj,,", "--method", "potra")
     assert done.exit_code == 2 and done.stdout == ""
     assert done.stderr.startswith("ConfigError: 6 problems in the command\n")
-    for words in ("--model: is required", "--rounds: must be 1 or more, got 0", "--clients:", "--labels:",
-                  '--targets: must be names with commas between, such as q_proj,v_proj, got "q_proj,,"',
-                  "Did you mean: potara?"):  # fmt: skip
+    for words in (
+        "--model: is required",
+        "--rounds: must be 1 or more, got 0",
+        "--clients:",
+        "--labels:",
+        '--targets: must be names with commas between, such as q_proj,v_proj, got "q_proj,,"',
+        "Did you mean: potara?",
+    ):
         assert words in done.stderr
 
 

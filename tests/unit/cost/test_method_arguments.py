@@ -53,8 +53,14 @@ def test_values_are_yaml_and_nested_keys_have_dots(monkeypatch):
 def test_every_mistake_is_named_at_once():
     found = problems(
         ["potara", "fedit", "fedit", "fedsaa"],
-        "rounds_fdit=3", "potara.sampels=3", "fedsa.rank=3", "rank", "potara.rank=zero", "potara.name=x", "name=x",
-    )  # fmt: skip
+        "rounds_fdit=3",
+        "potara.sampels=3",
+        "fedsa.rank=3",
+        "rank",
+        "potara.rank=zero",
+        "potara.name=x",
+        "name=x",
+    )
     assert "method: fedit is named twice" in found
     assert any(one.startswith("method: there is none called 'fedsaa'. Did you mean: fedsa?") for one in found)
     assert "rounds_fdit: unknown key for potara, fedit. Did you mean: rounds_fedit?" in found

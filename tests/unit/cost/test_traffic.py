@@ -60,9 +60,11 @@ def test_the_totals_are_those_of_a_sum_on_paper():
     Up: 144*4 + 40 = 616 in each of 3 rounds. Down: 60*4 = 240 in each of 3, A = 80 in each of 7 + 1.
     """
     assert communication(ByHand(), SPECS, rounds=3, width=4) == {
-        "bytes_up_per_round": 616, "bytes_up_total": 1848,
-        "bytes_down_per_round": 240, "bytes_down_total": 720 + 640,
-    }  # fmt: skip
+        "bytes_up_per_round": 616,
+        "bytes_up_total": 1848,
+        "bytes_down_per_round": 240,
+        "bytes_down_total": 720 + 640,
+    }
 
 
 def test_a_narrower_wire_leaves_integers_as_they_are():
@@ -73,17 +75,17 @@ def test_a_narrower_wire_leaves_integers_as_they_are():
 def test_stages_keep_their_own_rounds_and_say_who_may_send():
     stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
     assert [(one.name, one.rounds, one.federated, sum(one.up.values()), sum(one.down.values())) for one in stages] == [
-        ("alone", 7, False, 0, 80), ("federate", 3, True, 616, 240), ("last", 1, False, 0, 80),
-    ]  # fmt: skip
+        ("alone", 7, False, 0, 80),
+        ("federate", 3, True, 616, 240),
+        ("last", 1, False, 0, 80),
+    ]
 
 
 def test_a_part_is_counted_by_its_keys():
     """The head's 84 entries go up and never down."""
     stages = stage_traffic(ByHand(), SPECS, rounds=3, width=4)
     head = totals(stages, lambda key: "/classifier/" in key)
-    assert head == {
-        "bytes_up_per_round": 336, "bytes_up_total": 1008, "bytes_down_per_round": 0, "bytes_down_total": 0,
-    }  # fmt: skip
+    assert head == {"bytes_up_per_round": 336, "bytes_up_total": 1008, "bytes_down_per_round": 0, "bytes_down_total": 0}
 
 
 def test_slots_are_counted_by_factor_with_the_head_apart():
@@ -99,8 +101,12 @@ def test_slots_are_counted_by_factor_with_the_head_apart():
 def test_a_dense_update_of_a_target_is_no_head():
     dense = Layout((Slot("merged", 2, 4.0, form=DENSE),))
     assert slot_sizes(dense.specs(SHAPES), SHAPES.heads)["merged"] == {
-        "A": 0, "B": 0, "head": 84, "weight": 200, "total": 284,
-    }  # fmt: skip
+        "A": 0,
+        "B": 0,
+        "head": 84,
+        "weight": 200,
+        "total": 284,
+    }
 
 
 def test_a_dtype_that_does_not_exist_is_an_error_and_not_four_bytes():

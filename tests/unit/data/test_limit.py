@@ -35,8 +35,16 @@ def federation() -> Federation:
     return Federation("f", "1", "causal-lm", clients, (), new, records("public", "ccdd"), {"sha256": "0"})
 
 
-FAMILIES = {"s": "large", "t": "large", "u": "large", "v": "small", "w": "small", "x": "small", "y": "large",
-            "z": "small"}  # fmt: skip
+FAMILIES = {
+    "s": "large",
+    "t": "large",
+    "u": "large",
+    "v": "small",
+    "w": "small",
+    "x": "small",
+    "y": "large",
+    "z": "small",
+}
 
 
 def test_the_first_clients_of_each_family_are_kept_and_newcomers_counted_apart() -> None:
@@ -113,8 +121,13 @@ def test_a_limit_of_rounds_that_is_not_set_is_no_other_run() -> None:
 
 def test_settings_that_runs_before_them_did_not_have_make_no_other_run_unless_they_are_set() -> None:
     old = load_experiment(
-        {"method": "fedit", "benchmark": "skills", "evaluate": {"metrics": ["rougeL"]},
-         "families": {"few": {"clients": ["*"], "model": {"id": "x"}}}})  # fmt: skip
+        {
+            "method": "fedit",
+            "benchmark": "skills",
+            "evaluate": {"metrics": ["rougeL"]},
+            "families": {"few": {"clients": ["*"], "model": {"id": "x"}}},
+        }
+    )
     values = deciding(to_dict(old))
     models = [values["model"], values["families"]["few"]["model"]]
     assert not any("long_prompts" in model for model in models) and "wins" not in values["evaluate"]
@@ -155,9 +168,16 @@ def test_a_trial_does_not_replace_the_tables_of_a_whole_comparison(tmp_path: Pat
 
 
 def test_a_limited_run_says_first_that_its_numbers_mean_nothing() -> None:
-    results = {"method": "fedit", "metric": "accuracy", "clients": {"a": {"accuracy": 0.5, "examples": 4}},
-               "summary": {"mean": 0.5}}  # fmt: skip
+    results = {
+        "method": "fedit",
+        "metric": "accuracy",
+        "clients": {"a": {"accuracy": 0.5, "examples": 4}},
+        "summary": {"mean": 0.5},
+    }
     whole = headline_sentences(results)
     said = headline_sentences({**results, "limit": {"clients": 2, "records": 4, "rounds": 1}})
-    assert said == ["Limited to 2 clients of each family, 4 records of each task and 1 round of each stage: such "
-                    "numbers only show that it runs.", *whole]  # fmt: skip
+    assert said == [
+        "Limited to 2 clients of each family, 4 records of each task and 1 round of each stage: such "
+        "numbers only show that it runs.",
+        *whole,
+    ]

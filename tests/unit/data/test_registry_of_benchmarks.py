@@ -20,8 +20,10 @@ def test_every_benchmark_is_listed_with_what_a_person_needs_to_choose():
 
 
 def test_listing_benchmarks_imports_no_heavy_library():
-    code = ("import sys; from befit.data import registry; registry.names(); "
-            "print([m for m in ('torch', 'sklearn', 'babel', 'datasets', 'pyarrow') if m in sys.modules])")  # fmt: skip
+    code = (
+        "import sys; from befit.data import registry; registry.names(); "
+        "print([m for m in ('torch', 'sklearn', 'babel', 'datasets', 'pyarrow') if m in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

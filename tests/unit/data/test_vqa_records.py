@@ -61,8 +61,13 @@ def test_every_spelling_gives_the_same_record(folder):
 
 
 def test_parquet_holds_images_as_bytes(folder):
-    rows = [llava("<image><image>Same? Choice list:[yes, no]", "no",
-                  images=[{"bytes": png(1), "path": None}, {"bytes": png(2), "path": None}])]  # fmt: skip
+    rows = [
+        llava(
+            "<image><image>Same? Choice list:[yes, no]",
+            "no",
+            images=[{"bytes": png(1), "path": None}, {"bytes": png(2), "path": None}],
+        )
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet")
     (record,) = read(folder / "a.parquet")
     assert record["images"] == [png(1), png(2)] and record["choices"] == ["yes", "no"]
@@ -73,8 +78,12 @@ def test_text_alone_needs_no_image_and_what_else_a_row_says_is_kept(folder):
     (record,) = read(write(folder, row))
     talk = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "two"}]
     assert {key: record[key] for key in record if key != "id"} == {
-        "images": [], "conversation": talk, "form": "open", "metric": "token_f1_pooled", "task": "count",
-    }  # fmt: skip
+        "images": [],
+        "conversation": talk,
+        "form": "open",
+        "metric": "token_f1_pooled",
+        "task": "count",
+    }
 
 
 def test_columns_may_have_other_names_and_must_be_there(folder):
@@ -109,12 +118,19 @@ def test_the_answers_that_a_question_lists_are_found_in_six_spellings(question, 
 
 
 def test_a_list_in_a_question_makes_choices_only_where_the_answer_is_among_them(folder):
-    rows = [llava("Which? Choice list:[a, b]", "b"), llava("Describe [a, b].\n[a, b]", "a long text"),
-            llava("Which?", "x", choices=["x", "y"]), llava("Choice list:[a, b]", "a", form="open")]  # fmt: skip
+    rows = [
+        llava("Which? Choice list:[a, b]", "b"),
+        llava("Describe [a, b].\n[a, b]", "a long text"),
+        llava("Which?", "x", choices=["x", "y"]),
+        llava("Choice list:[a, b]", "a", form="open"),
+    ]
     found = read(write(folder, *rows))
     assert [(record["form"], record.get("choices")) for record in found] == [
-        ("choice", ["a", "b"]), ("open", None), ("choice", ["x", "y"]), ("open", None),
-    ]  # fmt: skip
+        ("choice", ["a", "b"]),
+        ("open", None),
+        ("choice", ["x", "y"]),
+        ("open", None),
+    ]
     assert found[0]["conversation"][0]["content"] == "Which? Choice list:[a, b]"
 
 

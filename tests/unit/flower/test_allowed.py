@@ -30,11 +30,16 @@ from befit.protocol.registry import METHODS, MethodEntry, build_method, get_meth
 Make = Callable[..., Experiment]
 # Text that travels because it names no place: each was looked at.
 TEXTS = {
-    "model.id", "model.revision",  # which the site compares with its own list
+    "model.id",
+    "model.revision",  # which the site compares with its own list
     "model.prompt",  # a template; only {instruction} and {input} are replaced
-    "data.columns", "data.label_names", "adapter.targets", "evaluate.metrics",  # names that are looked up
-    "benchmark.name", "benchmark.version",
-}  # fmt: skip
+    "data.columns",
+    "data.label_names",
+    "adapter.targets",
+    "evaluate.metrics",  # names that are looked up
+    "benchmark.name",
+    "benchmark.version",
+}
 PLACES = {"hub", "public", "revisions", "root", "scenario", "tasks"}  # arguments of benchmarks
 
 
@@ -93,8 +98,13 @@ def reads(source: str = "") -> Any:
     return build_method("local")
 
 
-SITE = SiteFile("a", "/mine", models={"m": "digits-vit", "o/m": "o/m", "o/n": "o/n@abc"}, methods=["fedp2eft"],
-                benchmarks=["sni-10", "hflb"])  # fmt: skip
+SITE = SiteFile(
+    "a",
+    "/mine",
+    models={"m": "digits-vit", "o/m": "o/m", "o/n": "o/n@abc"},
+    methods=["fedp2eft"],
+    benchmarks=["sni-10", "hflb"],
+)
 DATA = {"task": "causal-lm"}
 
 
@@ -141,22 +151,41 @@ def test_what_is_no_configuration_is_refused(settings: Any) -> None:
 
 def test_the_site_says_where_a_benchmark_reads_and_which_revision_it_takes() -> None:
     site = dataclasses.replace(SITE, benchmarks={"sni-10": {"root": "/mine/sni", "tasks": ["task1"]}})
-    settings = {"model": {"id": "o/n", "revision": "abc"}, "federation": {"rounds": 1, "seed": 0},
-                "benchmark": {"name": "sni-10", "train": 9}}  # fmt: skip
+    settings = {
+        "model": {"id": "o/n", "revision": "abc"},
+        "federation": {"rounds": 1, "seed": 0},
+        "benchmark": {"name": "sni-10", "train": 9},
+    }
     mine = experiment_here(settings, {"name": "fedp2eft"}, site)
     assert mine.benchmark is not None
     assert {key: mine.benchmark.arguments[key] for key in ("root", "tasks", "train", "hub")} == {
-        "root": "/mine/sni", "tasks": ["task1"], "train": 9, "hub": False
-    }  # fmt: skip
+        "root": "/mine/sni",
+        "tasks": ["task1"],
+        "train": 9,
+        "hub": False,
+    }
     assert (mine.model.id, mine.model.revision) == ("o/n", "abc")
 
 
 def test_places_of_the_server_are_not_sent(experiment: Make) -> None:
-    settings = settings_of(load_experiment({
-        "benchmark": {"name": "sni-10", "root": "/servers/own", "train": 9}, "model": {"id": "m"}, "method": "fedit",
-    }))  # fmt: skip
-    assert settings["benchmark"] == {"name": "sni-10", "version": "1", "train": 9, "val": 50, "test": 50, "seed": 42,
-                                     "one_per_category": False}  # fmt: skip
+    settings = settings_of(
+        load_experiment(
+            {
+                "benchmark": {"name": "sni-10", "root": "/servers/own", "train": 9},
+                "model": {"id": "m"},
+                "method": "fedit",
+            }
+        )
+    )
+    assert settings["benchmark"] == {
+        "name": "sni-10",
+        "version": "1",
+        "train": 9,
+        "val": 50,
+        "test": 50,
+        "seed": 42,
+        "one_per_category": False,
+    }
     assert "/servers" not in str(settings)
 
 

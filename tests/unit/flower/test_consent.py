@@ -116,9 +116,16 @@ def test_paths_of_a_site_file_count_from_its_folder(tmp_path: Path) -> None:
 
 
 def request_of(experiment: Experiment, **changes: Any) -> bytes:
-    header = {"run": "r", "label": "fedit", "settings": settings_of(experiment), "method": experiment.method,
-              "client": "client-00", "at": {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1},
-              "scalars": {}, "split": "test"}  # fmt: skip
+    header = {
+        "run": "r",
+        "label": "fedit",
+        "settings": settings_of(experiment),
+        "method": experiment.method,
+        "client": "client-00",
+        "at": {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1},
+        "scalars": {},
+        "split": "test",
+    }
     do = changes.pop("do", "train")
     return ask(do, {**header, **changes}, {})
 
@@ -146,12 +153,20 @@ def test_the_text_of_an_error_stays_at_the_site_unless_its_file_says_otherwise(
     experiment: Make, tmp_path: Path
 ) -> None:
     """A file that is missing: the message names its path, which is no business of the server's."""
-    settings = {"model": {"id": "digits-vit"}, "data": {"task": "image-classification", "label_names": ["a", "b"]},
-                "federation": {"rounds": 1, "seed": 0}}  # fmt: skip
+    settings = {
+        "model": {"id": "digits-vit"},
+        "data": {"task": "image-classification", "label_names": ["a", "b"]},
+        "federation": {"rounds": 1, "seed": 0},
+    }
     told = {}
     for errors in ("kind", "text"):
-        site = SiteFile("client-00", "/no/such/file.csv", models={"digits-vit": "digits-vit"}, errors=errors,
-                        state=str(tmp_path / errors))  # fmt: skip
+        site = SiteFile(
+            "client-00",
+            "/no/such/file.csv",
+            models={"digits-vit": "digits-vit"},
+            errors=errors,
+            state=str(tmp_path / errors),
+        )
         request = request_of(experiment(model={"id": "digits-vit"}), settings=settings, do="hello")
         with pytest.raises(Lost) as lost:
             checked(Desk(site).answer(request), {})

@@ -51,18 +51,24 @@ def test_the_app_is_what_flower_accepts_and_holds_the_same_experiment(experiment
 
 def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
     values = {
-        "name": "own", "model": {"id": "some/encoder"}, "method": "fedit", "engine": {"kind": "flower"},
+        "name": "own",
+        "model": {"id": "some/encoder"},
+        "method": "fedit",
+        "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "label_names": ["a", "b"], "clients": {"x": "secret/place"}},
-    }  # fmt: skip
+    }
     assert write_app(load_experiment(values), tmp_path / "app", tmp_path / "run") == ["x"]
     assert all("secret" not in path.read_text() for path in (tmp_path / "app").rglob("*.*"))
 
 
 def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
     values = {
-        "name": "own", "model": {"id": "some/encoder"}, "method": "fedit", "engine": {"kind": "flower"},
+        "name": "own",
+        "model": {"id": "some/encoder"},
+        "method": "fedit",
+        "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "clients": "data"},
-    }  # fmt: skip
+    }
     with pytest.raises(ConfigError) as refused:
         write_app(load_experiment(values), tmp_path / "app", tmp_path / "run")
     assert [problem.split(":")[0] for problem in refused.value.problems] == ["data.clients", "data.label_names"]

@@ -64,10 +64,16 @@ def test_a_run_goes_on_without_a_site_that_lies_beside_its_arrays(
 
 
 TRUE = {
-    "client": "a", "backbone": "b", "data": "d", "version": "1", "examples": [3, 0, 1],
-    "report": {"loss": 1.0, "steps": 2}, "scalars": {"rank": 8, "names": ["x"]},
-    "metrics": {"accuracy": 0.5, "loss": 1}, "cost": {"seconds": 1.5, "peak_memory_mib": 2},
-}  # fmt: skip
+    "client": "a",
+    "backbone": "b",
+    "data": "d",
+    "version": "1",
+    "examples": [3, 0, 1],
+    "report": {"loss": 1.0, "steps": 2},
+    "scalars": {"rank": 8, "names": ["x"]},
+    "metrics": {"accuracy": 0.5, "loss": 1},
+    "cost": {"seconds": 1.5, "peak_memory_mib": 2},
+}
 
 
 def read(said: dict[str, Any]) -> None:

@@ -50,8 +50,10 @@ def test_numbers_are_the_same_in_bfloat16(
     remote = run_over(grid, experiment("fedit", **wire), tmp_path / "remote", poll_s=0.01).path
     local = run(experiment("fedit", {"store": "disk"}, **wire), out=tmp_path / "local").path
     assert same(server_memory(remote), server_memory(local))
-    up = [sum(line["bytes_up"] for line in map(json.loads, (path / "ledger.jsonl").read_text().splitlines()))
-          for path in (remote, local)]  # fmt: skip
+    up = [
+        sum(line["bytes_up"] for line in map(json.loads, (path / "ledger.jsonl").read_text().splitlines()))
+        for path in (remote, local)
+    ]
     assert up[0] == up[1]
 
 
@@ -60,9 +62,13 @@ def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(
 ) -> None:
     """Distillation on the benchmark's public records at the server; both engines know the same of clients."""
     values: dict[str, Any] = {
-        "benchmark": {"name": "digits-vqa", "clients": 2}, "model": {"id": "digits-llava-s"}, "limit": {"records": 2},
-        "train": {"max_steps": 1, "batch_size": 2}, "federation": {"rounds": 1}, "evaluate": {"newcomers": False},
-    }  # fmt: skip
+        "benchmark": {"name": "digits-vqa", "clients": 2},
+        "model": {"id": "digits-llava-s"},
+        "limit": {"records": 2},
+        "train": {"max_steps": 1, "batch_size": 2},
+        "federation": {"rounds": 1},
+        "evaluate": {"newcomers": False},
+    }
     sites = {f"client-0{number}": tmp_path / f"site-{number}" / "site.yaml" for number in range(2)}
     for client, path in sites.items():
         write_site(path.parent, client).write_text(

@@ -80,11 +80,13 @@ def test_a_full_disk_is_an_answer_and_costs_neither_the_worker_nor_the_memory(
     requests = [
         request_of(
             experiment("ditto", model={"id": "digits-vit"}),
-            label="ditto", at={"stage": "federate", "round": number, "rounds": 2, "seed": 0, "span": 1}, run=run,
+            label="ditto",
+            at={"stage": "federate", "round": number, "rounds": 2, "seed": 0, "span": 1},
+            run=run,
         )
         for run in ("r", "unharmed")
         for number in (1, 2)
-    ]  # fmt: skip
+    ]
     assert answered(call(site, requests[0]))["kind"] == "update"
     stamp = (folder / "stamp.json").read_bytes()
     files = {path.name for path in folder.iterdir()}

@@ -26,10 +26,13 @@ def random_updates(
     random = torch.Generator().manual_seed(seed)
     scales = scales or [1.0] * len(ranks)
     return [
-        (torch.randn(d_out, r, generator=random, dtype=torch.float64).to(dtype),
-         torch.randn(r, d_in, generator=random, dtype=torch.float64).to(dtype), s)
+        (
+            torch.randn(d_out, r, generator=random, dtype=torch.float64).to(dtype),
+            torch.randn(r, d_in, generator=random, dtype=torch.float64).to(dtype),
+            s,
+        )
         for r, s in zip(ranks, scales, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def deltas(updates: Updates) -> list[np.ndarray]:

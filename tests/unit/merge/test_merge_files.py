@@ -150,8 +150,9 @@ def test_the_merged_rank_is_the_largest_or_the_one_asked_for(tmp_path: Path) -> 
     torch.testing.assert_close(
         logits(loaded(tmp_path / "large")),
         logits(with_deltas({k: (v + dense_updates(folders[1])[k]) / 2 for k, v in dense_updates(folders[0]).items()})),
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_trimming_whole_adapters_takes_from_small_modules_first(tmp_path: Path) -> None:
@@ -209,8 +210,12 @@ def test_task_arithmetic_subtracts_and_means_do_not(tmp_path: Path) -> None:
     one, two, out = map(dense_updates, (*folders, tmp_path / "out"))
     for name, delta in out.items():
         torch.testing.assert_close(delta, one[name] - 0.5 * two[name], rtol=1e-5, atol=1e-5)
-    for weights, words in (([1, -1], "task-arithmetic can subtract"), ([0, 0], "not all zero"), ([1], "one for each"),
-                           ([1, math.nan], "finite")):  # fmt: skip
+    for weights, words in (
+        ([1, -1], "task-arithmetic can subtract"),
+        ([0, 0], "not all zero"),
+        ([1], "one for each"),
+        ([1, math.nan], "finite"),
+    ):
         with pytest.raises(ConfigError, match=words):
             merge_checkpoints(folders, tmp_path / "no", Merge(), weights=weights)
 
@@ -364,8 +369,11 @@ def test_an_adapter_is_replaced_only_by_force_and_other_folders_never(tmp_path: 
     assert (out / WEIGHTS).read_bytes() != before and (out / "notes.txt").read_text() == "mine"
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "thesis.tex").write_text("x")
-    for place, words in ((tmp_path / "documents", "will not be replaced"), (folders[0], "one of the adapters"),
-                         (tmp_path / "documents" / "thesis.tex", "is a file")):  # fmt: skip
+    for place, words in (
+        (tmp_path / "documents", "will not be replaced"),
+        (folders[0], "one of the adapters"),
+        (tmp_path / "documents" / "thesis.tex", "is a file"),
+    ):
         with pytest.raises(ConfigError, match=words):
             merge_checkpoints(folders, place, Merge(), force=True)
 

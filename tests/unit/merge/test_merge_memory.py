@@ -114,10 +114,13 @@ class _Lazy(Payload):
 
 @pytest.mark.parametrize(
     "merge",
-    [Merge("uniform", rule="task-arithmetic"), Merge("uniform", rule="fisher"),
-     Merge("uniform", rule="task-arithmetic", delta_reference="round_start")],
+    [
+        Merge("uniform", rule="task-arithmetic"),
+        Merge("uniform", rule="fisher"),
+        Merge("uniform", rule="task-arithmetic", delta_reference="round_start"),
+    ],
     ids=lambda merge: f"{merge.space}-{merge.rule}-{merge.trim_scope}-{merge.knots_input}-{merge.delta_reference}",
-)  # fmt: skip
+)
 def test_linear_rules_read_each_update_once_and_hold_two_at_most(merge: Merge) -> None:
     """Two: a generator's frame may keep the last one while the next is read."""
     updates = OneAtATime(12, merge.rule == "fisher")

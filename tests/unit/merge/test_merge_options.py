@@ -207,8 +207,11 @@ def test_all_mistakes_are_named_at_once_with_their_path_in_a_configuration() -> 
         parameters_of(method), {"merge": {"density": 2.0, "scale": -1.0, "rank": 3}}, "method."
     )
     assert [problem.split(":")[0] for problem in problems] == [
-        "method.merge.density", "method.merge.rank", "method.merge.density", "method.merge.scale",
-    ]  # fmt: skip
+        "method.merge.density",
+        "method.merge.rank",
+        "method.merge.density",
+        "method.merge.scale",
+    ]
     values, problems = check_values(
         parameters_of(method), {"merge": {"space": "knots", "rule": "ties", "density": 0.3}}, "method."
     )

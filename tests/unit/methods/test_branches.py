@@ -56,8 +56,11 @@ def test_feddpa_never_sends_the_personal_adapter_and_deploys_both(variant: str) 
     for key, tensor in deployed.arrays.items():
         expected = server.arrays.get(key, memory.arrays.get(key))
         assert expected is not None and torch.equal(tensor, expected)
-    assert any(not torch.equal(t, server.arrays[to_slot(k, "shared")]) for k, t in memory.arrays.items()
-               if k.startswith("personal/"))  # fmt: skip
+    assert any(
+        not torch.equal(t, server.arrays[to_slot(k, "shared")])
+        for k, t in memory.arrays.items()
+        if k.startswith("personal/")
+    )
 
 
 def test_feddpa_t_trains_only_the_shared_adapter_in_its_first_round_as_fedit_does() -> None:
@@ -300,8 +303,13 @@ def test_a_language_models_drawn_labels_stay_within_the_answer() -> None:
 
 def test_adapters_of_another_start_are_refused_with_the_field_that_differs() -> None:
     text = "backbone=b; rank=8; alpha=16; targets=q_proj; modules=2; initial values=aa"
-    for field, other in (("rank", "4"), ("alpha", "32"), ("targets", "k_proj"), ("backbone", "c"),
-                         ("initial values", "bb")):  # fmt: skip
+    for field, other in (
+        ("rank", "4"),
+        ("alpha", "32"),
+        ("targets", "k_proj"),
+        ("backbone", "c"),
+        ("initial values", "bb"),
+    ):
         fields = dict(part.split("=") for part in text.split("; ")) | {field: other}
         theirs = "; ".join(f"{name}={value}" for name, value in fields.items())
         with pytest.raises(IncompatibleAdapters, match=rf"client a: {field} is .* and {other} at the federated one\."):
@@ -381,7 +389,9 @@ def _make_right_and_wrong(clients: Clients, right: str, wrong: str) -> None:
             site.loss(batch).backward()
         optimiser.step()
     state = model.dump(slot(right))
-    model.load({
-        to_slot(key, wrong): -20 * tensor if split(key)[2] in ("B", "weight", "bias") else tensor
-        for key, tensor in state.items()
-    })  # fmt: skip
+    model.load(
+        {
+            to_slot(key, wrong): -20 * tensor if split(key)[2] in ("B", "weight", "bias") else tensor
+            for key, tensor in state.items()
+        }
+    )

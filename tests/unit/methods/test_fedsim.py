@@ -60,8 +60,9 @@ def test_logits_are_the_sum_of_two_models_and_so_are_gradients(kind: str) -> Non
             else:
                 expected = one_by_one(site, batch)
                 site.task.loss(expected, batch).backward()
-            gradients.append({key: leaf.grad.clone() for key, leaf in site.model.leaves(EVERYTHING).items()
-                              if leaf.grad is not None})  # fmt: skip
+            gradients.append(
+                {key: leaf.grad.clone() for key, leaf in site.model.leaves(EVERYTHING).items() if leaf.grad is not None}
+            )
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert_near(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
     assert {slot_of(key) for key, grad in gradients[0].items() if grad.any()} == set(BOTH)
@@ -80,8 +81,11 @@ def test_a_text_is_generated_from_the_sum_with_a_cache_for_each_model() -> None:
     for prompt, text in zip(prompts, found, strict=True):
         tokens = list(prompt)
         for _ in range(6):
-            batch = {"input_ids": torch.tensor([tokens]), "attention_mask": torch.ones(1, len(tokens)).long(),
-                     "labels": torch.full((1, len(tokens)), -100)}  # fmt: skip
+            batch = {
+                "input_ids": torch.tensor([tokens]),
+                "attention_mask": torch.ones(1, len(tokens)).long(),
+                "labels": torch.full((1, len(tokens)), -100),
+            }
             with torch.no_grad():
                 following = int(one_by_one(site, batch)[0, -1].argmax())
             if following == task.tokenizer.eos_token_id:
@@ -153,8 +157,9 @@ def test_a_step_is_counted_as_two_models_each_forward_and_backward() -> None:
     """2 (2N + 3n): the paper's 1.487 counts one backward pass."""
     works = method().work()
     assert [(work.active, str(work.trainable)) for work in works] == [
-        (("shared",), str(slot(*BOTH) & slot("shared"))), (("personal",), str(slot(*BOTH) & slot("personal")))
-    ]  # fmt: skip
+        (("shared",), str(slot(*BOTH) & slot("shared"))),
+        (("personal",), str(slot(*BOTH) & slot("personal"))),
+    ]
     assert all(isinstance(work, Work) and work.times == 1 for work in works)
 
 

@@ -161,8 +161,9 @@ def test_turning_the_centre_keeps_its_product_and_never_adds_distance() -> None:
         own, other = ((torch.randn(6, 3, generator=generator), torch.randn(3, 5, generator=generator)) for _ in "ab")
         B, A = align(other, own)
         torch.testing.assert_close(B @ A, other[0] @ other[1], rtol=1e-4, atol=1e-5)
-        before, after = (sum(float((x - y).square().sum()) for x, y in zip(pair, own, strict=True))
-                         for pair in (other, (B, A)))  # fmt: skip
+        before, after = (
+            sum(float((x - y).square().sum()) for x, y in zip(pair, own, strict=True)) for pair in (other, (B, A))
+        )
         assert after <= before + 1e-4
     rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=generator))
     B, A = align((own[0] @ rotation.T, rotation @ own[1]), own)
@@ -202,8 +203,11 @@ def test_distillation_equals_a_loop_over_samples_and_tokens(kind: str, direction
         for own, theirs in tokens:
             p, q = (torch.softmax(x.double() / T, -1) for x in (own, theirs))
             m = (p + q) / 2
-            kl = {"local_global": (p * (p / q).log()).sum(), "global_local": (q * (q / p).log()).sum(),
-                  "js": ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2}[direction]  # fmt: skip
+            kl = {
+                "local_global": (p * (p / q).log()).sum(),
+                "global_local": (q * (q / p).log()).sum(),
+                "js": ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2,
+            }[direction]
             total += float(kl) / len(tokens) / 4
     with model.active("personal"):
         found = float(Distil("shared", T, direction).bind(site)(batch, logits))  # type: ignore[arg-type]

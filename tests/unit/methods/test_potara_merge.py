@@ -47,8 +47,9 @@ def delta(state: State, slot_name: str, module: str) -> torch.Tensor:
 
 
 def test_both_branches_are_the_local_and_the_fedit_method_bit_for_bit() -> None:
-    both, local, fedit = (Clients(m) for m in (potara(), *(build_method({"name": n, "rank": 2})
-                                                           for n in ("local", "fedit"))))  # fmt: skip
+    both, local, fedit = (
+        Clients(m) for m in (potara(), *(build_method({"name": n, "rank": 2}) for n in ("local", "fedit")))
+    )
     server = both.run(rounds=3)
     local.run(rounds=3)
     assert_same(server.arrays, fedit.run(rounds=3).arrays)

@@ -134,8 +134,9 @@ def test_the_decay_is_the_product_of_the_norms_of_the_last_ranks() -> None:
     """Rows from 2 on of A all 1 (2 x 16 entries) and of B all 2: ||A|| = sqrt(32), ||B|| = 2 sqrt(2 d_out), twice for
     the two query projections (d_out 16) and the value projections (8)."""
     site = make_site("llama", lora(4, 16.0))
-    site.model.load({key: torch.full(spec.shape, 1.0 if split(key)[2] == "A" else 2.0)
-                     for key, spec in site.model.specs.items()})  # fmt: skip
+    site.model.load(
+        {key: torch.full(spec.shape, 1.0 if split(key)[2] == "A" else 2.0) for key, spec in site.model.specs.items()}
+    )
     expected = 0.5 * 2 * 32**0.5 * 2 * ((2 * 16) ** 0.5 + (2 * 8) ** 0.5)
     penalty = RankDecay(2, 4, 0.5).bind(site)({}, torch.zeros(()))
     assert float(penalty) == pytest.approx(expected, rel=1e-5)
@@ -159,8 +160,11 @@ def test_a_client_deploys_the_average_at_its_own_rank() -> None:
     (update,) = uploads({"a": 4})
     deployed = method.deploy(method.client_init(site), Payload(update.payload.arrays), site)
     assert_same(deployed.arrays, to_rank(update.payload.arrays, 3))
-    assert all(int((spectrum((deployed.arrays[f"{key[:-1]}B"], A)).sigma > 1e-6).sum()) == 3
-               for key, A in deployed.arrays.items() if split(key)[2] == "A")  # fmt: skip
+    assert all(
+        int((spectrum((deployed.arrays[f"{key[:-1]}B"], A)).sigma > 1e-6).sum()) == 3
+        for key, A in deployed.arrays.items()
+        if split(key)[2] == "A"
+    )
 
 
 @pytest.mark.parametrize("name", ["hetlora", "flexlora"])

@@ -58,10 +58,12 @@ def by_hand(clients: Clients, client: str, start: State, at: Tick, *parts: tuple
 def mean_by_hand(states: list[State], weights: list[float]) -> State:
     total = sum(weights)
     return {
-        key: sum((state[key].double() * (w / total) for state, w in zip(states, weights, strict=True)),
-                 torch.zeros((), dtype=torch.float64)).float()
+        key: sum(
+            (state[key].double() * (w / total) for state, w in zip(states, weights, strict=True)),
+            torch.zeros((), dtype=torch.float64),
+        ).float()
         for key in states[0]
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(("weights", "shares"), [("examples", [6.0, 9.0, 12.0]), ("uniform", [1.0, 1.0, 1.0])])
@@ -211,8 +213,10 @@ def test_dittos_personal_adapter_depends_on_the_shared_one_through_mu_alone(mu: 
     if mu == 0.0:
         assert_same(*personal)
     else:
-        gaps = [sum(float((p[key] - received[to_slot(key, "shared")]).square().sum()) for key in p)
-                for p, received in ((personal[0], second), (personal[1], second))]  # fmt: skip
+        gaps = [
+            sum(float((p[key] - received[to_slot(key, "shared")]).square().sum()) for key in p)
+            for p, received in ((personal[0], second), (personal[1], second))
+        ]
         assert gaps[1] < gaps[0]
 
 

@@ -52,11 +52,15 @@ def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round
         site = clients.fresh("b")
         stopped = Tick("federate", number, 3, 0)
         site.budget = type(site.budget)(max_steps=1, lr=1e-30, batch_size=4)
-        memory, _ = clients.method.client_update(clients.memory("b"), clients.method.dispatch(
-            clients.run(1), site.info, stopped), site, stopped)  # fmt: skip
+        memory, _ = clients.method.client_update(
+            clients.memory("b"), clients.method.dispatch(clients.run(1), site.info, stopped), site, stopped
+        )
         starts.append({key: value for key, value in memory.arrays.items() if key.endswith("/A") and "personal" in key})
-        assert all(float(v.abs().max()) < 1e-20 for k, v in memory.arrays.items() if k.startswith("personal/")
-                   and k.endswith("/B"))  # fmt: skip
+        assert all(
+            float(v.abs().max()) < 1e-20
+            for k, v in memory.arrays.items()
+            if k.startswith("personal/") and k.endswith("/B")
+        )
     key = next(iter(starts[0]))
     assert not torch.equal(starts[0][key], starts[1][key]) and torch.equal(starts[1][key], starts[2][key])
 
@@ -64,8 +68,10 @@ def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round
 def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new() -> None:
     clients = Clients(Relora(rank=2, alpha=4.0))
     server = clients.run(3, cohort=1)
-    took_part = {info.id: max((at.round for at, u in clients.notes.updates if u.client.id == info.id), default=0)
-                 for info in clients.infos}  # fmt: skip
+    took_part = {
+        info.id: max((at.round for at, u in clients.notes.updates if u.client.id == info.id), default=0)
+        for info in clients.infos
+    }
     assert len(set(took_part.values())) > 1
     for info in clients.infos:
         received = clients.method.dispatch(server, info, Tick("federate", 4, 4, 0))
@@ -75,8 +81,9 @@ def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new(
 
 
 def test_the_largest_rank_of_a_round_is_kept() -> None:
-    whole, cut = (Clients(Relora(rank=2, alpha=4.0, merge=Merge(space="knots"), relora_rank=limit)).run(1)
-                  for limit in (None, 3))  # fmt: skip
+    whole, cut = (
+        Clients(Relora(rank=2, alpha=4.0, merge=Merge(space="knots"), relora_rank=limit)).run(1) for limit in (None, 3)
+    )
     assert {value.shape[0] for key, value in whole.arrays.items() if key.endswith("/A")} == {6}
     assert {value.shape[0] for key, value in cut.arrays.items() if key.endswith("/A")} == {3}
     for key, A in whole.arrays.items():

@@ -106,8 +106,10 @@ def test_a_model_of_another_task_is_refused(tmp_path):
 def test_an_encoder_that_sees_later_tokens_is_no_language_model(tmp_path):
     """Its loss would be small because each token is told to it: checked by what the model computes, too."""
     save_bert(tmp_path / "bert", "masked")
-    for loads in (lambda: load(tmp_path / "bert", "causal-lm", ()),
-                  lambda: skeleton(Settings(str(tmp_path / "bert")), "causal-lm", ())):  # fmt: skip
+    for loads in (
+        lambda: load(tmp_path / "bert", "causal-lm", ()),
+        lambda: skeleton(Settings(str(tmp_path / "bert")), "causal-lm", ()),
+    ):
         with pytest.raises(ModelError, match="bert encoder, which sees the tokens that come after"):
             loads()
     save_gpt2(tmp_path / "gpt2")

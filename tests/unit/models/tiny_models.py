@@ -22,9 +22,14 @@ from transformers import (
 WORDS = ["good", "bad", "film", "very", "book", "a", "b", "c", "d", "e"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 BERT = {
-    "vocab_size": 14, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-    "max_position_embeddings": 20, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": 14,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+    "initializer_range": 0.3,
+}
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,16 @@ def save_llama(path: Path, chat_template: str | None = None, **changes: int) -> 
     """A language model with beginning, end and padding tokens."""
     torch.manual_seed(0)
     config = {
-        "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-        "max_position_embeddings": 64, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": 24,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "pad_token_id": 0,
+    }
     LlamaForCausalLM(LlamaConfig(**{**config, **changes}, tie_word_embeddings=False)).save_pretrained(path)
     words = [*WORDS, "Instruction", "Response", "Input", "###", ":", "user", "assistant", "#", "copy", "reverse"]
     tokenizer = word_tokenizer(
@@ -98,15 +110,25 @@ def save_speller(path: Path, merges: int, **changes: int) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet, specials = pre_tokenizers.ByteLevel.alphabet(), ["<pad>", "<eos>"]
-    trainer = trainers.BpeTrainer(vocab_size=len(alphabet) + len(specials) + merges, initial_alphabet=alphabet,
-                                  special_tokens=specials, show_progress=False)  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(alphabet) + len(specials) + merges,
+        initial_alphabet=alphabet,
+        special_tokens=specials,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(["reverse upper swap ends drop first star vowels in an on er le st ar"] * 3, trainer)
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(merges)
     config = {
-        "vocab_size": len(made), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 24, "max_position_embeddings": 96, "eos_token_id": 1, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": len(made),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 96,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
     wide = {**config, **changes}
     LlamaForCausalLM(LlamaConfig(**wide, bos_token_id=None, initializer_range=0.3)).save_pretrained(path)
     made.save_pretrained(path)
@@ -126,8 +148,14 @@ def save_gpt2(path: Path) -> Path:
 def save_vit(path: Path, size: int = 8, channels: int = 1, labels: int = 3) -> Path:
     torch.manual_seed(0)
     config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=size,
-        patch_size=2, num_channels=channels, id2label={index: f"LABEL_{index}" for index in range(labels)},
-    )  # fmt: skip
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=size,
+        patch_size=2,
+        num_channels=channels,
+        id2label={index: f"LABEL_{index}" for index in range(labels)},
+    )
     ViTForImageClassification(config).save_pretrained(path)
     return path

@@ -50,8 +50,11 @@ def fake(monkeypatch):
 
 def test_the_signature_and_docstring_describe_a_method(fake):
     assert (fake.title, fake.paper, fake.year, fake.summary) == (
-        "Fake", "arXiv:0000.00000", 1999, "A method that does nothing.",
-    )  # fmt: skip
+        "Fake",
+        "arXiv:0000.00000",
+        1999,
+        "A method that does nothing.",
+    )
     rank, blend, betas, _ = fake.parameters
     assert (rank.name, rank.type, rank.description) == ("rank", int, "rank of the adapter, the same at every client")
     assert (blend.default, betas.default) == (Blend(), (0.5, 1.0))
@@ -103,8 +106,12 @@ def test_the_plain_form_has_every_default_and_makes_the_same_method(fake):
     resolved, method, problems = check_method({"name": "fake", "rank": 2, "betas": (3, 4)})
     assert problems == []
     assert resolved == {
-        "name": "fake", "rank": 2, "blend": {"share": 0.5, "rule": "mean"}, "betas": [3, 4], "names": [],
-    }  # fmt: skip
+        "name": "fake",
+        "rank": 2,
+        "blend": {"share": 0.5, "rule": "mean"},
+        "betas": [3, 4],
+        "names": [],
+    }
     assert build_method(resolved) == method
 
 

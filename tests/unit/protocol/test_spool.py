@@ -71,9 +71,13 @@ def test_states_of_other_shapes_do_not_share_a_description() -> None:
 def test_a_memory_is_written_in_pieces_and_read_by_the_library(tmp_path: Path) -> None:
     """Several types, no element, no dimension, nothing at all: the same arrays, in whatever order they come."""
     arrays = {
-        "own/a/A": torch.randn(3, 5), "own/a/B": torch.randn(2, 4).bfloat16(), "own/b/on": torch.tensor([True, False]),
-        "own/b/step": torch.tensor(7), "own/c/A": torch.zeros(0, 4), "own/c/B": torch.arange(6.0).view(2, 3).T,
-    }  # fmt: skip
+        "own/a/A": torch.randn(3, 5),
+        "own/a/B": torch.randn(2, 4).bfloat16(),
+        "own/b/on": torch.tensor([True, False]),
+        "own/b/step": torch.tensor(7),
+        "own/c/A": torch.zeros(0, 4),
+        "own/c/B": torch.arange(6.0).view(2, 3).T,
+    }
     memory = Payload(arrays, {"clients:x": ["a", "b"], "n": 1})
     write_payload(tmp_path / "server.safetensors", memory)
     read = safetensors.torch.load_file(tmp_path / "server.safetensors")

@@ -29,31 +29,79 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
     for client in clients:
         score = draw.randint(60, 90) / 100
         rows[client] = {
-            "accuracy": None if client in unscored else score, "loss": 0.3, "examples": 100, "train_examples": 50,
-            "bytes_up": 600, "bytes_down": 900, "bytes_scoring": 30, "seconds": 1.25,
+            "accuracy": None if client in unscored else score,
+            "loss": 0.3,
+            "examples": 100,
+            "train_examples": 50,
+            "bytes_up": 600,
+            "bytes_down": 900,
+            "bytes_scoring": 30,
+            "seconds": 1.25,
             "adapter": f"clients/{client}/adapter",
             "diagnostics": {"w": draw.random(), "trace_fed": 2.5e8} if weights else {},
             "baselines": {label: score - 0.05 for label in baselines},
-        }  # fmt: skip
-        lines += [{"kind": "score", "stage": "federate", "round": k, "client": client, "split": "test",
-                   "metric": "accuracy", "value": score * k / 2, "examples": 100} for k in (1, 2)]  # fmt: skip
+        }
+        lines += [
+            {
+                "kind": "score",
+                "stage": "federate",
+                "round": k,
+                "client": client,
+                "split": "test",
+                "metric": "accuracy",
+                "value": score * k / 2,
+                "examples": 100,
+            }
+            for k in (1, 2)
+        ]
     values = [row["accuracy"] for row in rows.values() if row["accuracy"] is not None]
     mean = sum(values) / len(values) if values else None
-    summary = {"mean": mean, "std": 0.01, "worst": {"client": clients[0], "value": 0.6} if values else None,
-               "bytes_up": 600 * len(rows), "bytes_down": 900 * len(rows), "bytes_scoring": 30,
-               "seconds": 2.0}  # fmt: skip
-    curve = [{"round": k, "mean": None if mean is None else mean * k / 2, "min": 0.1, "max": 0.95,
-              "bytes_up": 300 * k * len(rows), "bytes_down": 450 * k * len(rows)} for k in (1, 2)]  # fmt: skip
+    summary = {
+        "mean": mean,
+        "std": 0.01,
+        "worst": {"client": clients[0], "value": 0.6} if values else None,
+        "bytes_up": 600 * len(rows),
+        "bytes_down": 900 * len(rows),
+        "bytes_scoring": 30,
+        "seconds": 2.0,
+    }
+    curve = [
+        {
+            "round": k,
+            "mean": None if mean is None else mean * k / 2,
+            "min": 0.1,
+            "max": 0.95,
+            "bytes_up": 300 * k * len(rows),
+            "bytes_down": 450 * k * len(rows),
+        }
+        for k in (1, 2)
+    ]
     silent = [{**point, "bytes_up": 0, "bytes_down": 0} for point in curve]
     results = {
-        "name": "trial", "method": "potara", "task": "image-classification", "model": "digits-vit", "seed": 0,
-        "partition": {"name": "dirichlet", "sha256": "ab" * 32}, "metric": "accuracy", "split": "test",
-        "higher_is_better": True, "clients": rows, "summary": summary, "failures": [],
+        "name": "trial",
+        "method": "potara",
+        "task": "image-classification",
+        "model": "digits-vit",
+        "seed": 0,
+        "partition": {"name": "dirichlet", "sha256": "ab" * 32},
+        "metric": "accuracy",
+        "split": "test",
+        "higher_is_better": True,
+        "clients": rows,
+        "summary": summary,
+        "failures": [],
         "baselines": {label: {**summary, "seconds": 1.0} for label in baselines},
-        "curves": {"potara": curve, **{label: silent if label == "local" else curve for label in baselines}}, **more,
-    }  # fmt: skip
-    entry = {"stage": "federate", "name": "shared/block.00.q_proj/A", "shape": [8, 64], "dtype": "float32",
-             "bytes": 2048, "count": 60}  # fmt: skip
+        "curves": {"potara": curve, **{label: silent if label == "local" else curve for label in baselines}},
+        **more,
+    }
+    entry = {
+        "stage": "federate",
+        "name": "shared/block.00.q_proj/A",
+        "shape": [8, 64],
+        "dtype": "float32",
+        "bytes": 2048,
+        "count": 60,
+    }
     files = {
         "results.json": results,
         "outbound.json": {client: [entry] for client in clients},
@@ -62,8 +110,19 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
     path.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         (path / name).write_text(json.dumps(value))
-    ledger = [{"stage": "federate", "round": 1, "client": client, "purpose": "train", "bytes_up": 600,
-               "bytes_down": 900, "seconds": 0.5, "peak_memory_mib": 100.0} for client in clients]  # fmt: skip
+    ledger = [
+        {
+            "stage": "federate",
+            "round": 1,
+            "client": client,
+            "purpose": "train",
+            "bytes_up": 600,
+            "bytes_down": 900,
+            "seconds": 0.5,
+            "peak_memory_mib": 100.0,
+        }
+        for client in clients
+    ]
     for name, each in (("metrics.jsonl", lines), ("ledger.jsonl", ledger)):
         (path / name).write_text("".join(json.dumps(line) + "\n" for line in each))
     (path / "config.yaml").write_text("name: trial\nmethod:\n  name: potara\n")
@@ -135,8 +194,12 @@ def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path):
 def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
     page = page_of(write_run(tmp_path, ["c0", "c1"]))
     labels = [attributes["aria-label"] for attributes in page.named("svg")]
-    assert labels == ["Accuracy over rounds", "Accuracy over communication", "Accuracy of every client",
-                      "Mixing weight of every client"]  # fmt: skip
+    assert labels == [
+        "Accuracy over rounds",
+        "Accuracy over communication",
+        "Accuracy of every client",
+        "Mixing weight of every client",
+    ]
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     text = (tmp_path / "report.html").read_text()
@@ -243,8 +306,13 @@ def test_adapters_that_do_not_exist_are_not_listed(tmp_path):
 def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
     """From a real run: the report reads what the real export wrote."""
     for method, gated in (("fedalt", True), ("fedit", False)):
-        config = {"benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "method": method, "baselines": [],
-                  "federation": {"rounds": 1}, "train": {"max_steps": 1}}  # fmt: skip
+        config = {
+            "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+            "method": method,
+            "baselines": [],
+            "federation": {"rounds": 1},
+            "train": {"max_steps": 1},
+        }
         befit.run(config, out=tmp_path / method)
         for name in ("report.html", "report.md"):
             text = re.sub(r"&#39;", "'", (tmp_path / method / name).read_text())
@@ -253,8 +321,11 @@ def test_a_gated_run_says_that_the_checkpoints_are_one_slot_alone(tmp_path):
 
 def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tmp_path):
     """Five points on 100 examples are within: 2 s.e. are 8 to 13 points. On 10,000 they are beyond."""
-    for examples, metric, classes in ((100, "accuracy", {"unclear"}), (10_000, "accuracy", {"gain"}),
-                                      (10_000, "token_accuracy", set())):  # fmt: skip
+    for examples, metric, classes in (
+        (100, "accuracy", {"unclear"}),
+        (10_000, "accuracy", {"gain"}),
+        (10_000, "token_accuracy", set()),
+    ):
         write_run(tmp_path, ["c0", "c1", "c2"])
         results = json.loads((tmp_path / "results.json").read_text())
         results["metric"] = metric

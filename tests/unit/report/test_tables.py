@@ -12,17 +12,48 @@ from befit.report.headline import headline_sentences
 def result_of(clients, *, metric="accuracy", method="potara", summary=None, **more):
     """A results.json whose clients are given as `{id: (score, examples, baselines, diagnostics)}`."""
     rows = {
-        client: {metric: score, "examples": examples, "train_examples": 2 * examples, "bytes_up": 1_000_000,
-                 "bytes_down": 2_500_000, "seconds": 1.5, "baselines": baselines, "diagnostics": diagnostics}
+        client: {
+            metric: score,
+            "examples": examples,
+            "train_examples": 2 * examples,
+            "bytes_up": 1_000_000,
+            "bytes_down": 2_500_000,
+            "seconds": 1.5,
+            "baselines": baselines,
+            "diagnostics": diagnostics,
+        }
         for client, (score, examples, baselines, diagnostics) in clients.items()
-    }  # fmt: skip
+    }
     labels = next(iter(rows.values()))["baselines"]
-    summary = summary or {"mean": 0.9, "std": 0.05, "worst": {"client": "c1", "value": 0.85}, "bytes_up": 2_000_000,
-                          "bytes_down": 5_000_000, "bytes_scoring": 300, "seconds": 3.0}  # fmt: skip
-    baselines = {label: {"mean": 0.8, "std": 0.1, "worst": {"client": "c2", "value": 0.7}, "bytes_up": 0,
-                         "bytes_down": 0, "seconds": 61.0} for label in labels}  # fmt: skip
-    return {"method": method, "metric": metric, "clients": rows, "summary": summary, "baselines": baselines,
-            "higher_is_better": True, **more}  # fmt: skip
+    summary = summary or {
+        "mean": 0.9,
+        "std": 0.05,
+        "worst": {"client": "c1", "value": 0.85},
+        "bytes_up": 2_000_000,
+        "bytes_down": 5_000_000,
+        "bytes_scoring": 300,
+        "seconds": 3.0,
+    }
+    baselines = {
+        label: {
+            "mean": 0.8,
+            "std": 0.1,
+            "worst": {"client": "c2", "value": 0.7},
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "seconds": 61.0,
+        }
+        for label in labels
+    }
+    return {
+        "method": method,
+        "metric": metric,
+        "clients": rows,
+        "summary": summary,
+        "baselines": baselines,
+        "higher_is_better": True,
+        **more,
+    }
 
 
 TWO = {
@@ -34,8 +65,17 @@ TWO = {
 def test_a_clients_row_holds_its_baselines_gains_error_and_weight():
     """c2: over the best 95 - 75 = 20, over Local 25 points; s.e. sqrt(2p(1-p)/64) with p = (0.825*60 + 2)/64."""
     headers, rows = tables.client_table(result_of(TWO))
-    assert headers == ["client", "test examples", "Local", "FedIT", "Potara", "gain over best", "gain over Local",
-                       "± s.e. of a difference", "w"]  # fmt: skip
+    assert headers == [
+        "client",
+        "test examples",
+        "Local",
+        "FedIT",
+        "Potara",
+        "gain over best",
+        "gain over Local",
+        "± s.e. of a difference",
+        "w",
+    ]
     p = (0.825 * 60 + 2) / 64
     error = f"{100 * math.sqrt(2 * p * (1 - p) / 64):.1f}"
     assert rows[0][:7] == ["c1", "100", "80.0%", "90.0%", "85.0%", "−5.0", "+5.0"]  # noqa: RUF001
@@ -83,11 +123,23 @@ def test_communication_is_in_all_and_per_client():
 
 def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
     ledger = [
-        {"stage": "federate", "round": round_, "client": "c1", "purpose": purpose, "bytes_up": up, "bytes_down": 10,
-         "seconds": 0.5, "peak_memory_mib": memory}
-        for round_, purpose, up, memory in
-        ((1, "train", 1000, 300.0), (2, "train", 3000, 310.4), (2, "score", 5, 320.0), (2, "failed", 7, 0.0))
-    ]  # fmt: skip
+        {
+            "stage": "federate",
+            "round": round_,
+            "client": "c1",
+            "purpose": purpose,
+            "bytes_up": up,
+            "bytes_down": 10,
+            "seconds": 0.5,
+            "peak_memory_mib": memory,
+        }
+        for round_, purpose, up, memory in (
+            (1, "train", 1000, 300.0),
+            (2, "train", 3000, 310.4),
+            (2, "score", 5, 320.0),
+            (2, "failed", 7, 0.0),
+        )
+    ]
     assert tables.stage_table(ledger)[1] == [
         ["federate", "train", "2", "4.00 kB", "20 B", "1.0 s", "310 MiB"],
         ["federate", "score", "1", "5 B", "10 B", "0.50 s", "320 MiB"],
@@ -135,8 +187,9 @@ def test_the_error_of_the_mean_is_the_spread_of_the_paired_gains():
     """Gains 1, 2, 3, 6 points: mean 3, sd sqrt((4 + 1 + 0 + 9)/3), s.e. sqrt(14/3)/2 = 1.08, whatever the test sets."""
     gains = (0.01, 0.02, 0.03, 0.06)
     for examples in (20, 20_000):
-        results = result_of({f"c{k}": (0.5 + k / 10 + gain, examples, {"local": 0.5 + k / 10}, {})
-                             for k, gain in enumerate(gains)})  # fmt: skip
+        results = result_of(
+            {f"c{k}": (0.5 + k / 10 + gain, examples, {"local": 0.5 + k / 10}, {}) for k, gain in enumerate(gains)}
+        )
         mean = mean_gain(gains_over(results, "local"))
         assert mean.value == pytest.approx(0.03)
         assert mean.error == pytest.approx(math.sqrt(14 / 3) / 2 / 100)
@@ -152,8 +205,10 @@ def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
 def test_a_metric_without_a_binomial_error_still_gets_its_standard_error_over_clients():
     clients = {f"c{k}": (0.5 + gain, 10, {"local": 0.5}, {}) for k, gain in enumerate((0.1, 0.11, 0.12))}
     sentences = headline_sentences(result_of(clients, metric="token_accuracy"))
-    assert sentences == ["3 of 3 clients gained from federating: mean gain over training alone +11.0 points (standard "
-                         "error over clients 0.6); worst: c0, +10.0 points."]  # fmt: skip
+    assert sentences == [
+        "3 of 3 clients gained from federating: mean gain over training alone +11.0 points (standard "
+        "error over clients 0.6); worst: c0, +10.0 points."
+    ]
 
 
 def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is_the_smallest():
@@ -169,10 +224,14 @@ def test_the_headline_counts_who_gained_and_names_the_worst():
     """Gains of 40, 40, 40 and -4 points: mean 29, s.e. 22/2 = 11. The last is within 2 s.e. of its difference (2.2)."""
     clients = {client: (0.9, 1000, {"local": 0.5}, {}) for client in "abc"} | {"d": (0.46, 1000, {"local": 0.50}, {})}
     first, second = headline_sentences(result_of(clients))
-    assert first == ("3 of 4 clients gained from federating: mean gain over training alone +29.0 points (standard "
-                     "error over clients 11.0); worst: d, −4.0 points.")  # noqa: RUF001  # fmt: skip
-    assert second == ("Client by client, beyond two standard errors by their test examples, 3 gained and 0 lost; for "
-                      "the other 1 there is no clear difference.")  # fmt: skip
+    assert first == (
+        "3 of 4 clients gained from federating: mean gain over training alone +29.0 points (standard "
+        "error over clients 11.0); worst: d, −4.0 points."
+    )
+    assert second == (
+        "Client by client, beyond two standard errors by their test examples, 3 gained and 0 lost; for "
+        "the other 1 there is no clear difference."
+    )
 
 
 def test_small_differences_are_called_no_clear_difference():
@@ -213,8 +272,14 @@ def test_a_run_without_baselines_claims_no_gain():
 
 
 def test_local_itself_is_compared_with_the_best_baseline():
-    results = result_of({"c1": (0.5, 900, {"fedit": 0.9}, {}), "c2": (0.5, 900, {"fedit": 0.9}, {}),
-                         "c3": (0.5, 900, {"fedit": 0.8}, {})}, method="local")  # fmt: skip
+    results = result_of(
+        {
+            "c1": (0.5, 900, {"fedit": 0.9}, {}),
+            "c2": (0.5, 900, {"fedit": 0.9}, {}),
+            "c3": (0.5, 900, {"fedit": 0.8}, {}),
+        },
+        method="local",
+    )
     assert headline_sentences(results)[0].startswith(
         "On average FedIT was better; 0 of 3 clients did better with Local"
     )
@@ -266,22 +331,16 @@ def test_a_run_without_any_score_says_so():
 def test_runs_are_called_what_their_papers_call_them():
     assert [
         run_title(label) for label in ("fedit", "fedit-2", "lora-rank-4-epochs-1", "lora-rank-low-x", "mine", "fedit-x")
-    ] == [
-        "FedIT",
-        "FedIT 2",
-        "LoRA r=4 epochs=1",
-        "lora-rank-low-x",
-        "mine",
-        "fedit-x",
-    ]
+    ] == ["FedIT", "FedIT 2", "LoRA r=4 epochs=1", "lora-rank-low-x", "mine", "fedit-x"]
 
 
 def test_costs_of_a_step_stand_beside_each_other_and_families_only_where_there_are_several():
     local, potara = ({"compute": 1.0, "memory": 1.0}, {"compute": 2.015, "memory": 1.25})
     costs = {"potara": {"model": potara}, "local": {"model": local}}
     assert tables.cost_table(result_of(TWO, costs=costs)) == (
-        ["", "compute of a step", "memory"], [["Local", "1.00", "1.00"], ["Potara", "2.02", "1.25"]]
-    )  # fmt: skip
+        ["", "compute of a step", "memory"],
+        [["Local", "1.00", "1.00"], ["Potara", "2.02", "1.25"]],
+    )
     costs["potara"]["large"] = {"compute": 3.0, "memory": None}
     headers, rows = tables.cost_table(result_of(TWO, costs=costs))
     assert headers[1] == "family" and rows[-1] == ["Potara", "large", "3.00", "–"]  # noqa: RUF001

@@ -33,7 +33,7 @@ def experiment(tmp_path):
             "method": "fedit", "baselines": [], "federation": {"rounds": 1}, "train": {"max_steps": 1},
             "model": {"id": str(tmp_path / "model"), "max_length": 20},
             "data": {"task": task, "clients": {client: str(tmp_path / f"{client}.jsonl") for client in ("a", "b")}},
-        }  # fmt: skip
+        }
         return load_experiment(values, overrides)
 
     return build
@@ -115,7 +115,7 @@ def test_settings_data_and_model_are_looked_at_together(experiment, tmp_path):
         "method": {"name": "potara", "rank": 0}, "baselines": [], "train": {"lr": -1},
         "model": {"id": str(tmp_path / "modle")},
         "data": {"task": "text-classification", "clients": {one: str(tmp_path / f"{one}.jsonl") for one in "ab"}},
-    }  # fmt: skip
+    }
     with pytest.raises(ConfigError) as caught:
         check_everything(values)
     said = str(caught.value)

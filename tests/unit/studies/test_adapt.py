@@ -72,8 +72,23 @@ def test_curves_begin_with_a_fresh_adapter_the_clients_mean_and_the_servers_mixt
 
 def test_the_command_writes_curves_and_says_what_a_method_has_not(finished: Path, tmp_path: Path) -> None:
     """Ditto's server has no adapter of one's own; the clients' mean is there."""
-    command = ["adapt", str(finished), "train.lr=0.1", "--methods", "ditto", "--steps", "1", "--every", "1",
-               "--newcomers", WHO, "--starts", "mean,server", "--out", str(tmp_path / "out")]  # fmt: skip
+    command = [
+        "adapt",
+        str(finished),
+        "train.lr=0.1",
+        "--methods",
+        "ditto",
+        "--steps",
+        "1",
+        "--every",
+        "1",
+        "--newcomers",
+        WHO,
+        "--starts",
+        "mean,server",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "server: none for count.upper" in done.output and "never completed" in done.output
@@ -96,7 +111,7 @@ def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Pat
         ({"steps": 5, "every": 2}, "steps: must be a positive multiple of every, got 5 and 2"),
         ({"methods": ["fedit"]}, "methods: .* has no fedit; it has rela, ditto"),
         ({"newcomers": ["count"]}, "newcomers: count is none of double.drop-first, count.upper"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=said):
             adapt([finished], **changes)  # type: ignore[arg-type]
     with pytest.raises(RunError, match="is not a run directory"):
@@ -108,10 +123,17 @@ def test_what_cannot_be_adapted_is_refused_by_name(finished: Path, tmp_path: Pat
 def test_the_larger_model_goes_to_whom_it_helps(tmp_path: Path) -> None:
     """Scores, gains and families agree with the two runs, which are used when the command comes again."""
     save_vit(tmp_path / "narrow", labels=10)
-    config = {"name": "two", "benchmark": {"name": "digits", "clients": 3}, "method": {"name": "potara", "rank": 2},
-              "baselines": [], "model": {"id": "digits-vit"}, "federation": {"rounds": 1},
-              "families": {"few": {"clients": ["client-00"], "model": {"id": str(tmp_path / "narrow")}}},
-              "train": {"max_steps": 1}, "limit": {"records": 2}}  # fmt: skip
+    config = {
+        "name": "two",
+        "benchmark": {"name": "digits", "clients": 3},
+        "method": {"name": "potara", "rank": 2},
+        "baselines": [],
+        "model": {"id": "digits-vit"},
+        "federation": {"rounds": 1},
+        "families": {"few": {"clients": ["client-00"], "model": {"id": str(tmp_path / "narrow")}}},
+        "train": {"max_steps": 1},
+        "limit": {"records": 2},
+    }
     file = tmp_path / "two.yaml"
     file.write_text(json.dumps(config))
     command = ["select", str(file), "--out", str(tmp_path / "out"), "--threshold", "-1000", "--json", "--quiet"]
@@ -167,13 +189,17 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     small = save_speller(folder / "small", 0)
     large = save_speller(folder / "large", 12, hidden_size=24, num_hidden_layers=4)
     config = {
-        **TEXT, "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 4}, "baselines": [],
+        **TEXT,
+        "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 4},
+        "baselines": [],
         "model": {"id": str(large), "max_length": 96},
-        "families": {"few": {"clients": ["reverse.upper", "star-vowels.reverse"],
-                             "model": {"id": str(small), "max_length": 96}}},
+        "families": {
+            "few": {"clients": ["reverse.upper", "star-vowels.reverse"], "model": {"id": str(small), "max_length": 96}}
+        },
         "method": {"name": "fedmosaic", "rank": 2, "blocks": 2, "every": 1, "align": {"samples": 8}},
-        "train": {"max_steps": 3, "batch_size": 2, "lr": 0.3}, "report": {"plots": False},
-    }  # fmt: skip
+        "train": {"max_steps": 3, "batch_size": 2, "lr": 0.3},
+        "report": {"plots": False},
+    }
     experiment = load_experiment(config)
     whole = load_federation(experiment)
     host = Host(experiment, replace(whole, public=whole.public[:60]))  # aligning needs no more of them
@@ -196,13 +222,20 @@ def test_with_two_backbones_the_mean_is_of_those_with_the_newcomers_and_the_basi
         own = [select(read_deployment(path / "clients" / client).arrays, slot("personal")) for client in clients]
         means[name] = {key: sum(state[key] for state in own) / len(own) for key in own[0]}
     server = last_checkpoint(path).server
-    basis = {key.replace(f"basis:{info.backbone}", "basis"): value for key, value in server.arrays.items()
-             if key.startswith(f"basis:{info.backbone}")}  # fmt: skip
+    basis = {
+        key.replace(f"basis:{info.backbone}", "basis"): value
+        for key, value in server.arrays.items()
+        if key.startswith(f"basis:{info.backbone}")
+    }
     assert len(basis) == 4
     chosen = method.trainable() & slot("personal")
     curves = {}
-    for name, begin in (("mean", {**basis, **means["peers"]}), ("random", basis), ("one", {**basis, **means["one"]}),
-                        ("fresh basis", means["peers"])):  # fmt: skip
+    for name, begin in (
+        ("mean", {**basis, **means["peers"]}),
+        ("random", basis),
+        ("one", {**basis, **means["one"]}),
+        ("fresh basis", means["peers"]),
+    ):
         curves[name] = fast_adaptation(host.site(info), begin, steps=1, every=1, trainable=chosen).metrics
     assert len({json.dumps(curve) for curve in curves.values()}) == 4
     found = adapt([path], steps=1, every=1, newcomers=[WHO], starts=["mean", "random"])

@@ -56,8 +56,10 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path):
 
 def test_a_template_that_writes_the_date_writes_the_same_one_every_day(tmp_path):
     """Llama 3.2's does, unless it is told which: the prompts of a run that goes on tomorrow must be the same."""
-    dated = ("{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y %f') %}{% endif %}"
-             "{{ date_string }} ")  # fmt: skip
+    dated = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y %f') %}{% endif %}"
+        "{{ date_string }} "
+    )
     save_llama(tmp_path, dated + CHAT)
     _, task = load(tmp_path)
     read = task.tokenizer.decode(task.prompt_tokens(RECORDS[2]))
@@ -83,10 +85,13 @@ def test_the_loss_equals_a_hand_computation_over_answer_tokens(language):
     logits = task.logits(model, batch)
     log_p = F.log_softmax(logits.double(), dim=-1)
     terms = [
-        [-float(log_p[row, t - 1, batch["labels"][row, t]]) for t in range(1, logits.shape[1])
-         if batch["labels"][row, t] != -100]
+        [
+            -float(log_p[row, t - 1, batch["labels"][row, t]])
+            for t in range(1, logits.shape[1])
+            if batch["labels"][row, t] != -100
+        ]
         for row in range(3)
-    ]  # fmt: skip
+    ]
     assert [len(row) for row in terms] == [3, 7, 2]
     flat = [term for row in terms for term in row]
     assert float(task.loss(logits, batch)) == pytest.approx(sum(flat) / 12, abs=1e-5)
@@ -195,9 +200,12 @@ def test_greedy_answers_are_those_of_transformers_whatever_the_batch(language):
     task.max_new_tokens = 12
     ours = [answer["text"] for answer in task.predict(model, inputs)]
     config = GenerationConfig(
-        do_sample=False, max_new_tokens=12, pad_token_id=task.tokenizer.pad_token_id,
-        eos_token_id=task.tokenizer.eos_token_id, bos_token_id=task.tokenizer.bos_token_id,
-    )  # fmt: skip
+        do_sample=False,
+        max_new_tokens=12,
+        pad_token_id=task.tokenizer.pad_token_id,
+        eos_token_id=task.tokenizer.eos_token_id,
+        bos_token_id=task.tokenizer.bos_token_id,
+    )
     theirs = []
     for value in inputs:
         prompt = torch.tensor([task.prompt_tokens({"instruction": value} if isinstance(value, str) else value)])
@@ -269,8 +277,16 @@ def test_prompts_follow_the_setting(tmp_path):
         return task.tokenizer.convert_ids_to_tokens(task.prompt_tokens(record))
 
     assert prompt("very {instruction} : {input} {film}", instruction="copy", input="a b") == [
-        "<bos>", "very", "copy", ":", "a", "b", "<unk>", "film", "<unk>",
-    ]  # fmt: skip
+        "<bos>",
+        "very",
+        "copy",
+        ":",
+        "a",
+        "b",
+        "<unk>",
+        "film",
+        "<unk>",
+    ]
     assert prompt("plain", instruction="copy") == prompt("auto", instruction="copy")
     assert prompt("alpaca", instruction="copy")[-7:] == prompt("plain", instruction="copy")[-7:]
     assert len(prompt("alpaca", instruction="copy")) > len(prompt("plain", instruction="copy"))

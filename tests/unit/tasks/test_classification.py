@@ -194,10 +194,14 @@ def test_a_picture_file_an_npy_file_its_bytes_and_its_array_are_the_same_image(i
     Image.fromarray(pixels).save(tmp_path / "digit.png")
     np.save(tmp_path / "digit.npy", pixels / np.float32(255))
     forms = [
-        str(tmp_path / "digit.png"), tmp_path / "digit.npy", (tmp_path / "digit.png").read_bytes(),
-        {"bytes": (tmp_path / "digit.png").read_bytes(), "path": None}, {"image": pixels}, Image.fromarray(pixels),
+        str(tmp_path / "digit.png"),
+        tmp_path / "digit.npy",
+        (tmp_path / "digit.png").read_bytes(),
+        {"bytes": (tmp_path / "digit.png").read_bytes(), "path": None},
+        {"image": pixels},
+        Image.fromarray(pixels),
         torch.from_numpy(pixels),
-    ]  # fmt: skip
+    ]
     answers = task.predict(model, forms)
     expected = task.logits(model, {"pixel_values": torch.from_numpy(pixels / np.float32(255))[None, None]}).softmax(-1)
     assert list(answers[0]["probabilities"].values()) == pytest.approx(expected[0].tolist(), abs=1e-6)

@@ -55,13 +55,26 @@ def save_llava(path, chat_template=TURNS, channels=1, **changes):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.chat_template = chat_template
     text = LlamaConfig(
-        vocab_size=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=64, bos_token_id=2, eos_token_id=3, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=24,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=64,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
     vision = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_channels=channels,
-        image_size=4, patch_size=2,
-    )  # fmt: skip
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_channels=channels,
+        image_size=4,
+        patch_size=2,
+    )
     config = LlavaConfig(
         text_config=text, vision_config=vision, **{"image_token_index": 4, "vision_feature_layer": -1, **changes}
     )
@@ -130,8 +143,9 @@ def test_a_template_of_ones_own_renders_every_question(task, backbone):
 
 
 def test_batches_hold_the_images_of_their_records_in_order(task):
-    made = task.prepare([record("<image> a", "b", images=(0,)), record("<image><image> a", "b", images=(1, 2)),
-                         record("a", "b")])  # fmt: skip
+    made = task.prepare(
+        [record("<image> a", "b", images=(0,)), record("<image><image> a", "b", images=(1, 2)), record("a", "b")]
+    )
     batch = made.batch([1, 2, 0])
     assert batch["images"].tolist() == [2, 0, 1]
     wanted = [torch.from_numpy(picture(seed))[None] for seed in (1, 2)]
@@ -196,8 +210,11 @@ def test_a_template_that_forgets_the_conversation_is_refused(task):
 
 def test_logits_are_the_models_own_whatever_is_beside_a_record(task, backbone):
     """A batch of three with 2, 0 and 1 images against each alone through transformers' own forward pass."""
-    records = [record("<image><image> what ?", "a b", images=(1, 2)), record("which ?", "one two a"),
-               record("<image> is it ?", "yes", images=(3,))]  # fmt: skip
+    records = [
+        record("<image><image> what ?", "a b", images=(1, 2)),
+        record("which ?", "one two a"),
+        record("<image> is it ?", "yes", images=(3,)),
+    ]
     made = task.prepare(records)
     with torch.no_grad():
         together = task.logits(backbone.model, made.batch([0, 1, 2]))
@@ -230,17 +247,24 @@ def test_the_loss_is_the_mean_over_answer_tokens(task, backbone):
 
 def test_greedy_answers_are_those_of_transformers_alone_and_in_a_batch(task, backbone):
     """Left padding, images and caches against `generate` on each prompt by itself."""
-    records = [record("<image><image> what ?", "a", images=(1, 2)), record("which ?", "a"),
-               record("<image> is it a ?", "a", images=(4,))]  # fmt: skip
+    records = [
+        record("<image><image> what ?", "a", images=(1, 2)),
+        record("which ?", "a"),
+        record("<image> is it a ?", "a", images=(4,)),
+    ]
     made = task.prepare(records)
     found = task._answers(backbone.model, made.prompts, 3, "cpu")
     for one, answer in zip(made.prompts, found, strict=True):
         seen = {"pixel_values": one.pixels} if len(one.pixels) else {}
         tokens = torch.tensor([list(one.tokens)])
         out = backbone.model.generate(
-            input_ids=tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=6,
-            pad_token_id=0, **seen,
-        )  # fmt: skip
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            do_sample=False,
+            max_new_tokens=6,
+            pad_token_id=0,
+            **seen,
+        )
         assert answer == task.tokenizer.decode(out[0, tokens.shape[1] :], skip_special_tokens=True)
     assert len(set(found)) > 1
     assert task._answers(backbone.model, made.prompts, 1, "cpu") == found
@@ -261,8 +285,9 @@ def test_a_prediction_takes_a_question_a_record_or_a_text(task, backbone):
     given = [told, asked, {"images": asked["images"], "question": " what ?"}, "which ?"]
     answers = task.predict(backbone.model, given)
     assert answers[0] == answers[1] == answers[2] != {}
-    assert answers[3] == {"text": task._answers(backbone.model, task.prepare([record("which ?", "a")]).prompts, 1,
-                                                "cpu")[0]}  # fmt: skip
+    assert answers[3] == {
+        "text": task._answers(backbone.model, task.prepare([record("which ?", "a")]).prompts, 1, "cpu")[0]
+    }
     with pytest.raises(DataError, match="conversation must be a list of turns"):
         task.predict(backbone.model, [{"images": []}])
     assert as_record({"images": [1], "question": "a <image> b"})["conversation"][0]["content"] == "a <image> b"
@@ -326,8 +351,10 @@ def test_evaluation_scores_what_the_model_says(task, backbone):
     """Gold answers that are the model's own give 1 in all metrics; others 0, and the headline comes first."""
     asked = [record("<image> what ?", "a", images=(1,), task="x"), record("which ?", "a", task="y")]
     said = task._answers(backbone.model, task.prepare(asked).prompts, 2, "cpu")
-    right = [{**one, "conversation": [one["conversation"][0], {"role": "assistant", "content": text}]}
-             for one, text in zip(asked, said, strict=True)]  # fmt: skip
+    right = [
+        {**one, "conversation": [one["conversation"][0], {"role": "assistant", "content": text}]}
+        for one, text in zip(asked, said, strict=True)
+    ]
     found = task.evaluate(backbone.model, task.prepare(right), 2, "cpu")
     assert next(iter(found)) == task.metric == "vqa_score"
     assert (found["vqa_score"], found["exact_match"]) == (1.0, 1.0) and 0 < found["token_accuracy"] <= 1
@@ -339,8 +366,10 @@ def test_evaluation_scores_what_the_model_says(task, backbone):
 def test_choices_are_compared_by_their_likelihood_with_the_images_in_view(backbone):
     """Against the sum of log-probabilities of each choice, one forward pass each."""
     judge = make_task("vqa", backbone.processor, metrics=["choice_sum"])
-    records = [record("<image> what ?", gold, images=(seed,), choices=["a b", "yes"])
-               for seed, gold in ((1, "a b"), (2, "yes"), (3, "a b"))]  # fmt: skip
+    records = [
+        record("<image> what ?", gold, images=(seed,), choices=["a b", "yes"])
+        for seed, gold in ((1, "a b"), (2, "yes"), (3, "a b"))
+    ]
     correct = 0
     for one in records:
         sums = []
@@ -391,8 +420,13 @@ def test_the_tower_and_the_projector_are_adapted_only_where_they_are_named(backb
 def site(backbone, task):
     model = AdaptedModel(copy.deepcopy(backbone.model), "auto", head=False)
     model.install(lora(rank=2, alpha=4.0), seed=0)
-    made = task.prepare([record("<image><image> what ?", "a b", images=(1, 2)), record("which ?", "one two"),
-                         record("<image> is it ?", "yes", images=(3,))])  # fmt: skip
+    made = task.prepare(
+        [
+            record("<image><image> what ?", "a b", images=(1, 2)),
+            record("which ?", "one two"),
+            record("<image> is it ?", "yes", images=(3,)),
+        ]
+    )
     return Site(ClientInfo("c", "b", 3), model, task, TrainSettings(), lambda split: made)
 
 
@@ -442,9 +476,12 @@ def test_tokens_and_pixels_are_those_of_transformers_own_processor(tmp_path):
     size = {"do_resize": True, "size": {"shortest_edge": 4}, "crop_size": {"height": 4, "width": 4}}
     images = CLIPImageProcessor(**size)
     processor = LlavaProcessor(
-        images, AutoTokenizer.from_pretrained(path), patch_size=2, vision_feature_select_strategy="default",
+        images,
+        AutoTokenizer.from_pretrained(path),
+        patch_size=2,
+        vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-    )  # fmt: skip
+    )
     images.save_pretrained(path)
     pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (8, 8, 3), np.uint8)) for n in (0, 1)]
     text = "USER : <image> what <image> ? BOT : "

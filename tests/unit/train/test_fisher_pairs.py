@@ -137,8 +137,9 @@ def test_a_site_estimates_from_per_sample_gradients_of_both_slots_without_the_he
     assert set(found.spans) == {f"{name}/{part}" for name in targets for part in parts}
     pairs = [sample_gradients(site, batch, name, space, reduction) for name in ("shared", "personal")]
     for key, (start, stop) in found.spans.items():
-        fed, local = (pair[f"{name}/{key}"].flatten(1).double() for pair, name in
-                      zip(pairs, ("shared", "personal"), strict=True))  # fmt: skip
+        fed, local = (
+            pair[f"{name}/{key}"].flatten(1).double() for pair, name in zip(pairs, ("shared", "personal"), strict=True)
+        )
         expected = [fed.sum(0), local.sum(0), fed.square().sum(0), local.square().sum(0), (fed * local).sum(0)]
         torch.testing.assert_close(found.sums[:, start:stop], torch.stack(expected), rtol=1e-4, atol=1e-6)
     assert found.count == 12

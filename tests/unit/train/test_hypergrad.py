@@ -72,10 +72,12 @@ def test_a_hypergradient_is_what_autograd_gives_through_the_last_step(terms: int
 def test_with_the_exact_inverse_it_is_the_derivative_of_the_validation_loss() -> None:
     """psi times it, against central differences of L_V(w(rates))."""
     toy, step = Quadratic(2), 1e-5
-    differences = torch.stack([
-        (toy.val(toy.after(toy.rates + step * one)) - toy.val(toy.after(toy.rates - step * one))) / (2 * step)
-        for one in torch.eye(2, dtype=torch.float64)
-    ])  # fmt: skip
+    differences = torch.stack(
+        [
+            (toy.val(toy.after(toy.rates + step * one)) - toy.val(toy.after(toy.rates - step * one))) / (2 * step)
+            for one in torch.eye(2, dtype=torch.float64)
+        ]
+    )
     assert torch.allclose(0.3 * toy.hypergradient(300, 0.3), differences, rtol=1e-6)
 
 

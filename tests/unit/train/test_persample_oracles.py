@@ -45,8 +45,10 @@ def double(batch: Batch) -> Batch:
 def unpadded(batch: Batch, row: int) -> Batch:
     """One sample at its own length."""
     length = int(batch["attention_mask"][row].sum()) if "attention_mask" in batch else None
-    return {name: tensor[row : row + 1, :length] if tensor.dim() == 2 else tensor[row : row + 1]
-            for name, tensor in double(batch).items()}  # fmt: skip
+    return {
+        name: tensor[row : row + 1, :length] if tensor.dim() == 2 else tensor[row : row + 1]
+        for name, tensor in double(batch).items()
+    }
 
 
 def looped(site: Site, model: nn.Module, wanted: dict[str, Tensor], batch: Batch, reduction: Any) -> State:
@@ -62,8 +64,11 @@ def looped(site: Site, model: nn.Module, wanted: dict[str, Tensor], batch: Batch
 
 def dense_weights(site: Site, model: nn.Module, slot: str) -> dict[str, Tensor]:
     weights = {name: model.get_submodule(site.model.paths[name]).weight for name in site.model.shapes.targets}
-    return {join(slot, name, "delta"): weight.requires_grad_(True) for name, weight in weights.items()
-            if isinstance(weight, Tensor)}  # fmt: skip
+    return {
+        join(slot, name, "delta"): weight.requires_grad_(True)
+        for name, weight in weights.items()
+        if isinstance(weight, Tensor)
+    }
 
 
 def assert_close(found: State, truth: State, rtol: float = 1e-5) -> None:
@@ -141,8 +146,11 @@ def test_their_mean_is_the_gradient_of_the_batch(kind: str, slot: str) -> None:
     found = sample_gradients(site, batch, slot)
     with site.model.active(slot), site.model.trainable(EVERYTHING):
         site.task.sample_losses(site.logits(batch), batch, "mean").mean().backward()
-        truth = {key: leaf.grad.double() for key, leaf in site.model.leaves(EVERYTHING).items()
-                 if key.startswith(f"{slot}/") and leaf.grad is not None}  # fmt: skip
+        truth = {
+            key: leaf.grad.double()
+            for key, leaf in site.model.leaves(EVERYTHING).items()
+            if key.startswith(f"{slot}/") and leaf.grad is not None
+        }
     assert_close({key: value.mean(0) for key, value in found.items()}, truth)
 
 

@@ -45,8 +45,12 @@ def test_their_mean_is_the_gradient_of_the_batch_for_classifiers_and_of_sequence
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
 def test_padding_length_does_not_matter(kind: str) -> None:
     site, _, batch = ready(kind)
-    wider = {name: torch.nn.functional.pad(tensor, (0, 5), value=-100 if name == "labels" else 0)
-             if tensor.dim() == 2 else tensor for name, tensor in batch.items()}  # fmt: skip
+    wider = {
+        name: torch.nn.functional.pad(tensor, (0, 5), value=-100 if name == "labels" else 0)
+        if tensor.dim() == 2
+        else tensor
+        for name, tensor in batch.items()
+    }
     assert wider["input_ids"].shape[1] == batch["input_ids"].shape[1] + 5
     assert_near(sample_gradients(site, wider, "shared"), sample_gradients(site, batch, "shared"), rtol=1e-3, atol=2e-5)
 

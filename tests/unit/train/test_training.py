@@ -149,8 +149,9 @@ def test_a_kept_optimiser_makes_two_rounds_one_uninterrupted_run_bit_for_bit(opt
     forgetful = make_site("bert", budget=BUDGETS[optimiser])
     assert not train(forgetful, [SHARED], FIRST).moments
     train(forgetful, [SHARED], SECOND, moments=moments)
-    assert not torch.equal(forgetful.model.dump(EVERYTHING)["shared/block.00.q_proj/A"],
-                           model.dump(EVERYTHING)["shared/block.00.q_proj/A"])  # fmt: skip
+    assert not torch.equal(
+        forgetful.model.dump(EVERYTHING)["shared/block.00.q_proj/A"], model.dump(EVERYTHING)["shared/block.00.q_proj/A"]
+    )
 
 
 def test_batches_depend_on_client_and_round_and_cover_an_epoch() -> None:
@@ -187,13 +188,16 @@ def test_the_gradient_norm_is_clipped_over_all_that_a_pass_trains() -> None:
     assert math.sqrt(moved) == pytest.approx(0.01, rel=1e-2)
 
 
-@pytest.mark.parametrize(("schedule", "warmup", "rates"), [
-    ("constant", 0, [1, 1, 1, 1, 1, 1]),
-    ("constant", 3, [1 / 3, 2 / 3, 1, 1, 1, 1]),
-    ("linear", 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
-    ("linear", 2, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
-    ("cosine", 0, [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(6)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 0, [1, 1, 1, 1, 1, 1]),
+        ("constant", 3, [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 2, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+        ("cosine", 0, [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(6)]),
+    ],
+)
 def test_schedules_run_over_all_rounds_of_a_stage(schedule, warmup: int, rates: list[float]) -> None:
     budget = TrainSettings(max_steps=3, lr=1.0, schedule=schedule, warmup_steps=warmup)
     found = [learning_rate(budget, step, at) for at in (FIRST, SECOND) for step in range(3)]

@@ -42,8 +42,13 @@ def client_sources(
             found[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
-    missing = [(client, path) for client, sources in found.items() for paths in sources.values() for path in paths
-               if not path.exists()]  # fmt: skip
+    missing = [
+        (client, path)
+        for client, sources in found.items()
+        for paths in sources.values()
+        for path in paths
+        if not path.exists()
+    ]
     if missing:
         listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
         raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
@@ -62,8 +67,10 @@ def client_entries(folder: Path) -> dict[str, Path]:
             raise DataError(f"{path} is no client: a client is a folder or a file ending in {', '.join(SUFFIXES)}")
         client = path.name if path.is_dir() else path.name[: -len(suffix_of(path))]
         if client in SPLITS:
-            raise DataError(f"{path} is a split, and {folder} therefore the folder of a single client: name the folder "
-                            "above it, or write clients: {id: folder, …}")  # fmt: skip
+            raise DataError(
+                f"{path} is a split, and {folder} therefore the folder of a single client: name the folder "
+                "above it, or write clients: {id: folder, …}"
+            )
         if client in entries:
             raise DataError(f"client {client} is there twice: {entries[client].name} and {path.name} in {folder}")
         entries[client] = path
@@ -97,8 +104,10 @@ def _one(path: Path, trains: bool) -> Sources:
         shard = _SHARD.fullmatch(stem)
         split = SPLITS.get(shard["split"] if shard else stem)
         if split is None:
-            raise DataError(f"{entry} is no split of {path}; files are named train, val or validation, and test. "
-                            "Otherwise write {train: …, val: …, test: …}")  # fmt: skip
+            raise DataError(
+                f"{entry} is no split of {path}; files are named train, val or validation, and test. "
+                "Otherwise write {train: …, val: …, test: …}"
+            )
         if shard:
             shards[split] = int(shard["count"])
         sources.setdefault(split, []).append(entry)

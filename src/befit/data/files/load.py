@@ -66,8 +66,12 @@ def load_files(
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
-        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
-                           f"and {test_fraction}"])  # fmt: skip
+        raise ConfigError(
+            [
+                f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
+                f"and {test_fraction}"
+            ]
+        )
     sources = client_sources(clients)
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
@@ -102,8 +106,16 @@ def load_files(
         },
         "counts": counts,
     }
-    return Federation("files", "1", task, clients_held, label_names=names, newcomers=newcomers_held,
-                      public=tuple(item.record for item in seen), manifest=manifest)  # fmt: skip
+    return Federation(
+        "files",
+        "1",
+        task,
+        clients_held,
+        label_names=names,
+        newcomers=newcomers_held,
+        public=tuple(item.record for item in seen),
+        manifest=manifest,
+    )
 
 
 def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
@@ -201,10 +213,7 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
     groups = list(members.values())
     exact = [count * len(group) / len(labels) for group in groups]
     taken = [int(share) for share in exact]
-    order = sorted(
-        range(len(groups)),
-        key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]),
-    )
+    order = sorted(range(len(groups)), key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]))
     for one in order[: count - sum(taken)]:
         taken[one] += 1
     chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
@@ -228,8 +237,10 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
         logger.warning(
             "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
             "from the files for a fair score",
-            sum(found.values()), found[worst], worst,
-        )  # fmt: skip
+            sum(found.values()),
+            found[worst],
+            worst,
+        )
 
 
 def _fingerprint(read: Mapping[str, Splits]) -> str:

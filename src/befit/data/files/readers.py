@@ -167,8 +167,10 @@ def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}") from error
     if len(names) == 1 and ";" in names[0]:
-        raise DataError(f"{path}: its first line is {names[0]!r}; values are separated by {delimiter!r} here, so save "
-                        "it in that form")  # fmt: skip
+        raise DataError(
+            f"{path}: its first line is {names[0]!r}; values are separated by {delimiter!r} here, so save "
+            "it in that form"
+        )
     return table
 
 

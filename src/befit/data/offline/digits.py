@@ -72,10 +72,15 @@ def digits(
         arguments["classes"] = classes
     manifest = {
         "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
-        "partition": {"name": partition, "args": arguments, "seed": seed, "indices": source,
-                      "sha256": partition_hash([part for split in SIZES for part in parts[split]])},
+        "partition": {
+            "name": partition,
+            "args": arguments,
+            "seed": seed,
+            "indices": source,
+            "sha256": partition_hash([part for split in SIZES for part in parts[split]]),
+        },
         "counts": {client.id: {split: len(getattr(client, split)) for split in SIZES} for client in held},
-    }  # fmt: skip
+    }
     return Federation(
         "digits",
         "1",
@@ -128,8 +133,10 @@ def private_partition(
                 parts = shares_as(known, first, labels[pool], generator(seed, "digits", split))
             drawn[split] = [pool[part] for part in parts]
         if (least := min(map(len, [*drawn["train"], *drawn["test"]]))) < minimum:
-            raise DataError(f"digits: partition {partition} leaves a client {least} training or test images, and "
-                            f"{minimum} is the least; take fewer clients, another seed or more even parts")  # fmt: skip
+            raise DataError(
+                f"digits: partition {partition} leaves a client {least} training or test images, and "
+                f"{minimum} is the least; take fewer clients, another seed or more even parts"
+            )
         return drawn
 
     def draw(rng: np.random.Generator) -> Partition:
@@ -143,9 +150,15 @@ def private_partition(
 
 
 def divided(
-    labels: NDArray[np.int64], clients: int, alpha: float, partition: Division, seed: int, classes: int, minimum: int,
+    labels: NDArray[np.int64],
+    clients: int,
+    alpha: float,
+    partition: Division,
+    seed: int,
+    classes: int,
+    minimum: int,
     stage: str,
-) -> Partition:  # fmt: skip
+) -> Partition:
     """Indices of every client by a rule other than plain Dirichlet."""
     if partition == "shards":
         return shards(labels, clients, classes, seed, "digits", stage)

@@ -88,11 +88,16 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
     manifest = {
         "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
-        "partition": {"name": "stratified", "args": arguments, "seed": seed, "sha256": partition_hash(dealt),
-                      "records": records_hash([*held, *new])},
+        "partition": {
+            "name": "stratified",
+            "args": arguments,
+            "seed": seed,
+            "sha256": partition_hash(dealt),
+            "records": records_hash([*held, *new]),
+        },
         "counts": {client.id: {split: len(getattr(client, split)) for split in sizes} for client in (*held, *new)},
         "streams": {client.id: stream_of(client) for client in (*held, *new)},
-    }  # fmt: skip
+    }
     return Federation(
         "digits-vqa", "1", "vqa", tuple(held), newcomers=tuple(new), public=tuple(public), manifest=manifest
     )
@@ -193,7 +198,10 @@ def text_of(record: Record) -> str:
 def check(clients: int, train: int, val: int, test: int) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
     problems = [] if 1 <= clients <= len(STREAMS) else [f"benchmark.clients: must be 1 to 10, got {clients}"]
-    problems += [f"benchmark.{key}: must be {least} or more, got {value}" for key, value, least in
-                 (("train", train, 1), ("val", val, 0), ("test", test, 0)) if value < least]  # fmt: skip
+    problems += [
+        f"benchmark.{key}: must be {least} or more, got {value}"
+        for key, value, least in (("train", train, 1), ("val", val, 0), ("test", test, 0))
+        if value < least
+    ]
     if problems:
         raise ConfigError(problems, "the benchmark")

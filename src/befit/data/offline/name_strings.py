@@ -18,9 +18,17 @@ from befit.core.storage import atomic_write
 logger = logging.getLogger(__name__)
 
 __all__ = [
-    "BABEL", "CLIENT_LANGUAGES", "KINDS", "PUBLIC_LANGUAGES", "STRINGS_SHA256", "Name", "fold", "name_hash",
-    "name_strings", "pinned_babel",
-]  # fmt: skip
+    "BABEL",
+    "CLIENT_LANGUAGES",
+    "KINDS",
+    "PUBLIC_LANGUAGES",
+    "STRINGS_SHA256",
+    "Name",
+    "fold",
+    "name_hash",
+    "name_strings",
+    "pinned_babel",
+]
 
 BABEL = "2.18.0"  # releases change the strings
 STRINGS_SHA256 = "584128c550181453549f68ede3cd5c8c8789adaaa9bf99c547adb8c0501f6b9f"
@@ -28,8 +36,26 @@ KINDS = ("language", "territory", "currency", "script")
 # fi and id stand where XNLI has sw and ur, which have under 40 usable names of scripts.
 CLIENT_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fi", "fr", "hi", "id", "ru", "th", "tr", "vi", "zh")
 PUBLIC_LANGUAGES = (
-    "it", "pt", "nl", "pl", "uk", "he", "bn", "ta", "ko", "ja", "hu", "cs", "sv", "fa", "zu", "so", "am", "ur", "te",
-)  # fmt: skip
+    "it",
+    "pt",
+    "nl",
+    "pl",
+    "uk",
+    "he",
+    "bn",
+    "ta",
+    "ko",
+    "ja",
+    "hu",
+    "cs",
+    "sv",
+    "fa",
+    "zu",
+    "so",
+    "am",
+    "ur",
+    "te",
+)
 
 
 class Name(NamedTuple):
@@ -75,8 +101,9 @@ def cached(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(f"names: cannot read the cache {path}: {error.strerror}. Set BEFIT_CACHE to another folder, or "
-                        "remove it") from error  # fmt: skip
+        raise DataError(
+            f"names: cannot read the cache {path}: {error.strerror}. Set BEFIT_CACHE to another folder, or remove it"
+        ) from error
     if hashlib.sha256(content).hexdigest() == STRINGS_SHA256:
         return content
     logger.warning("%s does not match its hash and is built again", path)
@@ -110,11 +137,14 @@ def pinned_babel(benchmark: str) -> ModuleType:
     try:
         import babel
     except ImportError:
-        raise DataError(f'{benchmark} is built from the Babel package, which is not installed: pip install '
-                        '"befit[benchmarks]"') from None  # fmt: skip
+        raise DataError(
+            f'{benchmark} is built from the Babel package, which is not installed: pip install "befit[benchmarks]"'
+        ) from None
     if babel.__version__ != BABEL:
-        raise DataError(f"{benchmark} is built from Babel {BABEL}, whose strings its hash stands for; Babel "
-                        f'{babel.__version__} is installed. Use pip install "befit[benchmarks]"')  # fmt: skip
+        raise DataError(
+            f"{benchmark} is built from Babel {BABEL}, whose strings its hash stands for; Babel "
+            f'{babel.__version__} is installed. Use pip install "befit[benchmarks]"'
+        )
     return babel
 
 

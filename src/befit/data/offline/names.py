@@ -34,8 +34,12 @@ __all__ = ["names", "names_small", "split_pools"]
 
 SMALL = ("en", "de", "ru", "hi", "zh")
 # Twelfths of all keys: where a name goes depends on its key alone, never on the language.
-POOLS = {("seen", "train"): range(4), ("new", "train"): range(4, 8),
-         ("seen", "test"): range(8, 10), ("new", "test"): range(10, 12)}  # fmt: skip
+POOLS = {
+    ("seen", "train"): range(4),
+    ("new", "train"): range(4, 8),
+    ("seen", "test"): range(8, 10),
+    ("new", "test"): range(10, 12),
+}
 MINIMUM = {"train": 30, "test": 15}
 MODEL = "names-bert-fl"
 
@@ -81,16 +85,23 @@ def names(
                 held = {split: [record(rows[split][i]) for i in parts[split][number]] for split in MINIMUM}
                 train, val = hold_out(held["train"], val_fraction, seed, name)
                 clients[group].append(ClientData(name, train, val, tuple(held["test"]), {"language": language}))
-    arguments = {"clients_per_language": clients_per_language, "languages": list(chosen), "pool": pool,
-                 "alpha": alpha, "val_fraction": val_fraction, "seed": seed}  # fmt: skip
+    arguments = {
+        "clients_per_language": clients_per_language,
+        "languages": list(chosen),
+        "pool": pool,
+        "alpha": alpha,
+        "val_fraction": val_fraction,
+        "seed": seed,
+    }
     everyone = [*clients["seen"], *clients["new"]]
     manifest = {
         "sources": [{"id": f"babel=={BABEL} (Unicode CLDR)", "sha256": STRINGS_SHA256, "licence": "Unicode-3.0"}],
         "partition": {"name": "lda_equal", "args": arguments, "seed": seed, "sha256": partition_hash(lists)},
         "dropped": {"training names equal to a test name": dropped},
-        "counts": {client.id: {split: len(getattr(client, split)) for split in ("train", "val", "test")}
-                   for client in everyone},
-    }  # fmt: skip
+        "counts": {
+            client.id: {split: len(getattr(client, split)) for split in ("train", "val", "test")} for client in everyone
+        },
+    }
     return Federation(
         "names",
         "1",
@@ -118,8 +129,9 @@ def names_small(alpha: float = 0.5, val_fraction: float = 0.0, seed: int = 0) ->
     seed          of the partition
     """
     made = names(languages=list(SMALL), alpha=alpha, val_fraction=val_fraction, seed=seed)
-    return Federation("names-small", "1", made.task, made.clients, made.label_names, made.newcomers, made.public,
-                      made.manifest)  # fmt: skip
+    return Federation(
+        "names-small", "1", made.task, made.clients, made.label_names, made.newcomers, made.public, made.manifest
+    )
 
 
 def known_languages(languages: Sequence[str] | None) -> tuple[str, ...]:
@@ -132,8 +144,9 @@ def known_languages(languages: Sequence[str] | None) -> tuple[str, ...]:
         for one in languages
         if one not in CLIENT_LANGUAGES
     ]
-    problems += [f"benchmark.languages: {one} is there twice" for one in sorted(set(languages)) if
-                 list(languages).count(one) > 1]  # fmt: skip
+    problems += [
+        f"benchmark.languages: {one} is there twice" for one in sorted(set(languages)) if list(languages).count(one) > 1
+    ]
     if not languages:
         problems = ["benchmark.languages: must name at least one language, or be null for all"]
     if problems:
@@ -216,8 +229,9 @@ def hold_out(
         return tuple(records), ()
     count = max(5, round(fraction * len(records)))
     if count >= len(records):
-        raise DataError(f"names: val_fraction {fraction} leaves client {client} with {len(records)} names nothing "
-                        "to train on")  # fmt: skip
+        raise DataError(
+            f"names: val_fraction {fraction} leaves client {client} with {len(records)} names nothing to train on"
+        )
     chosen = set(generator(seed, "names", f"{client}/val").permutation(len(records))[:count].tolist())
     train = tuple(one for index, one in enumerate(records) if index not in chosen)
     return train, tuple(one for index, one in enumerate(records) if index in chosen)

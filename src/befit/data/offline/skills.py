@@ -112,13 +112,24 @@ def federation(
     new = tuple(client(pair, (first, second), sizes, seed) for pair in newcomers)
     train, val, test = sizes
     manifest = {
-        "sources": [{"id": f"babel=={BABEL} (Unicode CLDR, English)", "sha256": WORDS_SHA256,
-                     "rows": len(first) + len(second), "licence": "Unicode-3.0"}],
-        "partition": {"name": "by_task", "seed": seed, "sha256": words_hash((*held, *new)),
-                      "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}},
-        "counts": {one.id: {split: len(getattr(one, split)) for split in ("train", "val", "test")}
-                   for one in (*held, *new)},
-    }  # fmt: skip
+        "sources": [
+            {
+                "id": f"babel=={BABEL} (Unicode CLDR, English)",
+                "sha256": WORDS_SHA256,
+                "rows": len(first) + len(second),
+                "licence": "Unicode-3.0",
+            }
+        ],
+        "partition": {
+            "name": "by_task",
+            "seed": seed,
+            "sha256": words_hash((*held, *new)),
+            "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed},
+        },
+        "counts": {
+            one.id: {split: len(getattr(one, split)) for split in ("train", "val", "test")} for one in (*held, *new)
+        },
+    }
     avoid = {word.lower() for word in english_words()}
     return Federation(
         name,
@@ -137,8 +148,11 @@ def client(pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[i
     train, val, test = sizes
     learn = shuffled(words[0], f"{seed}/{name}/train")
     # Validation words come from the end: training on fewer words leaves them as they are.
-    parts = {"train": learn[:train], "val": learn[len(learn) - val :],
-             "test": shuffled(words[1], f"{seed}/{name}/test")[:test]}  # fmt: skip
+    parts = {
+        "train": learn[:train],
+        "val": learn[len(learn) - val :],
+        "test": shuffled(words[1], f"{seed}/{name}/test")[:test],
+    }
     made = {split: tuple(record(name, pair, word) for word in part) for split, part in parts.items()}
     return ClientData(name, made["train"], made["val"], made["test"], {"task": pair})
 
@@ -166,8 +180,11 @@ def check(clients: int, known: int, sizes: tuple[int, int, int], learn: int, res
     """Raise ConfigError naming all sizes that cannot be."""
     train, val, test = sizes
     problems = [] if 1 <= clients <= known else [f"benchmark.clients: must be 1 to {known}, got {clients}"]
-    problems += [f"benchmark.{key}: must be {least} or more, got {value}" for key, value, least in
-                 (("train", train, 1), ("val", val, 0), ("test", test, 0)) if value < least]  # fmt: skip
+    problems += [
+        f"benchmark.{key}: must be {least} or more, got {value}"
+        for key, value, least in (("train", train, 1), ("val", val, 0), ("test", test, 0))
+        if value < least
+    ]
     if train + val > learn:
         problems.append(f"benchmark.train: {train} and val {val} words are more than the {learn} of their half")
     if test > rest:

@@ -89,5 +89,9 @@ def generated_records(seed: int, avoid: Collection[str], mixed_case: bool) -> It
         instruction = tasks[draw.randrange(len(tasks))]
         case = draw.random() if mixed_case else 1.0
         text = word.capitalize() if case < 0.1 else word.upper() if case < 0.2 else word
-        yield {"id": f"public-{seed}-{number}", "instruction": instruction, "input": text,
-               "output": answer(instruction, text)}  # fmt: skip
+        yield {
+            "id": f"public-{seed}-{number}",
+            "instruction": instruction,
+            "input": text,
+            "output": answer(instruction, text),
+        }

@@ -54,9 +54,14 @@ def shuffled(values: Sequence[One], seed: int, federation: str, stage: str) -> l
 def source_entry(place: Place, source: Source, split: str, rows: int, sha256: str) -> dict[str, Any]:
     """The manifest's line about what was read."""
     return {
-        "id": source.id, "config": source.config, "split": split, "rows": rows, "sha256": sha256,
-        "from": f"hub, revision {place.revision(source)}" if place.hub else "files", "licence": source.licence,
-    }  # fmt: skip
+        "id": source.id,
+        "config": source.config,
+        "split": split,
+        "rows": rows,
+        "sha256": sha256,
+        "from": f"hub, revision {place.revision(source)}" if place.hub else "files",
+        "licence": source.licence,
+    }
 
 
 def same_text(text: str) -> str:
@@ -104,16 +109,25 @@ def assemble(
                     trained.add(identity(record))
     leaked = sum(one in trained for one in tested)
     if leaked:
-        logger.warning("%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
-                       "manifest counts them", name, leaked, len(tested))  # fmt: skip
+        logger.warning(
+            "%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
+            "manifest counts them",
+            name,
+            leaked,
+            len(tested),
+        )
     manifest = {
         "sources": [dict(one) for one in sources],
-        "partition": {"name": partition, "args": dict(arguments), "seed": arguments["seed"],
-                      "sha256": held.hexdigest()},
+        "partition": {
+            "name": partition,
+            "args": dict(arguments),
+            "seed": arguments["seed"],
+            "sha256": held.hexdigest(),
+        },
         "counts": {one.id: {split: len(getattr(one, split)) for split in SPLITS} for one in everybody},
         "test_records_in_training": leaked,
         **(notes or {}),
-    }  # fmt: skip
+    }
     return Federation(
         name, version, task, tuple(clients), tuple(label_names), tuple(newcomers), tuple(public), manifest
     )

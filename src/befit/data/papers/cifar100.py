@@ -17,14 +17,7 @@ from befit.core.errors import ConfigError, DataError
 from befit.data.federation import ClientData, Federation
 from befit.data.papers.assemble import SPLITS, assemble, content_hash, digest, source_entry
 from befit.data.papers.source import Place, Source, read_split
-from befit.data.partition import (
-    Partition,
-    Rounding,
-    dirichlet_shares,
-    generator,
-    redraw_until,
-    split_by_shares,
-)
+from befit.data.partition import Partition, Rounding, dirichlet_shares, generator, redraw_until, split_by_shares
 from befit.data.registry import benchmark
 
 __all__ = ["FINE_LABELS", "cifar100_10", "cifar100_20"]
@@ -53,10 +46,16 @@ Pixels = NDArray[np.uint8]
     seeded=False,
 )
 def cifar100_10(
-    root: str = "", hub: bool = False, alpha: float = 0.5, rounding: Rounding = "remainder",
-    val_fraction: float = 0.1, minimum_train: int = 50, minimum_test: int = 10, seed: int = 42,
+    root: str = "",
+    hub: bool = False,
+    alpha: float = 0.5,
+    rounding: Rounding = "remainder",
+    val_fraction: float = 0.1,
+    minimum_train: int = 50,
+    minimum_test: int = 10,
+    seed: int = 42,
     revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+) -> Federation:
     """CIFAR-100 with its 100 fine labels; every class is divided by one draw of shares for train, val and test.
 
     root           directory with the Parquet files, a `datasets` directory, or train.bin and test.bin
@@ -69,8 +68,14 @@ def cifar100_10(
     seed           of the partition
     revisions      hub id to the commit that is wanted
     """
-    arguments = {"alpha": alpha, "rounding": rounding, "val_fraction": val_fraction, "minimum_train": minimum_train,
-                 "minimum_test": minimum_test, "seed": seed}  # fmt: skip
+    arguments = {
+        "alpha": alpha,
+        "rounding": rounding,
+        "val_fraction": val_fraction,
+        "minimum_train": minimum_train,
+        "minimum_test": minimum_test,
+        "seed": seed,
+    }
     return federation("cifar100-10", 10, Place("cifar100-10", root, hub, revisions), arguments)
 
 
@@ -83,10 +88,16 @@ def cifar100_10(
     seeded=False,
 )
 def cifar100_20(
-    root: str = "", hub: bool = False, alpha: float = 0.5, rounding: Rounding = "remainder",
-    val_fraction: float = 0.1, minimum_train: int = 50, minimum_test: int = 10, seed: int = 42,
+    root: str = "",
+    hub: bool = False,
+    alpha: float = 0.5,
+    rounding: Rounding = "remainder",
+    val_fraction: float = 0.1,
+    minimum_train: int = 50,
+    minimum_test: int = 10,
+    seed: int = 42,
     revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+) -> Federation:
     """`cifar100-10` with twenty clients.
 
     root           directory with the Parquet files, a `datasets` directory, or train.bin and test.bin
@@ -99,8 +110,14 @@ def cifar100_20(
     seed           of the partition
     revisions      hub id to the commit that is wanted
     """
-    arguments = {"alpha": alpha, "rounding": rounding, "val_fraction": val_fraction, "minimum_train": minimum_train,
-                 "minimum_test": minimum_test, "seed": seed}  # fmt: skip
+    arguments = {
+        "alpha": alpha,
+        "rounding": rounding,
+        "val_fraction": val_fraction,
+        "minimum_train": minimum_train,
+        "minimum_test": minimum_test,
+        "seed": seed,
+    }
     return federation("cifar100-20", 20, Place("cifar100-20", root, hub, revisions), arguments)
 
 
@@ -131,20 +148,31 @@ def federation(name: str, clients: int, place: Place, arguments: dict[str, Any])
         train, val, test = (records(images, labels, split, parts[split][client]) for split in SPLITS)
         held.append(ClientData(f"client-{client:02d}", train, val, test))
     return assemble(
-        name, "1", "image-classification", held, partition="dirichlet_class", arguments=arguments, sources=entries,
+        name,
+        "1",
+        "image-classification",
+        held,
+        partition="dirichlet_class",
+        arguments=arguments,
+        sources=entries,
         label_names=FINE_LABELS,
-    )  # fmt: skip
+    )
 
 
 def divide(
-    name: str, clients: int, labels: dict[str, NDArray[np.int64]], pools: dict[str, NDArray[np.int64]],
+    name: str,
+    clients: int,
+    labels: dict[str, NDArray[np.int64]],
+    pools: dict[str, NDArray[np.int64]],
     arguments: dict[str, Any],
-) -> dict[str, Partition]:  # fmt: skip
+) -> dict[str, Partition]:
     """Indices of every client in each split, by one draw of shares (rule D1)."""
     drawn: dict[str, Partition] = {}
     if missing := sorted(set(labels["test"].tolist()) - set(labels["train"][pools["train"]].tolist())):
-        raise DataError(f"{name}: {', '.join(FINE_LABELS[one] for one in missing[:5])} is in the test split and not "
-                        "in the training split")  # fmt: skip
+        raise DataError(
+            f"{name}: {', '.join(FINE_LABELS[one] for one in missing[:5])} is in the test split and not "
+            "in the training split"
+        )
 
     def draw(rng: np.random.Generator) -> Partition:
         shares = dirichlet_shares(len(FINE_LABELS), clients, arguments["alpha"], rng)
@@ -156,15 +184,18 @@ def divide(
 
     def slack(parts: Partition) -> int:
         """Images of the worst client beyond what it needs."""
-        return min(min(map(len, parts)) - arguments["minimum_train"],
-                   min(map(len, drawn["test"])) - arguments["minimum_test"])  # fmt: skip
+        return min(
+            min(map(len, parts)) - arguments["minimum_train"], min(map(len, drawn["test"])) - arguments["minimum_test"]
+        )
 
     try:
         redraw_until(draw, slack, 0, arguments["seed"], name, "shares")
     except DataError as error:
-        raise DataError(f"{name}: no partition in 1,000 attempts gives every client {arguments['minimum_train']} "
-                        f"training and {arguments['minimum_test']} test images; use a larger alpha, fewer clients or "
-                        "smaller minimum_train and minimum_test") from error  # fmt: skip
+        raise DataError(
+            f"{name}: no partition in 1,000 attempts gives every client {arguments['minimum_train']} "
+            f"training and {arguments['minimum_test']} test images; use a larger alpha, fewer clients or "
+            "smaller minimum_train and minimum_test"
+        ) from error
     return drawn
 
 

@@ -34,10 +34,17 @@ Files = Literal["sources", "llm-adapters"]
     seeded=False,
 )
 def commonsense_8(
-    root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,
-    with_passage: bool = False, answers: Answers = "sentence", seed: int = 42,
-    revisions: dict[str, str] | None = None, files: Files = "sources",
-) -> Federation:  # fmt: skip
+    root: str = "",
+    hub: bool = False,
+    train: int = 1000,
+    val: int = 100,
+    test: int = 500,
+    with_passage: bool = False,
+    answers: Answers = "sentence",
+    seed: int = 42,
+    revisions: dict[str, str] | None = None,
+    files: Files = "sources",
+) -> Federation:
     """Eight tasks, one a client: training and validation from the train split, the test from the split with labels.
 
     root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
@@ -52,8 +59,15 @@ def commonsense_8(
     files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
                   repository as root
     """
-    arguments = {"train": train, "val": val, "test": test, "with_passage": with_passage, "answers": answers,
-                 "seed": seed, "files": files}  # fmt: skip
+    arguments = {
+        "train": train,
+        "val": val,
+        "test": test,
+        "with_passage": with_passage,
+        "answers": answers,
+        "seed": seed,
+        "files": files,
+    }
     return federation("commonsense-8", 1, Place("commonsense-8", root, hub, revisions), arguments)
 
 
@@ -66,10 +80,17 @@ def commonsense_8(
     seeded=False,
 )
 def commonsense_16(
-    root: str = "", hub: bool = False, train: int = 1000, val: int = 100, test: int = 500,
-    with_passage: bool = False, answers: Answers = "sentence", seed: int = 42,
-    revisions: dict[str, str] | None = None, files: Files = "sources",
-) -> Federation:  # fmt: skip
+    root: str = "",
+    hub: bool = False,
+    train: int = 1000,
+    val: int = 100,
+    test: int = 500,
+    with_passage: bool = False,
+    answers: Answers = "sentence",
+    seed: int = 42,
+    revisions: dict[str, str] | None = None,
+    files: Files = "sources",
+) -> Federation:
     """`commonsense-8` with two clients a task, which share no training record and have the same test.
 
     root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
@@ -84,19 +105,34 @@ def commonsense_16(
     files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
                   repository as root
     """
-    arguments = {"train": train, "val": val, "test": test, "with_passage": with_passage, "answers": answers,
-                 "seed": seed, "files": files}  # fmt: skip
+    arguments = {
+        "train": train,
+        "val": val,
+        "test": test,
+        "with_passage": with_passage,
+        "answers": answers,
+        "seed": seed,
+        "files": files,
+    }
     return federation("commonsense-16", 2, Place("commonsense-16", root, hub, revisions), arguments)
 
 
 def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) -> Federation:
-    if problems := [f"benchmark.{key}: must be {least} or more, got {arguments[key]}"
-                    for key, least in (("train", 1), ("val", 0), ("test", 1)) if arguments[key] < least]:  # fmt: skip
+    if problems := [
+        f"benchmark.{key}: must be {least} or more, got {arguments[key]}"
+        for key, least in (("train", 1), ("val", 0), ("test", 1))
+        if arguments[key] < least
+    ]:
         raise ConfigError(problems, "the benchmark")
     published = arguments["files"] == "llm-adapters"
     if published and (place.hub or arguments["with_passage"]):
-        raise ConfigError(["benchmark.files: llm-adapters is on no hub, and has BoolQ without its passages; give root, "
-                           "without hub and with_passage"], "the benchmark")  # fmt: skip
+        raise ConfigError(
+            [
+                "benchmark.files: llm-adapters is on no hub, and has BoolQ without its passages; give root, "
+                "without hub and with_passage"
+            ],
+            "the benchmark",
+        )
     place.check([LLM_ADAPTERS] if published else [task.source for task in TASKS])
     held: list[ClientData] = []
     entries: list[dict[str, Any]] = []
@@ -115,9 +151,15 @@ def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) ->
             held.append(ClientData(client, train, val, tuple(test), {"task": task.name}))
     said = arguments if published else {key: value for key, value in arguments.items() if key != "files"}
     return assemble(
-        name, "1", "causal-lm", held, partition="by_task", arguments=said, sources=entries,
+        name,
+        "1",
+        "causal-lm",
+        held,
+        partition="by_task",
+        arguments=said,
+        sources=entries,
         notes={"training_records_dropped_for_the_test": dropped},
-    )  # fmt: skip
+    )
 
 
 def pool(
@@ -133,8 +175,11 @@ def pool(
     entries.append(source_entry(place, source, split, len(rows), sha256))
     made = []
     for row in shuffled(rows, arguments["seed"], name, f"{task.name}/{split}"):
-        record = (as_published(row, with_name_only) if published else
-                  rendered(task, question(task, row, arguments["with_passage"]), with_name_only))  # fmt: skip
+        record = (
+            as_published(row, with_name_only)
+            if published
+            else rendered(task, question(task, row, arguments["with_passage"]), with_name_only)
+        )
         made.append({"id": f"{task.name}-{split}-{len(made):05d}", "task": task.name, **record})
     return made
 
@@ -155,11 +200,19 @@ def dealt(
         size = len(records) // each
         if each == 1 or size < 1:
             raise DataError(f"{task}: {len(records)} training records are too few for {each} x {arguments['train']}")
-        logger.warning("%s: %d training records are too few for %d clients with %d; they get %d each", task,
-                       len(records), each, arguments["train"], size)  # fmt: skip
+        logger.warning(
+            "%s: %d training records are too few for %d clients with %d; they get %d each",
+            task,
+            len(records),
+            each,
+            arguments["train"],
+            size,
+        )
     rest = np.array_split(np.arange(each * size, len(records)), each)
     return [
-        (tuple(records[index * size : (index + 1) * size]),
-         tuple(records[at] for at in rest[index][: arguments["val"]]))
+        (
+            tuple(records[index * size : (index + 1) * size]),
+            tuple(records[at] for at in rest[index][: arguments["val"]]),
+        )
         for index in range(each)
-    ]  # fmt: skip
+    ]

@@ -56,8 +56,15 @@ def rendered(task: Task, question: Question, with_name_only: bool) -> dict[str, 
     """
     names = task.names(len(question.options) or 2)
     options = [f"{name}: {text}" for name, text in zip(names, question.options, strict=False)]
-    lines = [task.sentence, "", question.text, *([""] if options else []), *options, "",
-             f"Answer format: {'/'.join(names)}"]  # fmt: skip
+    lines = [
+        task.sentence,
+        "",
+        question.text,
+        *([""] if options else []),
+        *options,
+        "",
+        f"Answer format: {'/'.join(names)}",
+    ]
     outputs = names if with_name_only else [f"the correct answer is {name}" for name in names]
     return {
         "instruction": "\n".join(lines),
@@ -108,8 +115,9 @@ def hellaswag(row: Row) -> Question:
     if not isinstance(endings, Sequence) or isinstance(endings, str) or len(endings) != 4:
         raise DataError(f"{row.where}: endings must be four texts, got {show(endings)}")
     start = f"{text(row, 'activity_label')}: {text(row, 'ctx')}"
-    return Question(start, tuple(str(one).strip() for one in endings),
-                    one_of(row, "label", {str(at): at for at in range(4)}))  # fmt: skip
+    return Question(
+        start, tuple(str(one).strip() for one in endings), one_of(row, "label", {str(at): at for at in range(4)})
+    )
 
 
 def piqa(row: Row) -> Question:
@@ -118,8 +126,9 @@ def piqa(row: Row) -> Question:
 
 def social(row: Row) -> Question:
     options = tuple(text(row, f"answer{letter}") for letter in "ABC")
-    return Question(f"{text(row, 'context')} {text(row, 'question')}", options,
-                    one_of(row, "label", {"1": 0, "2": 1, "3": 2}))  # fmt: skip
+    return Question(
+        f"{text(row, 'context')} {text(row, 'question')}", options, one_of(row, "label", {"1": 0, "2": 1, "3": 2})
+    )
 
 
 def winogrande(row: Row) -> Question:
@@ -132,23 +141,76 @@ def winogrande(row: Row) -> Question:
 ARC = ("question", "choices", "answerKey")
 CORRECT = "Choose the correct answer to the question."
 TASKS = (
-    Task("arc_challenge", Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Challenge"), CORRECT, "answer", ARC,
-         "test", lettered("question")),
-    Task("arc_easy", Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Easy"), CORRECT, "answer", ARC,
-         "test", lettered("question")),
-    Task("boolq", Source("google/boolq", "CC BY-SA", "boolq"), "Answer the question with true or false.", "",
-         ("question", "answer", "passage"), "validation", boolq),
-    Task("hellaswag", Source("Rowan/hellaswag", "MIT", "hellaswag"), "Choose the ending that completes the text.",
-         "ending", ("activity_label", "ctx", "endings", "label"), "validation", hellaswag),
-    Task("openbookqa", Source("allenai/openbookqa", "as its authors state", "openbookqa", "main"), CORRECT, "answer",
-         ("question_stem", "choices", "answerKey"), "test", lettered("question_stem")),
-    Task("piqa", Source("ybisk/piqa", "AFL-3.0", "piqa", "", "refs/convert/parquet", CONVERTED),
-         "Choose the solution that reaches the goal.", "solution", ("goal", "sol1", "sol2", "label"),
-         "validation", piqa),
-    Task("social_i_qa", Source("allenai/social_i_qa", "as its authors state", "social_i_qa", "", "refs/convert/parquet",
-                               CONVERTED), CORRECT, "answer",
-         ("context", "question", "answerA", "answerB", "answerC", "label"), "validation", social),
-    Task("winogrande", Source("allenai/winogrande", "Apache-2.0", "winogrande", "winogrande_xl"),
-         "Choose what belongs into the gap of the sentence.", "option", ("sentence", "option1", "option2", "answer"),
-         "validation", winogrande),
-)  # fmt: skip
+    Task(
+        "arc_challenge",
+        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Challenge"),
+        CORRECT,
+        "answer",
+        ARC,
+        "test",
+        lettered("question"),
+    ),
+    Task(
+        "arc_easy",
+        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Easy"),
+        CORRECT,
+        "answer",
+        ARC,
+        "test",
+        lettered("question"),
+    ),
+    Task(
+        "boolq",
+        Source("google/boolq", "CC BY-SA", "boolq"),
+        "Answer the question with true or false.",
+        "",
+        ("question", "answer", "passage"),
+        "validation",
+        boolq,
+    ),
+    Task(
+        "hellaswag",
+        Source("Rowan/hellaswag", "MIT", "hellaswag"),
+        "Choose the ending that completes the text.",
+        "ending",
+        ("activity_label", "ctx", "endings", "label"),
+        "validation",
+        hellaswag,
+    ),
+    Task(
+        "openbookqa",
+        Source("allenai/openbookqa", "as its authors state", "openbookqa", "main"),
+        CORRECT,
+        "answer",
+        ("question_stem", "choices", "answerKey"),
+        "test",
+        lettered("question_stem"),
+    ),
+    Task(
+        "piqa",
+        Source("ybisk/piqa", "AFL-3.0", "piqa", "", "refs/convert/parquet", CONVERTED),
+        "Choose the solution that reaches the goal.",
+        "solution",
+        ("goal", "sol1", "sol2", "label"),
+        "validation",
+        piqa,
+    ),
+    Task(
+        "social_i_qa",
+        Source("allenai/social_i_qa", "as its authors state", "social_i_qa", "", "refs/convert/parquet", CONVERTED),
+        CORRECT,
+        "answer",
+        ("context", "question", "answerA", "answerB", "answerC", "label"),
+        "validation",
+        social,
+    ),
+    Task(
+        "winogrande",
+        Source("allenai/winogrande", "Apache-2.0", "winogrande", "winogrande_xl"),
+        "Choose what belongs into the gap of the sentence.",
+        "option",
+        ("sentence", "option1", "option2", "answer"),
+        "validation",
+        winogrande,
+    ),
+)

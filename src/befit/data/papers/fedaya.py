@@ -16,8 +16,11 @@ from befit.data.registry import benchmark
 
 __all__ = ["LANGUAGES", "aya_users", "fedaya_38", "language_code"]
 
-BENCH = Source("aya_38c_25k.json of the data that rui-ye/FedLLM-Bench links to",
-               "Fed-Aya Apache-2.0, FedLLM-Bench as a whole CC BY-NC 4.0", on_hub=False)  # fmt: skip
+BENCH = Source(
+    "aya_38c_25k.json of the data that rui-ye/FedLLM-Bench links to",
+    "Fed-Aya Apache-2.0, FedLLM-Bench as a whole CC BY-NC 4.0",
+    on_hub=False,
+)
 AYA = Source("CohereForAI/aya_dataset", "Apache-2.0", revision="74195be")
 FILE = "aya_38c_25k.json"
 NEWCOMERS = (21, 22, 23, 24, 25, 26, 27, 34)
@@ -72,17 +75,27 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
         hashes += [digest([key, one]) for one in made]
         if not made:
             found = ", ".join(sorted({row["language"] for row in rows})) or "none"
-            raise DataError(f"{path}, client {key}: none of its {len(rows)} records is of {', '.join(LANGUAGES)}; its "
-                            f"languages are {found}")  # fmt: skip
+            raise DataError(
+                f"{path}, client {key}: none of its {len(rows)} records is of {', '.join(LANGUAGES)}; its "
+                f"languages are {found}"
+            )
         everybody.append(client(f"client-{index:02d}", made, test_fraction, seed, "fedaya-38", {"key": key}))
     arguments = {"test_fraction": test_fraction, "seed": seed}
-    entry = {**source_entry(place, BENCH, "all", len(hashes), content_hash(hashes)), "other_languages": left_out,
-             "repeated_prompts": repeats}  # fmt: skip
+    entry = {
+        **source_entry(place, BENCH, "all", len(hashes), content_hash(hashes)),
+        "other_languages": left_out,
+        "repeated_prompts": repeats,
+    }
     return assemble(
-        "fedaya-38", "1", "causal-lm", [one for at, one in enumerate(everybody) if at not in NEWCOMERS],
-        newcomers=[one for at, one in enumerate(everybody) if at in NEWCOMERS], partition="natural",
-        arguments=arguments, sources=[entry],
-    )  # fmt: skip
+        "fedaya-38",
+        "1",
+        "causal-lm",
+        [one for at, one in enumerate(everybody) if at not in NEWCOMERS],
+        newcomers=[one for at, one in enumerate(everybody) if at in NEWCOMERS],
+        partition="natural",
+        arguments=arguments,
+        sources=[entry],
+    )
 
 
 def kept(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, int]:
@@ -93,8 +106,10 @@ def kept(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, in
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or (missing := {"instruction", "response", "language"} - row.keys()):
             found = ", ".join(row) if isinstance(row, dict) else show(row)
-            raise DataError(f"{where}, record {number}: must have instruction, response and language; found {found}" +
-                            (f", without {', '.join(sorted(missing))}" if isinstance(row, dict) else ""))  # fmt: skip
+            raise DataError(
+                f"{where}, record {number}: must have instruction, response and language; found {found}"
+                + (f", without {', '.join(sorted(missing))}" if isinstance(row, dict) else "")
+            )
         for field in ("instruction", "response", "language"):
             if not isinstance(row[field], str) or not row[field].strip():
                 raise DataError(f"{where}, record {number}: {field} must be text, got {show(row[field])}")
@@ -119,9 +134,13 @@ def language_code(name: str) -> str | None:
 
 
 def client(
-    name: str, records: Sequence[dict[str, Any]], test_fraction: float, seed: int, federation: str,
+    name: str,
+    records: Sequence[dict[str, Any]],
+    test_fraction: float,
+    seed: int,
+    federation: str,
     info: Mapping[str, str],
-) -> ClientData:  # fmt: skip
+) -> ClientData:
     """A client with a part of its records held out for the test; `language` is what most of its records are in."""
     order = shuffled(sorted(records, key=digest), seed, federation, name)
     count = max(1, round(test_fraction * len(order)))
@@ -149,9 +168,14 @@ def check_fraction(test_fraction: float) -> None:
     seeded=False,
 )
 def aya_users(
-    root: str = "", hub: bool = False, clients: int = 30, minimum: int = 100, test_fraction: float = 0.2,
-    seed: int = 42, revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+    root: str = "",
+    hub: bool = False,
+    clients: int = 30,
+    minimum: int = 100,
+    test_fraction: float = 0.2,
+    seed: int = 42,
+    revisions: dict[str, str] | None = None,
+) -> Federation:
     """Aya's train split by user_id, in the eight languages of `fedaya-38`: natural clients, the largest ones.
 
     root           directory with the Parquet files or a `datasets` directory
@@ -164,8 +188,11 @@ def aya_users(
     """
     place = Place("aya-users", root, hub, revisions)
     check_fraction(test_fraction)
-    if problems := [f"benchmark.{key}: must be 1 or more, got {value}" for key, value in
-                    (("clients", clients), ("minimum", minimum)) if value < 1]:  # fmt: skip
+    if problems := [
+        f"benchmark.{key}: must be 1 or more, got {value}"
+        for key, value in (("clients", clients), ("minimum", minimum))
+        if value < 1
+    ]:
         raise ConfigError(problems, "the benchmark")
     place.check([AYA])
     fields = ("inputs", "targets", "language", "user_id")
@@ -179,8 +206,14 @@ def aya_users(
     largest = sorted(groups, key=lambda user: (-len(groups[user]), user))[:clients]
     held = []
     for number, user in enumerate(largest):
-        given = [{"instruction": row.values["inputs"], "response": row.values["targets"],
-                  "language": str(row.values["language"])} for row in (rows[at] for at in groups[user])]  # fmt: skip
+        given = [
+            {
+                "instruction": row.values["inputs"],
+                "response": row.values["targets"],
+                "language": str(row.values["language"]),
+            }
+            for row in (rows[at] for at in groups[user])
+        ]
         made, _, _ = kept(given, f"{AYA.id}, user {user}")
         held.append(client(f"client-{number:02d}", made, test_fraction, seed, "aya-users", {"user": user}))
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}

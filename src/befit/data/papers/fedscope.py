@@ -21,10 +21,12 @@ from befit.data.registry import benchmark
 __all__ = ["fedscope_5"]
 
 GSM8K = Source("openai/gsm8k", "MIT", "gsm8k", "main")
-DOLLY = Source("databricks/databricks-dolly-15k", "CC BY-SA 3.0", "databricks-dolly-15k",
-               files="databricks-dolly-15k.jsonl")  # fmt: skip
-ROSETTA = Source("rosetta_alpaca.json of the repository sahil280114/codealpaca", "GFDL (Rosetta Code)", "rosetta",
-                 on_hub=False)  # fmt: skip
+DOLLY = Source(
+    "databricks/databricks-dolly-15k", "CC BY-SA 3.0", "databricks-dolly-15k", files="databricks-dolly-15k.jsonl"
+)
+ROSETTA = Source(
+    "rosetta_alpaca.json of the repository sahil280114/codealpaca", "GFDL (Rosetta Code)", "rosetta", on_hub=False
+)
 # Four tasks of each client: GSM8K in quarters, Dolly by category, Rosetta by language.
 CLIENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("large", ("gsm8k-0", "gsm8k-1", "gsm8k-2", "gsm8k-3")),
@@ -34,8 +36,17 @@ CLIENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("large", ("python", "go", "pascal", "scala")),
 )
 IDS = ((0, 1, 2, 3), (10, 11, 12, 13), (14, 15, 16, 17), (20, 21, 22, 23), (24, 25, 26, 27))  # of the released files
-LANGUAGES = {"java": "java", "c": "c+php", "php": "c+php", "c#": "c#", "c++": "c++", "python": "python", "go": "go",
-             "pascal": "pascal", "scala": "scala"}  # fmt: skip
+LANGUAGES = {
+    "java": "java",
+    "c": "c+php",
+    "php": "c+php",
+    "c#": "c#",
+    "c++": "c++",
+    "python": "python",
+    "go": "go",
+    "pascal": "pascal",
+    "scala": "scala",
+}
 Pools = dict[str, list[dict[str, Any]]]
 
 
@@ -81,12 +92,27 @@ def fedscope_5(
             for key, records in split.items():
                 made[key] += records
             stream.append({"task": name, **{key: len(records) for key, records in split.items()}})
-        held.append(ClientData(f"client-{number:02d}", tuple(made["train"]), (), tuple(made["test"]),
-                               {"size": size, "tasks": ", ".join(names)}))  # fmt: skip
+        held.append(
+            ClientData(
+                f"client-{number:02d}",
+                tuple(made["train"]),
+                (),
+                tuple(made["test"]),
+                {"size": size, "tasks": ", ".join(names)},
+            )
+        )
     shared = public_texts(Path(root).expanduser(), public, seed, "fedscope-5")
-    return assemble("fedscope-5", "1", "causal-lm", held, partition="natural", sources=entries,
-                    arguments={"files": files, "test": test, "public": public, "seed": seed},
-                    notes={"streams": streams}, public=shared)  # fmt: skip
+    return assemble(
+        "fedscope-5",
+        "1",
+        "causal-lm",
+        held,
+        partition="natural",
+        sources=entries,
+        arguments={"files": files, "test": test, "public": public, "seed": seed},
+        notes={"streams": streams},
+        public=shared,
+    )
 
 
 def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int) -> Pools:
@@ -129,8 +155,13 @@ def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:
         if category not in pools:
             raise DataError(f"{row.where}: category {category!r} is not one of {', '.join(known)}")
         context = row.values["context"]
-        pools[category].append({"instruction": text(row, "instruction"), "output": text(row, "response"),
-                                "input": context if isinstance(context, str) else ""})  # fmt: skip
+        pools[category].append(
+            {
+                "instruction": text(row, "instruction"),
+                "output": text(row, "response"),
+                "input": context if isinstance(context, str) else "",
+            }
+        )
     return pools
 
 
@@ -154,8 +185,10 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
                 {"instruction": text(row, "instruction"), "input": language, "output": text(row, "output")}
             )
     if empty := [name for name, records in pools.items() if not records]:
-        raise DataError(f"{path} has no records whose input is {', '.join(empty)}; further languages found: "
-                        f"{', '.join(sorted(others)[:20]) or 'none'}")  # fmt: skip
+        raise DataError(
+            f"{path} has no records whose input is {', '.join(empty)}; further languages found: "
+            f"{', '.join(sorted(others)[:20]) or 'none'}"
+        )
     entries.append({**source_entry(place, ROSETTA, "all", len(rows), sha256), "other_languages": len(others)})
     return pools
 

@@ -24,14 +24,28 @@ from befit.data.registry import benchmark
 __all__ = ["TASKS", "flan_8", "flan_feddpa_1", "flan_feddpa_2", "groups"]
 
 # FLAN has no mnli, only mnli_matched and mnli_mismatched.
-TASKS = {"arc_challenge": "arc_challenge", "cosmos_qa": "cosmos_qa",
-         "definite_pronoun_resolution": "definite_pronoun_resolution", "glue_qqp": "glue_qqp",
-         "hellaswag": "hellaswag", "mnli": "mnli_matched", "squad_v1": "squad_v1", "sst2": "sst2"}  # fmt: skip
-FLAN = Source("Muennighoff/flan", "FLAN code Apache-2.0, data as its sources",
-              revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548",
-              wanted=tuple(f"train/{one}_10templates_train.jsonl" for one in TASKS.values()))  # fmt: skip
-FEDDPA = Source("the data of the repository Lydia-yang/FedDPA", "no licence file; for your own use", on_hub=False,
-                layout="local_training_0.json to local_training_7.json and one *test*.jsonl")  # fmt: skip
+TASKS = {
+    "arc_challenge": "arc_challenge",
+    "cosmos_qa": "cosmos_qa",
+    "definite_pronoun_resolution": "definite_pronoun_resolution",
+    "glue_qqp": "glue_qqp",
+    "hellaswag": "hellaswag",
+    "mnli": "mnli_matched",
+    "squad_v1": "squad_v1",
+    "sst2": "sst2",
+}
+FLAN = Source(
+    "Muennighoff/flan",
+    "FLAN code Apache-2.0, data as its sources",
+    revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548",
+    wanted=tuple(f"train/{one}_10templates_train.jsonl" for one in TASKS.values()),
+)
+FEDDPA = Source(
+    "the data of the repository Lydia-yang/FedDPA",
+    "no licence file; for your own use",
+    on_hub=False,
+    layout="local_training_0.json to local_training_7.json and one *test*.jsonl",
+)
 FEDDPA_TASKS = {
     "1": ("definite_pronoun_resolution", "snli", "cola", "glue_qqp", "trec", "web_nlg_en", "fix_punct", "wic"),
     "2": ("hellaswag", "qnli", "arc_easy", "paws_wiki", "bool_q", "sentiment140", "gigaword", "word_segment"),
@@ -49,9 +63,15 @@ RUN = 8  # words in a row that two records share for their questions to count as
     seeded=False,
 )
 def flan_8(
-    root: str = "", hub: bool = False, train: int = 2000, val: int = 100, test: int = 300,
-    on_shortage: Literal["take_all", "fail"] = "take_all", seed: int = 42, revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+    root: str = "",
+    hub: bool = False,
+    train: int = 2000,
+    val: int = 100,
+    test: int = 300,
+    on_shortage: Literal["take_all", "fail"] = "take_all",
+    seed: int = 42,
+    revisions: dict[str, str] | None = None,
+) -> Federation:
     """Eight tasks, one a client, all records from FLAN's train files.
 
     root         directory with train/TASK_10templates_train.jsonl, as in Muennighoff/flan
@@ -66,8 +86,11 @@ def flan_8(
     """
     place = Place("flan-8", root, hub, revisions)
     sizes = {"test": test, "val": val, "train": train}
-    if problems := [f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
-                    for key, least in (("train", 1), ("val", 0), ("test", 1)) if sizes[key] < least]:  # fmt: skip
+    if problems := [
+        f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
+        for key, least in (("train", 1), ("val", 0), ("test", 1))
+        if sizes[key] < least
+    ]:
         raise ConfigError(problems, "the benchmark")
     place.check([FLAN])
     held: list[ClientData] = []
@@ -86,15 +109,25 @@ def flan_8(
         wanted = dict(sizes)
         split = by_group(known, wanted, seed, client)
         if len(split["train"]) < train and (on_shortage == "fail" or not split["train"]):
-            raise DataError(f"{client}: {len(known)} groups of questions in {len(rows)} records give "
-                            f"{len(split['test'])} to test, {len(split['val'])} to validate and "
-                            f"{len(split['train'])} of {train} to train on")  # fmt: skip
+            raise DataError(
+                f"{client}: {len(known)} groups of questions in {len(rows)} records give "
+                f"{len(split['test'])} to test, {len(split['val'])} to validate and "
+                f"{len(split['train'])} of {train} to train on"
+            )
         made = {name: tuple(record(client, pairs[at], at) for at in picked) for name, picked in split.items()}
         held.append(ClientData(client, made["train"], made["val"], made["test"], {"task": client}))
         grouped[client] = {"records": len(rows), "questions": len(known)}
     arguments = {"train": train, "val": val, "test": test, "on_shortage": on_shortage, "seed": seed}
-    return assemble("flan-8", "1", "causal-lm", held, partition="by_task", arguments=arguments, sources=entries,
-                    notes={"grouping": {"rule": f"same target and {RUN} words in a row", **grouped}})  # fmt: skip
+    return assemble(
+        "flan-8",
+        "1",
+        "causal-lm",
+        held,
+        partition="by_task",
+        arguments=arguments,
+        sources=entries,
+        notes={"grouping": {"rule": f"same target and {RUN} words in a row", **grouped}},
+    )
 
 
 def record(client: str, pair: tuple[str, str], at: int) -> dict[str, Any]:
@@ -201,15 +234,17 @@ def flan_feddpa_2(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> 
 
 def feddpa(number: str, place: Place, val_fraction: float, seed: int) -> Federation:
     if not 0 <= val_fraction < 1:
-        raise ConfigError([f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"],
-                          "the benchmark")  # fmt: skip
+        raise ConfigError(
+            [f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"], "the benchmark"
+        )
     folder, tasks = place.folder(FEDDPA), FEDDPA_TASKS[number]
     tests = sorted(folder.glob("*test*.jsonl"))
     if not tests:
         raise place.missing(folder / "*test*.jsonl", FEDDPA)
     if len(tests) > 1:
-        raise DataError(f"{folder} must have one file of tests, *test*.jsonl; found "
-                        f"{', '.join(one.name for one in tests)}")  # fmt: skip
+        raise DataError(
+            f"{folder} must have one file of tests, *test*.jsonl; found {', '.join(one.name for one in tests)}"
+        )
     tested = triples(tests[0])
     if unknown := sorted({str(one["task"]) for one in tested} - set(tasks)):
         raise DataError(f"{tests[0]}: has the tasks {', '.join(unknown)}; set {number} has {', '.join(tasks)}")
@@ -228,8 +263,15 @@ def feddpa(number: str, place: Place, val_fraction: float, seed: int) -> Federat
             raise DataError(f"{path}: {len(mixed)} records are too few to hold out {count} for validation")
         test = tuple(one for one in tested if one["task"] == task)
         held.append(ClientData(task, tuple(mixed[count:]), tuple(mixed[:count]), test, {"task": task}))
-    return assemble(f"flan-feddpa-{number}", "1", "causal-lm", held, partition="by_task", sources=entries,
-                    arguments={"val_fraction": val_fraction, "seed": seed})  # fmt: skip
+    return assemble(
+        f"flan-feddpa-{number}",
+        "1",
+        "causal-lm",
+        held,
+        partition="by_task",
+        sources=entries,
+        arguments={"val_fraction": val_fraction, "seed": seed},
+    )
 
 
 def entry(place: Place, path: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,9 +24,12 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["authors_clients", "fed_llm_large_52", "fedaya_8"]
 
-TEXTS = Source("the text data of the repository snumprlab/fedmosaic",
-               "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources", on_hub=False,
-               layout="DATASET/train/dataset-N.json and DATASET/test/dataset-N.json")  # fmt: skip
+TEXTS = Source(
+    "the text data of the repository snumprlab/fedmosaic",
+    "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources",
+    on_hub=False,
+    layout="DATASET/train/dataset-N.json and DATASET/test/dataset-N.json",
+)
 SIZES = {"size=small": "meta-llama/Llama-3.2-1B-Instruct", "size=large": "meta-llama/Llama-3.2-3B-Instruct"}
 FIELDS = ("sciences", "sciences", "humanities", "humanities", "humanities", "society", "health", "health")
 AYA_SMALL = {2, 4, 6, 7}
@@ -109,20 +112,30 @@ def authors_clients(
                 longer += more
         names = [part.name for part in parts]
         client = f"client-{number:02d}"
-        held.append(ClientData(client, tuple(made["train"]), (), tuple(made["test"]),
-                               {"tasks": ", ".join(names), **info}))  # fmt: skip
+        held.append(
+            ClientData(client, tuple(made["train"]), (), tuple(made["test"]), {"tasks": ", ".join(names), **info})
+        )
         streams[client] = [
             {"task": name, **{split: sum(one["task"] == name for one in made[split]) for split in made}}
             for name in names
         ]
     if longer:
-        logger.warning("%s: %d conversations have more than one question; only the first is learnt and asked",
-                       place.benchmark, longer)  # fmt: skip
+        logger.warning(
+            "%s: %d conversations have more than one question; only the first is learnt and asked",
+            place.benchmark,
+            longer,
+        )
     return assemble(
-        place.benchmark, "1", "causal-lm", held, partition="natural", arguments={"public": public, "seed": seed},
-        sources=entries, public=public_texts(folder, public, seed, place.benchmark),
+        place.benchmark,
+        "1",
+        "causal-lm",
+        held,
+        partition="natural",
+        arguments={"public": public, "seed": seed},
+        sources=entries,
+        public=public_texts(folder, public, seed, place.benchmark),
         notes={"streams": streams, "conversations_with_more_questions": longer},
-    )  # fmt: skip
+    )
 
 
 def text_records(
@@ -141,8 +154,9 @@ def text_records(
             raise DataError(f"{row.where}: has an image; {place.benchmark} is text alone")
         instruction, output, more = conversation_text(row)
         longer += more
-        made.append({"id": f"{part.name}-{split}-{number:05d}", "task": part.name,
-                     "instruction": instruction, "output": output})  # fmt: skip
+        made.append(
+            {"id": f"{part.name}-{split}-{number:05d}", "task": part.name, "instruction": instruction, "output": output}
+        )
     hashed = content_hash([digest([one["instruction"], one["output"]]) for one in made])
     entries.append({**source_entry(place, TEXTS, split, len(made), hashed), "config": part.name})
     return made, longer

@@ -17,11 +17,21 @@ __all__ = ["LLM_ADAPTERS", "adapters_rows", "as_published"]
 FIELDS = ("instruction", "input", "output", "answer")
 # By our names of the data sets, the folders of the repository.
 FOLDERS: Mapping[str, str] = {
-    "arc_challenge": "ARC-Challenge", "arc_easy": "ARC-Easy", "boolq": "boolq", "hellaswag": "hellaswag",
-    "openbookqa": "openbookqa", "piqa": "piqa", "social_i_qa": "social_i_qa", "winogrande": "winogrande",
-}  # fmt: skip
-LLM_ADAPTERS = Source("the repository AGI-Edgerunners/LLM-Adapters", "as the data sets in it", on_hub=False,
-                      layout="dataset/NAME/train.json and test.json")  # fmt: skip
+    "arc_challenge": "ARC-Challenge",
+    "arc_easy": "ARC-Easy",
+    "boolq": "boolq",
+    "hellaswag": "hellaswag",
+    "openbookqa": "openbookqa",
+    "piqa": "piqa",
+    "social_i_qa": "social_i_qa",
+    "winogrande": "winogrande",
+}
+LLM_ADAPTERS = Source(
+    "the repository AGI-Edgerunners/LLM-Adapters",
+    "as the data sets in it",
+    on_hub=False,
+    layout="dataset/NAME/train.json and test.json",
+)
 _NAMES = re.compile(r"answer format:\s*(\S+(?:/\S+)+)\s*\Z", re.IGNORECASE)
 
 
@@ -50,12 +60,16 @@ def as_published(row: Row, with_name_only: bool) -> dict[str, Any]:
         raise DataError(f"{row.where}: instruction, input, output and answer must be text")
     text = "\n".join(part for part in (instruction.strip(), extra.strip()) if part)
     if (found := _NAMES.search(text)) is None:
-        raise DataError(f'{row.where}: instruction must end in a line such as "Answer format: answer1/answer2", got '
-                        f"{show(text[-60:])}")  # fmt: skip
+        raise DataError(
+            f'{row.where}: instruction must end in a line such as "Answer format: answer1/answer2", got '
+            f"{show(text[-60:])}"
+        )
     names: Sequence[str] = found[1].split("/")
     if answer not in names or output.strip() != sentence(answer):
-        raise DataError(f"{row.where}: answer must be one of {', '.join(names)}, and output {show(sentence(names[0]))} "
-                        f"and so on; got {show(answer)} and {show(output)}")  # fmt: skip
+        raise DataError(
+            f"{row.where}: answer must be one of {', '.join(names)}, and output {show(sentence(names[0]))} "
+            f"and so on; got {show(answer)} and {show(output)}"
+        )
     outputs = list(names) if with_name_only else [sentence(name) for name in names]
     chosen = outputs[names.index(answer)]
     return {"instruction": text, "output": chosen, "choices": outputs, "choice_names": list(names)}

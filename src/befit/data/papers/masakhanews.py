@@ -20,8 +20,24 @@ __all__ = ["LABELS", "LANGUAGES", "masakhanews_320"]
 
 # Its main branch is a loading script, which `datasets` refuses from version 4 on: the converted branch is Parquet.
 NEWS = Source("masakhane/masakhanews", "AFL-3.0", revision="refs/convert/parquet")
-LANGUAGES = ("amh", "eng", "fra", "hau", "ibo", "lin", "lug", "orm", "pcm", "run", "sna", "som", "swa", "tir", "xho",
-             "yor")  # fmt: skip
+LANGUAGES = (
+    "amh",
+    "eng",
+    "fra",
+    "hau",
+    "ibo",
+    "lin",
+    "lug",
+    "orm",
+    "pcm",
+    "run",
+    "sna",
+    "som",
+    "swa",
+    "tir",
+    "xho",
+    "yor",
+)
 LABELS = ("business", "entertainment", "health", "politics", "religion", "sports", "technology")
 POOLS = ("seen", "unseen")
 FIELDS = ("headline_text", "label")
@@ -37,9 +53,13 @@ AUTHORS = ("category", "headline", "text")
     seeded=False,
 )
 def masakhanews_320(
-    root: str = "", hub: bool = False, clients: int = 10, alpha: float = 0.5, seed: int = 42,
+    root: str = "",
+    hub: bool = False,
+    clients: int = 10,
+    alpha: float = 0.5,
+    seed: int = 42,
     revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+) -> Federation:
     """Half of each language is the clients', half the newcomers'; validation rows are training rows. Languages differ
     in size, and clients with them.
 
@@ -52,9 +72,14 @@ def masakhanews_320(
     revisions  hub id to the commit that is wanted
     """
     place = Place("masakhanews-320", root, hub, revisions)
-    if problems := [text for wrong, text in
-                    ((clients < 1, f"benchmark.clients: must be 1 or more, got {clients}"),
-                     (not alpha > 0, f"benchmark.alpha: must be positive, got {alpha}")) if wrong]:  # fmt: skip
+    if problems := [
+        text
+        for wrong, text in (
+            (clients < 1, f"benchmark.clients: must be 1 or more, got {clients}"),
+            (not alpha > 0, f"benchmark.alpha: must be positive, got {alpha}"),
+        )
+        if wrong
+    ]:
         raise ConfigError(problems, "the benchmark")
     place.check([NEWS])
     entries: list[dict[str, Any]] = []
@@ -63,8 +88,10 @@ def masakhanews_320(
     # language without some of the classes keeps the others' places.
     mixtures = lda_mixtures(clients, len(LABELS), alpha, seed, "masakhanews-320")
     for position, language in enumerate(LANGUAGES):
-        rows = {split: read(place, language, names, entries)
-                for split, names in (("train", ("train", "validation")), ("test", ("test",)))}  # fmt: skip
+        rows = {
+            split: read(place, language, names, entries)
+            for split, names in (("train", ("train", "validation")), ("test", ("test",)))
+        }
         for pool, held in enumerate(pools):
             stage = f"{language}/{POOLS[pool]}"
             mine: dict[str, list[tuple[Any, ...]]] = {}
@@ -72,10 +99,18 @@ def masakhanews_320(
                 order = shuffled(known, seed, "masakhanews-320", f"{language}/{split}")
                 half = order[: len(order) // 2] if pool == 0 else order[len(order) // 2 :]
                 if len(half) < clients:
-                    raise DataError(f"{NEWS.id}, {language}, {split}: {len(half)} rows of a pool are too few for "
-                                    f"{clients} clients")  # fmt: skip
-                parts = lda_equal([row.values["label"] for row in half], clients, alpha, seed, "masakhanews-320",
-                                  f"{stage}/{split}", mixtures)  # fmt: skip
+                    raise DataError(
+                        f"{NEWS.id}, {language}, {split}: {len(half)} rows of a pool are too few for {clients} clients"
+                    )
+                parts = lda_equal(
+                    [row.values["label"] for row in half],
+                    clients,
+                    alpha,
+                    seed,
+                    "masakhanews-320",
+                    f"{stage}/{split}",
+                    mixtures,
+                )
                 made = records(half, f"{split}-{pool}", language)
                 mine[split] = [tuple(made[index] for index in part) for part in parts]
             for index in range(clients):
@@ -83,9 +118,16 @@ def masakhanews_320(
                 info = {"language": language, "pool": POOLS[pool]}
                 held.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
     return assemble(
-        "masakhanews-320", "2", "text-classification", pools[0], newcomers=pools[1], label_names=LABELS,
-        partition="lda_equal", arguments={"clients": clients, "alpha": alpha, "seed": seed}, sources=entries,
-    )  # fmt: skip
+        "masakhanews-320",
+        "2",
+        "text-classification",
+        pools[0],
+        newcomers=pools[1],
+        label_names=LABELS,
+        partition="lda_equal",
+        arguments={"clients": clients, "alpha": alpha, "seed": seed},
+        sources=entries,
+    )
 
 
 def read(place: Place, language: str, splits: Sequence[str], entries: list[dict[str, Any]]) -> list[Row]:
@@ -135,5 +177,12 @@ def authors_rows(path: Path) -> list[Row]:
 
 
 def records(rows: Sequence[Row], name: str, language: str) -> list[dict[str, Any]]:
-    return [{"id": f"{language}-{name}-{index:04d}", "text": row.values["headline_text"],
-             "label": row.values["label"], "language": language} for index, row in enumerate(rows)]  # fmt: skip
+    return [
+        {
+            "id": f"{language}-{name}-{index:04d}",
+            "text": row.values["headline_text"],
+            "label": row.values["label"],
+            "language": language,
+        }
+        for index, row in enumerate(rows)
+    ]

@@ -78,10 +78,17 @@ DRAKE_NEWCOMERS = tasks_of(
 HFLB = tuple(
     tasks_of(", ".join(f"{name}-{first + number}" for number in range(4)))
     for name, first in (
-        ("GQA", 10), ("GQA", 20), ("GQA", 30), ("Abstract", 0), ("SNLI-VE", 0), ("COCOQA", 0), ("NLVR2_feddat", 0),
-        ("VizWiz-Original", 0), ("AQUA", 0),
+        ("GQA", 10),
+        ("GQA", 20),
+        ("GQA", 30),
+        ("Abstract", 0),
+        ("SNLI-VE", 0),
+        ("COCOQA", 0),
+        ("NLVR2_feddat", 0),
+        ("VizWiz-Original", 0),
+        ("AQUA", 0),
     )
-)  # fmt: skip
+)
 # Clients with the smaller model, by their number in the scenario file: the paper and the file differ.
 SMALL: Mapping[str, Mapping[str, frozenset[int]]] = {
     "drake": {"paper": frozenset({0, 6, 8, 9}), "scenario": frozenset({0, 1, 8, 9})},

@@ -26,8 +26,12 @@ logger = logging.getLogger(__name__)
 __all__ = ["sni_10"]
 
 SNI = Source("Muennighoff/natural-instructions", "Apache-2.0; instances as their sources", revision="a29a975")
-FILES = Source("a clone of the repository allenai/natural-instructions", "Apache-2.0; instances as their sources",
-               on_hub=False, layout="the folders tasks and splits")  # fmt: skip
+FILES = Source(
+    "a clone of the repository allenai/natural-instructions",
+    "Apache-2.0; instances as their sources",
+    on_hub=False,
+    layout="the folders tasks and splits",
+)
 CLIENTS = 10
 MIRROR_FIELDS = ("task_name", "id", "definition", "inputs", "targets")
 TASK_FIELDS = ("Definition", "Input_language", "Output_language", "Categories", "Instances")
@@ -42,9 +46,16 @@ TASK_FIELDS = ("Definition", "Input_language", "Output_language", "Categories", 
     seeded=False,
 )
 def sni_10(
-    root: str = "", hub: bool = False, tasks: list[str] | None = None, one_per_category: bool = False,
-    train: int = 500, val: int = 50, test: int = 50, seed: int = 42, revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+    root: str = "",
+    hub: bool = False,
+    tasks: list[str] | None = None,
+    one_per_category: bool = False,
+    train: int = 500,
+    val: int = 50,
+    test: int = 50,
+    seed: int = 42,
+    revisions: dict[str, str] | None = None,
+) -> Federation:
     """Ten tasks, one a client; an input that comes twice is used once.
 
     root              a clone of allenai/natural-instructions, with tasks/taskNNN_*.json and splits/default
@@ -61,8 +72,11 @@ def sni_10(
     """
     place = Place("sni-10", root, hub, revisions)
     sizes = {"test": test, "val": val, "train": train}
-    problems = [f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
-                for key, least in (("train", 1), ("val", 0), ("test", 1)) if sizes[key] < least]  # fmt: skip
+    problems = [
+        f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
+        for key, least in (("train", 1), ("val", 0), ("test", 1))
+        if sizes[key] < least
+    ]
     if hub and tasks is None:
         problems.append("benchmark.tasks: has to be given with hub, since the mirror does not say languages")
     if tasks is not None and (len(set(tasks)) < len(tasks) or not tasks):
@@ -87,9 +101,19 @@ def sni_10(
         made = drawn(name, records, sizes, seed)
         held.append(ClientData(name, made["train"], made["val"], made["test"], {"task": name}))
     arguments = {"tasks": list(found), "train": train, "val": val, "test": test, "seed": seed}
-    return assemble("sni-10", "1", "causal-lm", held, partition="by_task", arguments=arguments, sources=entries,
-                    notes={"tasks": {one["config"]: one["rows"] for one in entries},
-                           "chosen": "by rule" if tasks is None else "by name"})  # fmt: skip
+    return assemble(
+        "sni-10",
+        "1",
+        "causal-lm",
+        held,
+        partition="by_task",
+        arguments=arguments,
+        sources=entries,
+        notes={
+            "tasks": {one["config"]: one["rows"] for one in entries},
+            "chosen": "by rule" if tasks is None else "by name",
+        },
+    )
 
 
 def drawn(
@@ -160,8 +184,10 @@ def read_task(path: Path) -> dict[str, Any]:
     task = read_json(path)
     if not isinstance(task, dict) or (missing := [key for key in TASK_FIELDS if key not in task]):
         found = ", ".join(task) if isinstance(task, dict) else type(task).__name__
-        raise DataError(f"{path}: a task must have {', '.join(TASK_FIELDS)}; found {found}" +
-                        (f", without {', '.join(missing)}" if isinstance(task, dict) else ""))  # fmt: skip
+        raise DataError(
+            f"{path}: a task must have {', '.join(TASK_FIELDS)}; found {found}"
+            + (f", without {', '.join(missing)}" if isinstance(task, dict) else "")
+        )
     return task
 
 
@@ -188,9 +214,11 @@ def record(definition: Any, given: Any, outputs: Any, where: str) -> dict[str, A
     if not outputs:
         raise DataError(f"{where}: output has no reference")
     return {
-        "instruction": f"{definition.strip()}\n\nInput: {given.strip()}\n\nOutput:", "input": "",
-        "output": outputs[0].strip(), "references": [one.strip() for one in outputs],
-    }  # fmt: skip
+        "instruction": f"{definition.strip()}\n\nInput: {given.strip()}\n\nOutput:",
+        "input": "",
+        "output": outputs[0].strip(),
+        "references": [one.strip() for one in outputs],
+    }
 
 
 def mirrored(place: Place, tasks: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

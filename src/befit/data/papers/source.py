@@ -92,17 +92,32 @@ class Place:
         if not self.hub and not self.root:
             known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
             steps = dict.fromkeys(how_to_get(source, Path("DIR")) for source in sources)
-            raise ConfigError(["\n    ".join([f"benchmark.root: {self.benchmark} reads data that befit does not ship; "
-                                              f"give {known_ways}", *steps, WHERE])], "the benchmark")  # fmt: skip
+            raise ConfigError(
+                [
+                    "\n    ".join(
+                        [
+                            f"benchmark.root: {self.benchmark} reads data that befit does not ship; give {known_ways}",
+                            *steps,
+                            WHERE,
+                        ]
+                    )
+                ],
+                "the benchmark",
+            )
         problems = []
         if self.hub and self.root:
             problems.append("benchmark.root: give root or hub: true, not both")
         if self.hub and len(known) < len(sources):
             missing = next(source for source in sources if not source.on_hub)
-            problems.append(f"benchmark.hub: {self.benchmark} is not on the hub. {how_to_get(missing, Path('DIR'))}, "
-                            "and give benchmark.root: DIR")  # fmt: skip
-        problems += [f"benchmark.revisions.{name}: {self.benchmark} does not load {name}.{did_you_mean(name, known)}"
-                     for name in self.revisions or {} if name not in known]  # fmt: skip
+            problems.append(
+                f"benchmark.hub: {self.benchmark} is not on the hub. {how_to_get(missing, Path('DIR'))}, "
+                "and give benchmark.root: DIR"
+            )
+        problems += [
+            f"benchmark.revisions.{name}: {self.benchmark} does not load {name}.{did_you_mean(name, known)}"
+            for name in self.revisions or {}
+            if name not in known
+        ]
         if problems:
             raise ConfigError(problems, "the benchmark")
         absent = [one for one in sources if self.root and not (Path(self.root).expanduser() / one.folder).is_dir()]
@@ -162,8 +177,10 @@ def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
         )
     except Exception as error:  # whatever a library and a network may raise: the way out is one
         way = f"{how_to_get(source, Path('DIR'))}, and give benchmark.root: DIR without hub"
-        raise DataError(f"{source.id} (config {source.config or 'default'}, revision {revision}, split {split}) cannot "
-                        f"be loaded from the hub: {type(error).__name__}: {error}. {way}") from error  # fmt: skip
+        raise DataError(
+            f"{source.id} (config {source.config or 'default'}, revision {revision}, split {split}) cannot "
+            f"be loaded from the hub: {type(error).__name__}: {error}. {way}"
+        ) from error
     assert isinstance(found, datasets.Dataset)
     return found
 
@@ -190,8 +207,9 @@ def split_files(place: Place, source: Source, split: str) -> list[Path]:
         raise place.missing(f"{split} split of {source.id}; looked for {looked}", source)
     if len(places) > 1:
         listed = ", ".join(str(files[0]) for files in places)
-        raise DataError(f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. "
-                        "Keep one")  # fmt: skip
+        raise DataError(
+            f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. Keep one"
+        )
     return places[0]
 
 

@@ -14,16 +14,7 @@ from befit.data.files.gather import gather
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
 from befit.data.papers.public import public_records
-from befit.data.papers.scenarios import (
-    DRAKE,
-    DRAKE_NEWCOMERS,
-    EMPTY,
-    HFLB,
-    SMALL,
-    Part,
-    Scenario,
-    read_scenario,
-)
+from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, Scenario, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 from befit.data.vqa_records import vqa_record
@@ -33,11 +24,19 @@ __all__ = ["drake", "hflb"]
 LICENCE = "each source its own; some for research only"
 LAYOUT = "DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and DATASET's images"
 SOURCES = {
-    "drake": Source("the .tar files of SNUMPR/DRAKE, unpacked (hf download SNUMPR/DRAKE --repo-type dataset)", LICENCE,
-                    on_hub=False, layout=LAYOUT),
-    "hflb": Source("the .tar files of SNUMPR/HFLB, unpacked (hf download SNUMPR/HFLB --repo-type dataset)", LICENCE,
-                   on_hub=False, layout=LAYOUT),
-}  # fmt: skip
+    "drake": Source(
+        "the .tar files of SNUMPR/DRAKE, unpacked (hf download SNUMPR/DRAKE --repo-type dataset)",
+        LICENCE,
+        on_hub=False,
+        layout=LAYOUT,
+    ),
+    "hflb": Source(
+        "the .tar files of SNUMPR/HFLB, unpacked (hf download SNUMPR/HFLB --repo-type dataset)",
+        LICENCE,
+        on_hub=False,
+        layout=LAYOUT,
+    ),
+}
 ModelMap = Literal["paper", "scenario"]
 MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/llama3.2_3B_vl"}
 
@@ -52,9 +51,14 @@ MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/lla
     families=MODELS,
 )
 def drake(
-    root: str = "", model_map: ModelMap = "paper", scenario: str = "", newcomers: bool = True, public: str = "",
-    val_fraction: float = 0.0, seed: int = 42,
-) -> Federation:  # fmt: skip
+    root: str = "",
+    model_map: ModelMap = "paper",
+    scenario: str = "",
+    newcomers: bool = True,
+    public: str = "",
+    val_fraction: float = 0.0,
+    seed: int = 42,
+) -> Federation:
     """Ten clients with a stream of four tasks each, and seven tasks as newcomers.
 
     root          directory with the unpacked data: DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and images
@@ -81,9 +85,13 @@ def drake(
     families=MODELS,
 )
 def hflb(
-    root: str = "", model_map: ModelMap = "paper", scenario: str = "", public: str = "", val_fraction: float = 0.0,
+    root: str = "",
+    model_map: ModelMap = "paper",
+    scenario: str = "",
+    public: str = "",
+    val_fraction: float = 0.0,
     seed: int = 42,
-) -> Federation:  # fmt: skip
+) -> Federation:
     """Nine clients with a stream of four tasks each, all of them with answers to choose from.
 
     root          directory with the unpacked data: DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and images
@@ -97,13 +105,20 @@ def hflb(
 
 
 def federation(
-    place: Place, known: tuple[Scenario, ...], newcomers: Sequence[Part], model_map: str, scenario: str, public: str,
-    val_fraction: float, seed: int,
-) -> Federation:  # fmt: skip
+    place: Place,
+    known: tuple[Scenario, ...],
+    newcomers: Sequence[Part],
+    model_map: str,
+    scenario: str,
+    public: str,
+    val_fraction: float,
+    seed: int,
+) -> Federation:
     name, source = place.benchmark, SOURCES[place.benchmark]
     if not 0 <= val_fraction < 1:
-        raise ConfigError([f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"],
-                          "the benchmark")  # fmt: skip
+        raise ConfigError(
+            [f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"], "the benchmark"
+        )
     place.check([source])
     folder = place.folder(source)
     given = read_scenario(Path(scenario).expanduser()) if scenario else known
@@ -116,8 +131,14 @@ def federation(
             mine = part_records(place, folder, part, val_fraction, seed, entries) if part.dataset != EMPTY else {}
             for split, records in mine.items():
                 made[split] += records
-            stream.append({"task": part.name, "form": "open" if part.open else "choice", "metric": part.metric,
-                           **{split: len(mine.get(split, ())) for split in made}})  # fmt: skip
+            stream.append(
+                {
+                    "task": part.name,
+                    "form": "open" if part.open else "choice",
+                    "metric": part.metric,
+                    **{split: len(mine.get(split, ())) for split in made},
+                }
+            )
         names = ", ".join(part.name for part in parts if part.dataset != EMPTY)
         train, val, test = (tuple(records) for records in made.values())
         return ClientData(client_id, train, val, test, {"tasks": names, **info}), stream
@@ -138,13 +159,26 @@ def federation(
         return vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
 
     shared = public_records(folder, public, seed, name, shown, images=True) if public else ()
-    arguments = {"model_map": model_map, "scenario": bool(scenario), "newcomers": len(newcomers), "public": public,
-                 "val_fraction": val_fraction, "seed": seed}  # fmt: skip
+    arguments = {
+        "model_map": model_map,
+        "scenario": bool(scenario),
+        "newcomers": len(newcomers),
+        "public": public,
+        "val_fraction": val_fraction,
+        "seed": seed,
+    }
     return assemble(
-        name, "1", "vqa", [one for one, _ in held], newcomers=[one for one, _ in new], partition="natural",
-        arguments=arguments, sources=[{**one, "id": source.id} for one in entries], public=shared,
+        name,
+        "1",
+        "vqa",
+        [one for one, _ in held],
+        newcomers=[one for one, _ in new],
+        partition="natural",
+        arguments=arguments,
+        sources=[{**one, "id": source.id} for one in entries],
+        public=shared,
         notes={"streams": streams},
-    )  # fmt: skip
+    )
 
 
 def part_records(

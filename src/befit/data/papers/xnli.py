@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LANGUAGES", "xnli_600"]
 
-XNLI = Source("facebook/xnli", "CC BY-NC 4.0", config="all_languages",
-              revision="b8dd5d7af51114dbda02c0e3f6133f332186418e")  # fmt: skip
+XNLI = Source(
+    "facebook/xnli", "CC BY-NC 4.0", config="all_languages", revision="b8dd5d7af51114dbda02c0e3f6133f332186418e"
+)
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 LABELS = ("entailment", "neutral", "contradiction")
 POOLS = ("seen", "unseen")
@@ -38,10 +39,16 @@ FIELDS = ("premise", "hypothesis", "label")
     seeded=False,
 )
 def xnli_600(
-    root: str = "", hub: bool = False, clients: int = 20, train: int = 2000, test: int = 500, alpha: float = 0.5,
-    unseen: Literal["own_labels", "shared_indices"] = "own_labels", seed: int = 42,
+    root: str = "",
+    hub: bool = False,
+    clients: int = 20,
+    train: int = 2000,
+    test: int = 500,
+    alpha: float = 0.5,
+    unseen: Literal["own_labels", "shared_indices"] = "own_labels",
+    seed: int = 42,
     revisions: dict[str, str] | None = None,
-) -> Federation:  # fmt: skip
+) -> Federation:
     """The first rows of the shuffled data are the clients', the next as many the newcomers'; all languages have the
     same rows in translation, and one partition. A client's test set has the class mixture of its training set.
 
@@ -88,18 +95,29 @@ def xnli_600(
                 number = pool * clients * len(LANGUAGES) + position * clients + index
                 splits = {
                     split: tuple(
-                        record(texts[split][row], chosen[split][pool][row]["label"], language,
-                               f"{split}-{pool}-{row:04d}-{language}")
+                        record(
+                            texts[split][row],
+                            chosen[split][pool][row]["label"],
+                            language,
+                            f"{split}-{pool}-{row:04d}-{language}",
+                        )
                         for row in parts[split][pool][index]
                     )
                     for split in sizes
-                }  # fmt: skip
+                }
                 info = {"language": language, "pool": POOLS[pool]}
                 held.append(ClientData(f"client-{number:03d}", splits["train"], (), splits["test"], info))
     return assemble(
-        "xnli-600", "1", "text-classification", pools[0], newcomers=pools[1], label_names=LABELS,
-        partition="lda_equal", arguments=arguments, sources=entries,
-    )  # fmt: skip
+        "xnli-600",
+        "1",
+        "text-classification",
+        pools[0],
+        newcomers=pools[1],
+        label_names=LABELS,
+        partition="lda_equal",
+        arguments=arguments,
+        sources=entries,
+    )
 
 
 def row_keys(table: pyarrow.Table) -> list[str]:
@@ -116,9 +134,11 @@ def row_keys(table: pyarrow.Table) -> list[str]:
         translations = pc.struct_field(hypotheses, "translation")
         hypothesis = pc.list_element(translations, languages.index("en")).to_pylist()
     except (pyarrow.ArrowException, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{XNLI.id}: premise must be {{language: text}} and hypothesis {{language: [...], translation: "
-                        f"[...]}}; found {table.schema.field('premise').type} and "
-                        f"{table.schema.field('hypothesis').type}") from error  # fmt: skip
+        raise DataError(
+            f"{XNLI.id}: premise must be {{language: text}} and hypothesis {{language: [...], translation: "
+            f"[...]}}; found {table.schema.field('premise').type} and "
+            f"{table.schema.field('hypothesis').type}"
+        ) from error
     seen: dict[str, int] = {}
     keys = []
     for first, second, label in zip(english, hypothesis, table["label"].to_pylist(), strict=True):
@@ -155,11 +175,17 @@ def record(texts: dict[str, tuple[str, str]], label: int, language: str, name: s
 
 def check(clients: int, train: int, test: int, alpha: float) -> None:
     """Raise ConfigError naming all sizes that cannot be."""
-    problems = [f"benchmark.{key}: must be 1 or more, got {value}" for key, value in
-                (("clients", clients), ("train", train), ("test", test)) if value < 1]  # fmt: skip
+    problems = [
+        f"benchmark.{key}: must be 1 or more, got {value}"
+        for key, value in (("clients", clients), ("train", train), ("test", test))
+        if value < 1
+    ]
     if not problems:
-        problems = [f"benchmark.{key}: {value} rows are too few for {clients} clients" for key, value in
-                    (("train", train), ("test", test)) if value < clients]  # fmt: skip
+        problems = [
+            f"benchmark.{key}: {value} rows are too few for {clients} clients"
+            for key, value in (("train", train), ("test", test))
+            if value < clients
+        ]
     if not alpha > 0:
         problems.append(f"benchmark.alpha: must be positive, got {alpha}")
     if problems:

@@ -67,22 +67,36 @@ def ablate(
             host = Host(one)
             with threads(pick_threads(host)):
                 rows += _measure(name, ablation, host, root / "branches", label, observer)
-            described = {"metric": host.task.metric, "task": host.federation.task, "backbone": host.fingerprint,
-                         "data": f"{host.federation.name} {host.federation.version}".strip(),
-                         "environment": environment(host)}  # fmt: skip
+            described = {
+                "metric": host.task.metric,
+                "task": host.federation.task,
+                "backbone": host.fingerprint,
+                "data": f"{host.federation.name} {host.federation.version}".strip(),
+                "environment": environment(host),
+            }
         entry = registry.get(name)
         results = {
-            "ablation": name, "title": entry.title, "summary": entry.summary, "about": entry.docstring,
-            "name": experiment.name, "method": experiment.method["name"], "options": chosen,
-            "seeds": list(dict.fromkeys(row["seed"] for row in rows)), "split": experiment.evaluate.split,
-            **described, "config": to_dict(experiment), "rows": rows,
-        }  # fmt: skip
+            "ablation": name,
+            "title": entry.title,
+            "summary": entry.summary,
+            "about": entry.docstring,
+            "name": experiment.name,
+            "method": experiment.method["name"],
+            "options": chosen,
+            "seeds": list(dict.fromkeys(row["seed"] for row in rows)),
+            "split": experiment.evaluate.split,
+            **described,
+            "config": to_dict(experiment),
+            "rows": rows,
+        }
         findings = ablation.findings(rows, results["metric"])
         results["findings"] = {
             "sentences": list(findings.sentences),
-            "tables": [{"title": one.title, "headers": one.table[0], "rows": one.table[1], "note": one.note}
-                       for one in findings.tables],
-        }  # fmt: skip
+            "tables": [
+                {"title": one.title, "headers": one.table[0], "rows": one.table[1], "note": one.note}
+                for one in findings.tables
+            ],
+        }
         from befit.studies.ablations.page import write_ablation
 
         write_ablation(root / name, results, findings.tables, findings.figures)
@@ -96,8 +110,9 @@ def _check(
     entry = registry.get(name)
     problems: list[str] = []
     if experiment.method["name"] != entry.method:
-        raise ConfigError([f"method.name: {name} needs a configuration of {entry.method}, this one is of "
-                           f"{experiment.method['name']}"])  # fmt: skip
+        raise ConfigError(
+            [f"method.name: {name} needs a configuration of {entry.method}, this one is of {experiment.method['name']}"]
+        )
     ablation, chosen = registry.build(name, options)
     for key, value in ablation.options().items():  # one by one, since they are not varied together
         try:
@@ -106,13 +121,17 @@ def _check(
             problems += [f"{name} sets {key}: {value}, and then {problem}" for problem in error.problems]
     total = federated_rounds(cast(Recipe, build_method(experiment.method)), experiment.federation.rounds)
     if late := sorted(round_ for round_ in ablation.checkpoints(total) if round_ > total):
-        problems.append(f"ablation.rounds: {', '.join(map(str, late))} are beyond the {total} rounds of the federated "
-                        "branch (method.rounds_fedit or federation.rounds)")  # fmt: skip
+        problems.append(
+            f"ablation.rounds: {', '.join(map(str, late))} are beyond the {total} rounds of the federated "
+            "branch (method.rounds_fedit or federation.rounds)"
+        )
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
         problems.append(f"--seeds: must be different whole numbers, got {list(seeds)}")
     if experiment.evaluate.split == "val":
-        problems.append("evaluate.split: ablations score on test examples, so that what is picked on validation "
-                        "examples is not scored on them; got val")  # fmt: skip
+        problems.append(
+            "evaluate.split: ablations score on test examples, so that what is picked on validation "
+            "examples is not scored on them; got val"
+        )
     if experiment.engine.kind != "local":
         problems.append(f"engine.kind: ablations run on this machine (local), not {experiment.engine.kind}")
     if problems:
@@ -120,9 +139,7 @@ def _check(
     return ablation, chosen
 
 
-def _measure(
-    name: str, ablation: Ablation, host: Host, root: Path, label: str, observer: Observer | None
-) -> list[Row]:  # fmt: skip
+def _measure(name: str, ablation: Ablation, host: Host, root: Path, label: str, observer: Observer | None) -> list[Row]:
     """Rows of all clients of one seed, in the order of the clients."""
     config, rounds = host.experiment.method, host.experiment.federation.rounds
     method = cast(Recipe, build_method(config))
@@ -145,7 +162,19 @@ def _measure(
     for number, info in enumerate(host.infos, start=1):
         where = {"seed": host.experiment.federation.seed, "client": info.id}
         rows += [{**where, **row} for row in ablation.measure(Client(host, config, info, branches))]
-        tell({"kind": "round", "run": label, "stage": "measure", "round": number, "rounds": total, "clients": number,
-              "failed": 0, "loss": None, "bytes_up": sent, "bytes_down": 0})  # fmt: skip
+        tell(
+            {
+                "kind": "round",
+                "run": label,
+                "stage": "measure",
+                "round": number,
+                "rounds": total,
+                "clients": number,
+                "failed": 0,
+                "loss": None,
+                "bytes_up": sent,
+                "bytes_down": 0,
+            }
+        )
     tell({"kind": "run_finished", "run": label})
     return rows

@@ -128,14 +128,19 @@ def _write_local(path: Path, infos: Sequence[ClientInfo], store: ClientStore, se
         check_same_start(memory, server, info.id)
         write_payload(path / "local" / f"{info.id}.safetensors", Payload(mine))
     if missing:
-        raise NotTrained(f"{len(missing)} clients have no adapter of their own, first {missing[0]}; every client needs "
-                         f"both adapters. Why is in {path / 'metrics.jsonl'}")  # fmt: skip
+        raise NotTrained(
+            f"{len(missing)} clients have no adapter of their own, first {missing[0]}; every client needs "
+            f"both adapters. Why is in {path / 'metrics.jsonl'}"
+        )
 
 
 def _sent(ledger: Sequence[Mapping[str, Any]], client: str, last: int) -> int:
     """Bytes that a client had sent after a round; personal stages send nothing, so their lines add nothing."""
-    return sum(line["bytes_up"] for line in ledger
-               if line["client"] == client and line["purpose"] == "train" and line["round"] <= last)  # fmt: skip
+    return sum(
+        line["bytes_up"]
+        for line in ledger
+        if line["client"] == client and line["purpose"] == "train" and line["round"] <= last
+    )
 
 
 class _Keeping(RunJournal):
@@ -176,9 +181,15 @@ def _identity(host: Host, base: Recipe) -> str:
     stages = [_stage_text(stage) for stage in resolved_stages(base, host.experiment.federation.rounds)]
     data = {client.id: [len(client.train), len(client.val), len(client.test)] for client in host.federation.clients}
     parts = [
-        stages, repr(replace(base, layout=parents)), deciding, values.get("benchmark"), values.get("data"), data,
-        host.federation.manifest.get("partition", {}).get("sha256"), host.fingerprint,
-    ]  # fmt: skip
+        stages,
+        repr(replace(base, layout=parents)),
+        deciding,
+        values.get("benchmark"),
+        values.get("data"),
+        data,
+        host.federation.manifest.get("partition", {}).get("sha256"),
+        host.fingerprint,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["write_ablation"]
 
 
-def write_ablation(
-    path: Path, results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]
-) -> None:  # fmt: skip
+def write_ablation(path: Path, results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]) -> None:
     """Write all four files, each whole or not at all. Raises RunError for a directory that cannot be written."""
     write_json(path / "ablation.json", dict(results))
     atomic_write(path / "ablation.csv", rows_as_csv(results["rows"]).encode())
@@ -51,8 +49,12 @@ def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
     first, *rest = results["findings"]["sentences"]
-    parts = [f"# {escape(plain(results['title']))}: {escape(plain(results['name']))}", f"**{escape(first)}**",
-             escape(" ".join(rest)), "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results))]  # fmt: skip
+    parts = [
+        f"# {escape(plain(results['title']))}: {escape(plain(results['name']))}",
+        f"**{escape(first)}**",
+        escape(" ".join(rest)),
+        "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results)),
+    ]
     for one in tables:
         parts += [f"## {escape(one.title)}", markdown_table(one.table), escape(one.note)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -92,11 +94,14 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("ablation", results["ablation"]),
         ("what", results["summary"]),
         ("options", options or "none"),
-        ("data", f"{plain(results['data'])}, {count_text(len(clients), 'client')} in "
-                 f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})"),
+        (
+            "data",
+            f"{plain(results['data'])}, {count_text(len(clients), 'client')} in "
+            f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})",
+        ),
         ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
         ("spread (±)", f"standard deviation {spread}" if len(results["seeds"]) > 1 else spread),
-    ]  # fmt: skip
+    ]
 
 
 def _option(value: Any) -> str:

@@ -42,13 +42,19 @@ class DampingSweep(Ablation):
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         at = {delta: [row for row in rows if row["delta"] == delta] for delta in sorted({row["delta"] for row in rows})}
-        found = {delta: (spread(mine, "w"), spread(mine, "score"), spread(mine, "damped_share"))
-                 for delta, mine in at.items()}  # fmt: skip
+        found = {
+            delta: (spread(mine, "w"), spread(mine, "score"), spread(mine, "damped_share"))
+            for delta, mine in at.items()
+        }
         table = [
-            [f"{delta:.0e}", w.number(3) if w else NOTHING, f"{100 * damped.mean:.1f}%" if damped else NOTHING,
-             score.score(metric) if score else NOTHING]
+            [
+                f"{delta:.0e}",
+                w.number(3) if w else NOTHING,
+                f"{100 * damped.mean:.1f}%" if damped else NOTHING,
+                score.score(metric) if score else NOTHING,
+            ]
             for delta, (w, score, damped) in found.items()
-        ]  # fmt: skip
+        ]
         ws = {delta: w.mean for delta, (w, _, _) in found.items() if w}
         scores = {delta: score for delta, (_, score, _) in found.items() if score}
         low, high = min(scores, key=lambda d: scores[d].mean), max(scores, key=lambda d: scores[d].mean)
@@ -57,17 +63,28 @@ class DampingSweep(Ablation):
             f"{ws[max(ws)]:.3f}; scores lie between {scores[low].score(metric)} (delta {low:.0e}) and "
             f"{scores[high].score(metric)} (delta {high:.0e}), on test examples."
         ]
-        flat = [curve(title, rows, "delta", name, ink) for ink, (name, title) in
-                enumerate({"local": "local alone", "federated": "federated alone"}.items(), 1)]  # fmt: skip
+        flat = [
+            curve(title, rows, "delta", name, ink)
+            for ink, (name, title) in enumerate({"local": "local alone", "federated": "federated alone"}.items(), 1)
+        ]
         figure = Figure(
             "Weight and score over the damping",
             "Left: every client's weight (thin) and the mean. Right: mean over clients, with one standard deviation "
             "over seeds. A delta chosen by the right side would be chosen on test examples.",
-            [Panel("weight", [*thin_lines(rows, "delta", "w"), curve("merged", rows, "delta", "w")], x="delta",
-                   y="w, the weight of the federated adapter", log=True, limits=(0, 1.02)),
-             Panel("score", [curve("merged", rows, "delta", "score"), *flat], x="delta", score=True, log=True)],
-            columns=2, height=3.8,
-        )  # fmt: skip
+            [
+                Panel(
+                    "weight",
+                    [*thin_lines(rows, "delta", "w"), curve("merged", rows, "delta", "w")],
+                    x="delta",
+                    y="w, the weight of the federated adapter",
+                    log=True,
+                    limits=(0, 1.02),
+                ),
+                Panel("score", [curve("merged", rows, "delta", "score"), *flat], x="delta", score=True, log=True),
+            ],
+            columns=2,
+            height=3.8,
+        )
         note = "Damped: entries of the statistics with less Fisher information than the damping adds."
         headers = ["delta", "mean w", "damped", metric]
         return Findings(sentences, [Titled("Every size of the damping", (headers, table), note)], [figure])

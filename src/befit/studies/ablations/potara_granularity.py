@@ -49,11 +49,15 @@ class GranularitySweep(Ablation):
                     total = coordinate_trace(variances)
                 least = min(numbers["trace_fed"], numbers["trace_local"])
                 yield {
-                    "granularity": granularity, "correlation": correlation, "w": numbers["w"],
-                    "w_min": numbers.get("w_min", numbers["w"]), "w_max": numbers.get("w_max", numbers["w"]),
+                    "granularity": granularity,
+                    "correlation": correlation,
+                    "w": numbers["w"],
+                    "w_min": numbers.get("w_min", numbers["w"]),
+                    "w_max": numbers.get("w_max", numbers["w"]),
                     "trace": total / least if least > 0 else None,
-                    "score": pair.score(pair.merged(weights, rule)), **ends,
-                }  # fmt: skip
+                    "score": pair.score(pair.merged(weights, rule)),
+                    **ends,
+                }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         kinds = list(dict.fromkeys(row["granularity"] for row in rows))
@@ -66,25 +70,39 @@ class GranularitySweep(Ablation):
             for kind, mine in zip(kinds, groups[on], strict=True):
                 trace, score = spread(mine, "trace"), spread(mine, "score")
                 low, high = spread(mine, "w_min"), spread(mine, "w_max")
-                table.append([
-                    kind, name, trace.number(3) if trace else NOTHING, score.score(metric) if score else NOTHING,
-                    _range(low, high),
-                ])  # fmt: skip
-        bars = {value: [mean_bars(f"correlation {name}", groups[on], value, ink)
-                        for ink, (on, name) in enumerate(((True, "on"), (False, "off")))]
-                for value in ("trace", "score")}  # fmt: skip
+                table.append(
+                    [
+                        kind,
+                        name,
+                        trace.number(3) if trace else NOTHING,
+                        score.score(metric) if score else NOTHING,
+                        _range(low, high),
+                    ]
+                )
+        bars = {
+            value: [
+                mean_bars(f"correlation {name}", groups[on], value, ink)
+                for ink, (on, name) in enumerate(((True, "on"), (False, "off")))
+            ]
+            for value in ("trace", "score")
+        }
         figure = Figure(
             "Total optimal trace and score by granularity",
             "Left: the trace that the weights reach, as a share of the better parent's; lower is a tighter bound. "
             "Right: score on test examples; its axis does not begin at zero. Mean over clients; whiskers: one standard "
             "deviation over seeds. With correlation off, coordinates are Fisher merging.",
-            [Panel("total optimal trace", bars=bars["trace"], groups=kinds, y="share of the better parent's"),
-             Panel("score", bars=bars["score"], groups=kinds, score=True, fits=True)],
-            columns=2, height=3.6,
-        )  # fmt: skip
+            [
+                Panel("total optimal trace", bars=bars["trace"], groups=kinds, y="share of the better parent's"),
+                Panel("score", bars=bars["score"], groups=kinds, score=True, fits=True),
+            ],
+            columns=2,
+            height=3.6,
+        )
         headers = ["granularity", "correlation", "total trace", metric, "weights, mean range"]
-        note = ("Traces with the correlation on and off come from different estimates of the same errors: compare them "
-                "only within one setting.")  # fmt: skip
+        note = (
+            "Traces with the correlation on and off come from different estimates of the same errors: compare them "
+            "only within one setting."
+        )
         return Findings(
             _sentences(rows, kinds, metric), [Titled("Every granularity", (headers, table), note)], [figure]
         )
@@ -103,8 +121,11 @@ def _sentences(rows: Sequence[Row], kinds: Sequence[str], metric: str) -> list[s
     for kind in (first, last):
         mine = [row for row in rows if row["granularity"] == kind and row["correlation"]]
         found[kind] = spread(mine, "trace"), spread(mine, "score")
-    words = [f"{kind} weights reach {trace.number(3)} of the better parent's trace and score {score.score(metric)}"
-             for kind, (trace, score) in found.items() if trace and score]  # fmt: skip
+    words = [
+        f"{kind} weights reach {trace.number(3)} of the better parent's trace and score {score.score(metric)}"
+        for kind, (trace, score) in found.items()
+        if trace and score
+    ]
     return [f"With correlation, {'; '.join(words)}."] if words else ["Both adapters are the same at every client."]
 
 

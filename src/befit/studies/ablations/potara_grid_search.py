@@ -52,10 +52,18 @@ class GridSearch(Ablation):
         on_test = {w: pair.score_at(w, rule) for w in grid(self.step)}
         oracle = best_weight(on_test)
         yield {
-            "w_closed": numbers["w"], "closed": pair.score(closed), "w_grid": chosen, "grid": on_test[chosen],
-            "w_oracle": oracle, "oracle": on_test[oracle], "local": on_test[0.0], "federated": on_test[1.0],
-            "seconds_closed": between - begin, "seconds_grid": end - between, "val_examples": client.count("val"),
-        }  # fmt: skip
+            "w_closed": numbers["w"],
+            "closed": pair.score(closed),
+            "w_grid": chosen,
+            "grid": on_test[chosen],
+            "w_oracle": oracle,
+            "oracle": on_test[oracle],
+            "local": on_test[0.0],
+            "federated": on_test[1.0],
+            "seconds_closed": between - begin,
+            "seconds_grid": end - between,
+            "val_examples": client.count("val"),
+        }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         regret, oracle = difference(rows, "grid", "closed"), difference(rows, "oracle", "closed")
@@ -77,22 +85,47 @@ class GridSearch(Ablation):
             found, gap = spread(rows, name), difference(rows, name, "closed")
             weight = spread(rows, f"w_{name}") if name in _CHOICES else None
             assert found and gap
-            means.append([
-                title, found.score(metric), NOTHING if name == "closed" else gap.gain(metric),
-                weight.number() if weight else NOTHING,
-                seconds_text(sum(row[f"seconds_{name}"] for row in rows)) if name in ("closed", "grid") else NOTHING,
-            ])  # fmt: skip
+            means.append(
+                [
+                    title,
+                    found.score(metric),
+                    NOTHING if name == "closed" else gap.gain(metric),
+                    weight.number() if weight else NOTHING,
+                    seconds_text(sum(row[f"seconds_{name}"] for row in rows))
+                    if name in ("closed", "grid")
+                    else NOTHING,
+                ]
+            )
         several = len(seeds_of(rows)) > 1
         each = [
-            [row["client"], *[str(row["seed"])] * several, str(row["val_examples"]), f"{row['w_closed']:.3f}",
-             f"{row['w_grid']:g}", f"{row['w_oracle']:g}", *(score_text(row[name], metric) for name in _CHOICES),
-             gain_text(row["grid"] - row["closed"], metric), gain_text(row["oracle"] - row["closed"], metric),
-             seconds_text(row["seconds_closed"]), seconds_text(row["seconds_grid"])]
+            [
+                row["client"],
+                *[str(row["seed"])] * several,
+                str(row["val_examples"]),
+                f"{row['w_closed']:.3f}",
+                f"{row['w_grid']:g}",
+                f"{row['w_oracle']:g}",
+                *(score_text(row[name], metric) for name in _CHOICES),
+                gain_text(row["grid"] - row["closed"], metric),
+                gain_text(row["oracle"] - row["closed"], metric),
+                seconds_text(row["seconds_closed"]),
+                seconds_text(row["seconds_grid"]),
+            ]
             for row in rows
-        ]  # fmt: skip
-        headers = ["client", *["seed"] * several, "validation examples", "w", "w of the grid", "oracle w",
-                   *_CHOICES.values(), "regret to the grid", "regret to the oracle", "closed form took",
-                   "grid took"]  # fmt: skip
+        ]
+        headers = [
+            "client",
+            *["seed"] * several,
+            "validation examples",
+            "w",
+            "w of the grid",
+            "oracle w",
+            *_CHOICES.values(),
+            "regret to the grid",
+            "regret to the oracle",
+            "closed form took",
+            "grid took",
+        ]
         return [
             Titled("Mean over clients", (["weight", metric, "gain over closed form", "mean w", "took in all"], means)),
             Titled("Every client", (headers, each), detail=True),
@@ -105,8 +138,9 @@ def _figures(rows: Sequence[Row]) -> list[Figure]:
         clients = clients_of(rows, seed)
         mine = [row for row in rows if row["seed"] == seed]
         if len(clients) <= MANY:
-            bars = [Bars(title, [row[name] for row in mine], ink=ink)
-                    for ink, (name, title) in enumerate(_CHOICES.items())]  # fmt: skip
+            bars = [
+                Bars(title, [row[name] for row in mine], ink=ink) for ink, (name, title) in enumerate(_CHOICES.items())
+            ]
             several = len(seeds_of(rows)) > 1
             panels.append(Panel(f"seed {seed}" if several else "", bars=bars, groups=clients, score=True, fits=True))
     note = (

@@ -54,15 +54,31 @@ class MergeSpace(Ablation):
             f"{scores['product'].score(metric)}, cut to the rank {scores['product-truncated'].score(metric)}.",
             f"The two merges differ by {gap.number(3)} of the product's norm on average.",
         ]
-        panels = [Panel("mean over clients", bars=[mean_bars("", list(groups.values()), "score")], groups=_SPACES,
-                        score=True, fits=True)]  # fmt: skip
-        figures = [Figure("Score by merge space", "Mean over clients; whiskers: one standard deviation over several "
-                          "seeds. The axis does not begin at zero.", panels, height=3.0)]  # fmt: skip
+        panels = [
+            Panel(
+                "mean over clients",
+                bars=[mean_bars("", list(groups.values()), "score")],
+                groups=_SPACES,
+                score=True,
+                fits=True,
+            )
+        ]
+        figures = [
+            Figure(
+                "Score by merge space",
+                "Mean over clients; whiskers: one standard deviation over several "
+                "seeds. The axis does not begin at zero.",
+                panels,
+                height=3.0,
+            )
+        ]
         for seed in seeds_of(rows):
             clients = clients_of(rows, seed)
             if len(clients) <= MANY:
-                bars = [Bars(space, [row["score"] for row in mine if row["seed"] == seed], ink=ink)
-                        for ink, (space, mine) in enumerate(groups.items())]  # fmt: skip
+                bars = [
+                    Bars(space, [row["score"] for row in mine if row["seed"] == seed], ink=ink)
+                    for ink, (space, mine) in enumerate(groups.items())
+                ]
                 panel = Panel(bars=bars, groups=clients, score=True, fits=True)
                 note = "The axis does not begin at zero."
                 figures.append(Figure(f"Every client, seed {seed}", note, [panel], height=3.0))

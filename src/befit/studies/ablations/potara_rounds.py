@@ -45,9 +45,13 @@ class Rounds(Ablation):
             pair = client.pair(round_)
             weights, numbers = weigh(pair.moments(rule), rule)
             yield {
-                "round": round_, "bytes_up": client.branches.bytes_up[round_][client.info.id], "w": numbers["w"],
-                "merged": pair.score(pair.merged(weights, rule)), "federated": pair.score_at(1.0, rule), "local": local,
-            }  # fmt: skip
+                "round": round_,
+                "bytes_up": client.branches.bytes_up[round_][client.info.id],
+                "w": numbers["w"],
+                "merged": pair.score(pair.merged(weights, rule)),
+                "federated": pair.score_at(1.0, rule),
+                "local": local,
+            }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         rounds = sorted({row["round"] for row in rows})
@@ -57,17 +61,31 @@ class Rounds(Ablation):
             sent, w = spread(mine, "bytes_up"), spread(mine, "w")
             scores = [spread(mine, name) for name in ("local", "federated", "merged")]
             gain = spread(mine, lambda row: row["merged"] - max(row["local"], row["federated"]))
-            table.append([
-                str(round_), bytes_text(sent.mean) if sent else NOTHING,
-                *(score.score(metric) if score else NOTHING for score in scores),
-                gain.gain(metric) if gain else NOTHING, w.number() if w else NOTHING,
-            ])  # fmt: skip
-        headers = ["round", "sent by a client", "Local", "FedIT", "merged", "gain over each client's better one",
-                   "mean w"]  # fmt: skip
-        note = ("The better one of two is taken after the fact at every client, so that column is a hard comparison: "
-                "zero means that merging is as good as knowing which of the two to take.")  # fmt: skip
-        return Findings(_sentences(at, metric), [Titled("Merging after each checkpoint", (headers, table), note)],
-                        _figures(rows))  # fmt: skip
+            table.append(
+                [
+                    str(round_),
+                    bytes_text(sent.mean) if sent else NOTHING,
+                    *(score.score(metric) if score else NOTHING for score in scores),
+                    gain.gain(metric) if gain else NOTHING,
+                    w.number() if w else NOTHING,
+                ]
+            )
+        headers = [
+            "round",
+            "sent by a client",
+            "Local",
+            "FedIT",
+            "merged",
+            "gain over each client's better one",
+            "mean w",
+        ]
+        note = (
+            "The better one of two is taken after the fact at every client, so that column is a hard comparison: "
+            "zero means that merging is as good as knowing which of the two to take."
+        )
+        return Findings(
+            _sentences(at, metric), [Titled("Merging after each checkpoint", (headers, table), note)], _figures(rows)
+        )
 
 
 def _sentences(at: dict[int, list[Row]], metric: str) -> list[str]:
@@ -75,8 +93,10 @@ def _sentences(at: dict[int, list[Row]], metric: str) -> list[str]:
     means = {round_: (spread(rows, "merged"), spread(rows, "federated")) for round_, rows in at.items()}
     (early, _), (late, final) = means[first], means[last]
     assert early and late and final
-    sentences = [f"Merged after {first} of {last} rounds clients reach {early.score(metric)}, after all of them "
-                 f"{late.score(metric)}; FedIT alone ends at {final.score(metric)}."]  # fmt: skip
+    sentences = [
+        f"Merged after {first} of {last} rounds clients reach {early.score(metric)}, after all of them "
+        f"{late.score(metric)}; FedIT alone ends at {final.score(metric)}."
+    ]
     alone = spread(at[last], "local")
     assert alone
     sentences.append(f"Local, which sends nothing, has {alone.score(metric)}.")
@@ -84,28 +104,40 @@ def _sentences(at: dict[int, list[Row]], metric: str) -> list[str]:
     enough = next((round_ for round_, (merged, _) in means.items() if merged and merged.mean >= goal), None)
     if enough is None:
         return [*sentences, "No merge reaches the better of Local and FedIT at the end, in the mean over clients."]
-    return [*sentences, f"The first merge at least as good as both Local and FedIT at the end, in the mean over "
-                        f"clients, is after round {enough}: {100 * enough / last:.0f} % of the upload."]  # fmt: skip
+    return [
+        *sentences,
+        f"The first merge at least as good as both Local and FedIT at the end, in the mean over "
+        f"clients, is after round {enough}: {100 * enough / last:.0f} % of the upload.",
+    ]
 
 
 def _figures(rows: Sequence[Row]) -> list[Figure]:
     in_mb = [{**row, "sent": row["bytes_up"] / 1e6} for row in rows]
     over_rounds = [curve(title, rows, "round", name, ink) for ink, (name, title) in enumerate(_RUNS.items())]
-    over_bytes = [curve(title, _mean_upload(in_mb), "sent", name, ink)
-                  for ink, (name, title) in enumerate(_RUNS.items())]  # fmt: skip
+    over_bytes = [
+        curve(title, _mean_upload(in_mb), "sent", name, ink) for ink, (name, title) in enumerate(_RUNS.items())
+    ]
     w = replace(curve("mean w", rows, "round", "w"), label="mean w")
     return [
         Figure(
             "Merging checkpoints of one FedIT run",
             "Mean over clients; bands, with several seeds: one standard deviation over them. The local "
             "adapter is the same at every checkpoint. Local sends nothing; its line is drawn for comparison.",
-            [Panel("over rounds", over_rounds, x="FedIT rounds", score=True),
-             Panel("over upload", over_bytes, x="MB sent by a client (1 MB = 1e6 bytes)", score=True)],
-            columns=2, share_y=True, height=3.9,
+            [
+                Panel("over rounds", over_rounds, x="FedIT rounds", score=True),
+                Panel("over upload", over_bytes, x="MB sent by a client (1 MB = 1e6 bytes)", score=True),
+            ],
+            columns=2,
+            share_y=True,
+            height=3.9,
         ),
-        Figure("The weight of the federated adapter over its rounds", "Mean over clients of the computed weight.",
-               [Panel(lines=[w], x="FedIT rounds", y="mean w", limits=(0, 1.02))], height=2.6),
-    ]  # fmt: skip
+        Figure(
+            "The weight of the federated adapter over its rounds",
+            "Mean over clients of the computed weight.",
+            [Panel(lines=[w], x="FedIT rounds", y="mean w", limits=(0, 1.02))],
+            height=2.6,
+        ),
+    ]
 
 
 def _mean_upload(rows: Sequence[Row]) -> list[Row]:

@@ -45,9 +45,13 @@ class Samples(Ablation):
             varies = used < client.count(rule.split)
             ws += [weigh(pair.moments(wanted, draw), wanted)[1]["w"] for draw in range(1, self.draws) if varies]
             yield {
-                "samples": samples, "used": used, "w": numbers["w"], "w_mean": statistics.fmean(ws),
-                "w_std": statistics.stdev(ws) if varies else None, "score": pair.score(pair.merged(weights, rule)),
-            }  # fmt: skip
+                "samples": samples,
+                "used": used,
+                "w": numbers["w"],
+                "w_mean": statistics.fmean(ws),
+                "w_std": statistics.stdev(ws) if varies else None,
+                "score": pair.score(pair.merged(weights, rule)),
+            }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         table, moved = [], {}
@@ -58,26 +62,45 @@ class Samples(Ablation):
             if std:
                 few = f" (of {len(counted)} of {len(mine)} clients)" if len(counted) < len(mine) else ""
                 moved[samples] = f"{std.mean:.3f} at M = {samples}{few}"
-            table.append([
-                str(samples), f"{used.mean:.0f}" if used else NOTHING, std.number(3) if std else NOTHING,
-                f"{max(row['w_std'] for row in counted):.3f}" if counted else NOTHING,
-                f"{len(counted)} of {len(mine)}", w.number(3) if w else NOTHING,
-                score.score(metric) if score else NOTHING,
-            ])  # fmt: skip
-        headers = ["M", "examples used", "std of w over draws", "largest of a client", "clients with more than M",
-                   "mean w", metric]  # fmt: skip
+            table.append(
+                [
+                    str(samples),
+                    f"{used.mean:.0f}" if used else NOTHING,
+                    std.number(3) if std else NOTHING,
+                    f"{max(row['w_std'] for row in counted):.3f}" if counted else NOTHING,
+                    f"{len(counted)} of {len(mine)}",
+                    w.number(3) if w else NOTHING,
+                    score.score(metric) if score else NOTHING,
+                ]
+            )
+        headers = [
+            "M",
+            "examples used",
+            "std of w over draws",
+            "largest of a client",
+            "clients with more than M",
+            "mean w",
+            metric,
+        ]
         note = "A client with at most M examples gives all of them in every draw and does not count in the spread."
         figure = Figure(
             "Weight and score over the number of examples",
             f"Left: standard deviation of the weight over {self.draws} draws, of every client with more than M "
             "examples (thin) and their mean. Right: score with the first draw, mean over clients; band: one standard "
             "deviation over seeds.",
-            [Panel("spread of the weight", [*thin_lines(rows, "samples", "w_std"),
-                                            curve("mean over clients", rows, "samples", "w_std")],
-                   x="M", y="standard deviation of w", log=True),
-             Panel("score", [curve("mean over clients", rows, "samples", "score")], x="M", score=True, log=True)],
-            columns=2, height=3.6,
-        )  # fmt: skip
+            [
+                Panel(
+                    "spread of the weight",
+                    [*thin_lines(rows, "samples", "w_std"), curve("mean over clients", rows, "samples", "w_std")],
+                    x="M",
+                    y="standard deviation of w",
+                    log=True,
+                ),
+                Panel("score", [curve("mean over clients", rows, "samples", "score")], x="M", score=True, log=True),
+            ],
+            columns=2,
+            height=3.6,
+        )
         sentences = ["No client has more examples than the smallest M, so nothing can be drawn anew."]
         if moved:
             words = ", ".join(moved.values())

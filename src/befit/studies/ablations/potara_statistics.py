@@ -40,11 +40,14 @@ class Statistics(Ablation):
             rule = client.rule(stat_split=split, fisher=fisher)
             weights, numbers = weigh(pair.moments(rule), rule)
             yield {
-                "variant": f"{split}, {fisher}", "used": int(numbers["samples"]), "w": numbers["w"],
-                "trace_fed": numbers["trace_fed"], "trace_local": numbers["trace_local"],
+                "variant": f"{split}, {fisher}",
+                "used": int(numbers["samples"]),
+                "w": numbers["w"],
+                "trace_fed": numbers["trace_fed"],
+                "trace_local": numbers["trace_local"],
                 "score": pair.score(pair.merged(weights, rule)),
                 **ends,
-            }  # fmt: skip
+            }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         names = list(dict.fromkeys(row["variant"] for row in rows))
@@ -56,23 +59,32 @@ class Statistics(Ablation):
             assert w and score and used
             least, most = min(row["w"] for row in mine), max(row["w"] for row in mine)
             table.append([name, f"{used.mean:.0f}", w.number(3), f"{least:.2f} to {most:.2f}", score.score(metric)])
-        table += [[title, NOTHING, NOTHING, NOTHING, found.score(metric)] for title, found in
-                  (("local alone", spread(rows, "local")), ("federated alone", spread(rows, "federated")))
-                  if found]  # fmt: skip
+        table += [
+            [title, NOTHING, NOTHING, NOTHING, found.score(metric)]
+            for title, found in (("local alone", spread(rows, "local")), ("federated alone", spread(rows, "federated")))
+            if found
+        ]
         sentences = _sentences(groups, metric)
-        figures = [Figure(
-            "Weight and score by source of the statistics",
-            "Mean over clients; whiskers: one standard deviation over seeds. The axis of the score does not begin at "
-            "zero.",
-            [Panel("weight", bars=[mean_bars("", members, "w")], groups=names, y="mean w", limits=(0, 1.02)),
-             Panel("score", bars=[mean_bars("", members, "score")], groups=names, score=True, fits=True)],
-            columns=2, height=3.2,
-        )]  # fmt: skip
+        figures = [
+            Figure(
+                "Weight and score by source of the statistics",
+                "Mean over clients; whiskers: one standard deviation over seeds. The axis of the score does not begin "
+                "at zero.",
+                [
+                    Panel("weight", bars=[mean_bars("", members, "w")], groups=names, y="mean w", limits=(0, 1.02)),
+                    Panel("score", bars=[mean_bars("", members, "score")], groups=names, score=True, fits=True),
+                ],
+                columns=2,
+                height=3.2,
+            )
+        ]
         for seed in seeds_of(rows):
             clients = clients_of(rows, seed)
             if len(clients) <= MANY:
-                bars = [Bars(name, [row["w"] for row in mine if row["seed"] == seed], ink=ink)
-                        for ink, (name, mine) in enumerate(groups.items())]  # fmt: skip
+                bars = [
+                    Bars(name, [row["w"] for row in mine if row["seed"] == seed], ink=ink)
+                    for ink, (name, mine) in enumerate(groups.items())
+                ]
                 panel = Panel(bars=bars, groups=clients, y="w", limits=(0, 1.02))
                 figures.append(Figure(f"Weight of every client, seed {seed}", "", [panel], height=2.6))
         headers = ["statistics", "examples used", "mean w", "weights of clients", metric]
@@ -89,8 +101,10 @@ def _sentences(groups: Mapping[str, Sequence[Row]], metric: str) -> list[str]:
     first, *others = words
     moved = [
         abs(row["w"] - groups["train, empirical"][place]["w"])
-        for name, mine in groups.items() if name != "train, empirical" for place, row in enumerate(mine)
-    ]  # fmt: skip
+        for name, mine in groups.items()
+        if name != "train, empirical"
+        for place, row in enumerate(mine)
+    ]
     return [
         f"The paper's statistics, {first}; {'; '.join(others)}.",
         f"Another source moves a client's weight by {statistics.fmean(moved):.2f} on average, "

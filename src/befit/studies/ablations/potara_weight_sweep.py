@@ -42,10 +42,13 @@ class WeightSweep(Ablation):
         for w, computed in [*((w, False) for w in grid(self.step)), (numbers["w"], True)]:
             state = pair.merged(w, rule)
             yield {
-                "w": w, "computed": computed, "score": pair.score(state),
+                "w": w,
+                "computed": computed,
+                "score": pair.score(state),
                 "validation": pair.score(state, "val") if validated else None,
-                "trace": merged_trace(*traces, w), "test_examples": tested,
-            }  # fmt: skip
+                "trace": merged_trace(*traces, w),
+                "test_examples": tested,
+            }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         picks = [_picks(rows, seed, client) for seed in seeds_of(rows) for client in clients_of(rows, seed)]
@@ -63,12 +66,19 @@ def _picks(rows: Sequence[Row], seed: int, client: str) -> Row:
         chosen = best_weight({w: row["validation"] for w, row in steps.items()})
     half = best_weight({w: -abs(w - 0.5) for w in steps})
     return {
-        "seed": seed, "client": client, "test_examples": computed["test_examples"], "w": computed["w"],
-        "score": computed["score"], "w_validation": chosen,
-        "validation": None if chosen is None else steps[chosen]["score"], "w_oracle": oracle,
-        "oracle": steps[oracle]["score"], "local": steps[0.0]["score"], "federated": steps[1.0]["score"],
+        "seed": seed,
+        "client": client,
+        "test_examples": computed["test_examples"],
+        "w": computed["w"],
+        "score": computed["score"],
+        "w_validation": chosen,
+        "validation": None if chosen is None else steps[chosen]["score"],
+        "w_oracle": oracle,
+        "oracle": steps[oracle]["score"],
+        "local": steps[0.0]["score"],
+        "federated": steps[1.0]["score"],
         "half": steps[half]["score"],
-    }  # fmt: skip
+    }
 
 
 def _sentences(rows: Sequence[Row], picks: Sequence[Row], metric: str) -> list[str]:
@@ -87,10 +97,13 @@ def _sentences(rows: Sequence[Row], picks: Sequence[Row], metric: str) -> list[s
 
 def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
     named = {
-        "local alone (w = 0)": ("local", None), "federated alone (w = 1)": ("federated", None),
-        "w = 0.5": ("half", None), "closed form": ("score", "w"),
-        "picked on validation": ("validation", "w_validation"), "oracle, picked on test": ("oracle", "w_oracle"),
-    }  # fmt: skip
+        "local alone (w = 0)": ("local", None),
+        "federated alone (w = 1)": ("federated", None),
+        "w = 0.5": ("half", None),
+        "closed form": ("score", "w"),
+        "picked on validation": ("validation", "w_validation"),
+        "oracle, picked on test": ("oracle", "w_oracle"),
+    }
     means = []
     for title, (score, w) in named.items():
         found, weight = spread(picks, score), spread(picks, w) if w else None
@@ -98,13 +111,23 @@ def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
             means.append([title, found.score(metric), weight.number() if weight else NOTHING])
     several = len(seeds_of(picks)) > 1
     each = [
-        [row["client"], *[str(row["seed"])] * several, str(row["test_examples"]),
-         *(score_text(row[name], metric) for name in ("local", "federated")),
-         *(_at(row[score], row[w], metric) for score, w in named.values() if w)]
+        [
+            row["client"],
+            *[str(row["seed"])] * several,
+            str(row["test_examples"]),
+            *(score_text(row[name], metric) for name in ("local", "federated")),
+            *(_at(row[score], row[w], metric) for score, w in named.values() if w),
+        ]
         for row in picks
-    ]  # fmt: skip
-    headers = ["client", *["seed"] * several, "test examples", "local", "federated",
-               *(f"{title} (w)" for title, (_, w) in named.items() if w)]  # fmt: skip
+    ]
+    headers = [
+        "client",
+        *["seed"] * several,
+        "test examples",
+        "local",
+        "federated",
+        *(f"{title} (w)" for title, (_, w) in named.items() if w),
+    ]
     missing = sum(row["w_validation"] is None for row in picks)
     note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
     return [
@@ -125,34 +148,45 @@ def _figures(rows: Sequence[Row], picks: Sequence[Row]) -> list[Figure]:
     lines = [curve("test", steps, "w", "score")]
     if all(row["validation"] is not None for row in steps):
         lines.append(curve("validation", steps, "w", "validation", 1))
-    figures = [Figure(
-        "Score over the weight, mean over clients",
-        "All clients with the same weight, from their local adapter (0) to the federated one (1). The mark is what "
-        "clients get with their own computed weights. Bands, with several seeds: one standard deviation over them.",
-        [Panel(lines=lines, points=[mark], x="w, the weight of the federated adapter", score=True)],
-    )]  # fmt: skip
+    figures = [
+        Figure(
+            "Score over the weight, mean over clients",
+            "All clients with the same weight, from their local adapter (0) to the federated one (1). The mark is what "
+            "clients get with their own computed weights. Bands, with several seeds: one standard deviation over them.",
+            [Panel(lines=lines, points=[mark], x="w, the weight of the federated adapter", score=True)],
+        )
+    ]
     for seed in seeds_of(rows):
         clients = clients_of(rows, seed)
         if len(clients) > MANY:
             continue
-        panels = [_panel(rows, next(p for p in picks if p["seed"] == seed and p["client"] == client))
-                  for client in clients]  # fmt: skip
-        figures.append(Figure(
-            f"Every client, seed {seed}",
-            "Dotted line and dot: the computed weight. Square: the weight picked on the client's validation examples. "
-            "Triangle: the best on test examples, an oracle that no client has.",
-            panels, columns=5, height=2.3, share_y=True,
-        ))  # fmt: skip
+        panels = [
+            _panel(rows, next(p for p in picks if p["seed"] == seed and p["client"] == client)) for client in clients
+        ]
+        figures.append(
+            Figure(
+                f"Every client, seed {seed}",
+                "Dotted line and dot: the computed weight. Square: the weight picked on the client's validation "
+                "examples. Triangle: the best on test examples, an oracle that no client has.",
+                panels,
+                columns=5,
+                height=2.3,
+                share_y=True,
+            )
+        )
     return figures
 
 
 def _panel(rows: Sequence[Row], pick: Row) -> Panel:
-    mine = [row for row in rows
-            if row["seed"] == pick["seed"] and row["client"] == pick["client"] and not row["computed"]]  # fmt: skip
+    mine = [
+        row for row in rows if row["seed"] == pick["seed"] and row["client"] == pick["client"] and not row["computed"]
+    ]
     places = [row["w"] for row in mine]
     lines = [Line("test", places, [row["score"] for row in mine], marker=False)]
-    points = [Point(_COMPUTED, pick["w"], pick["score"], 2, drop=True),
-              Point("oracle on test", pick["w_oracle"], pick["oracle"], 4, "^")]  # fmt: skip
+    points = [
+        Point(_COMPUTED, pick["w"], pick["score"], 2, drop=True),
+        Point("oracle on test", pick["w_oracle"], pick["oracle"], 4, "^"),
+    ]
     if pick["w_validation"] is not None:
         lines.append(Line("validation", places, [row["validation"] for row in mine], ink=1, marker=False))
         points.append(Point("picked on validation", pick["w_validation"], pick["validation"], 3, "s"))

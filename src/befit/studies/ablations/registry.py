@@ -74,8 +74,9 @@ def get(name: str) -> Entry:
     """The entry of one ablation. Raises ConfigError with a suggestion."""
     known = names()
     if name not in _ABLATIONS:
-        raise ConfigError([f"unknown ablation {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"],
-                          "the command")  # fmt: skip
+        raise ConfigError(
+            [f"unknown ablation {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"], "the command"
+        )
     return _ABLATIONS[name]
 
 

@@ -86,9 +86,11 @@ def _table(results: Mapping[str, Any], group: Group) -> tuple[list[str], list[li
     rows = []
     for run in runs:
         t = run["beside_against"].get(group.compared)
-        rows.append([
-            plain(run["label"]),
-            *(spread_text(run["beside"].get(key), metric) for key in present),
-            *([difference_text(t, metric), p_text(t["p_holm"])] if t else [NOTHING, NOTHING]) * several,
-        ])  # fmt: skip
+        rows.append(
+            [
+                plain(run["label"]),
+                *(spread_text(run["beside"].get(key), metric) for key in present),
+                *([difference_text(t, metric), p_text(t["p_holm"])] if t else [NOTHING, NOTHING]) * several,
+            ]
+        )
     return headers, rows

@@ -103,8 +103,10 @@ class Collector:
 def written_out(method: Mapping[str, Any]) -> dict[str, Any]:
     """A method's block with the defaults inside its blocks too, so that equal settings are equal blocks."""
     blocks = {one.name: plain(one.default) for one in get_method(method["name"]).parameters}
-    return {key: {**blocks[key], **value} if isinstance(value, dict) and isinstance(blocks.get(key), dict) else value
-            for key, value in method.items()}  # fmt: skip
+    return {
+        key: {**blocks[key], **value} if isinstance(value, dict) and isinstance(blocks.get(key), dict) else value
+        for key, value in method.items()
+    }
 
 
 def slug(label: str) -> str:

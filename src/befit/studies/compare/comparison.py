@@ -87,9 +87,11 @@ def compare(
     A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used, or
     whose tables of a whole comparison a limited one would replace.
     """
-    plan = source if isinstance(source, Plan) else make_plan(
-        source, methods=methods, seeds=seeds, overrides=overrides, reference=reference
-    )  # fmt: skip
+    plan = (
+        source
+        if isinstance(source, Plan)
+        else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference)
+    )
     if jobs < 1:
         raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
     path = Path("runs") / plan.name if out is None else Path(out)
@@ -112,5 +114,7 @@ def _keep_whole(path: Path, plan: Plan) -> None:
     whole = any(limit_sentence(asdict(cell.experiment.limit)) is None for cell in plan.cells)
     if whole or not (path / "compare.json").exists() or limit_of(read_json(path / "compare.json")):
         return
-    raise RunError(f"{path} holds a comparison without a limit, whose tables a trial or limited one would replace; "
-                   "name another directory for it")  # fmt: skip
+    raise RunError(
+        f"{path} holds a comparison without a limit, whose tables a trial or limited one would replace; "
+        "name another directory for it"
+    )

@@ -99,9 +99,7 @@ class Runner:
         return done.results["summary"]["mean"]
 
 
-def _here(
-    cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings
-) -> list[CellFailure]:  # fmt: skip
+def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings) -> list[CellFailure]:
     runner, failures = Runner(), list[CellFailure]()
     for number in left:
         cell, began = cells[number], time.monotonic()
@@ -117,14 +115,21 @@ def _here(
             failures.append(CellFailure(cell.label, cell.seed, failure_text(error), traceback.format_exc()))
             tell({"kind": "cell_failed", "cell": number, "error": failures[-1].error})
         else:
-            tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": False,
-                  "seconds": time.monotonic() - began})  # fmt: skip
+            tell(
+                {
+                    "kind": "cell_finished",
+                    "cell": number,
+                    "mean": mean,
+                    "reused": False,
+                    "seconds": time.monotonic() - began,
+                }
+            )
     return failures
 
 
 def _in_workers(
     cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, openings: _Openings
-) -> list[CellFailure]:  # fmt: skip
+) -> list[CellFailure]:
     """The same in processes. A process that dies is one failure; another takes its place."""
     failures: list[CellFailure] = []
     waiting = list(left)
@@ -177,8 +182,15 @@ def _in_workers(
                 elif message["kind"] == "failed":
                     failed(number, message["error"], message["traceback"])
                 else:
-                    tell({"kind": "cell_finished", "cell": number, "mean": message["mean"], "reused": False,
-                          "seconds": time.monotonic() - began})  # fmt: skip
+                    tell(
+                        {
+                            "kind": "cell_finished",
+                            "cell": number,
+                            "mean": message["mean"],
+                            "reused": False,
+                            "seconds": time.monotonic() - began,
+                        }
+                    )
                 if waiting:
                     give(worker)
     finally:

@@ -41,8 +41,14 @@ class GridTable:
         def moved(values: Mapping[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
             return {places[place]: value for place, value in values.items() if place in places}
 
-        kept = replace(self, rows=tuple(self.rows[i] for i in rows), columns=tuple(self.columns[j] for j in columns),
-                       runs=moved(self.runs), reasons=moved(self.reasons), paper=moved(self.paper))  # fmt: skip
+        kept = replace(
+            self,
+            rows=tuple(self.rows[i] for i in rows),
+            columns=tuple(self.columns[j] for j in columns),
+            runs=moved(self.runs),
+            reasons=moved(self.reasons),
+            paper=moved(self.paper),
+        )
         return kept if runs else None
 
 
@@ -90,9 +96,16 @@ def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axi
     for one in _unused(grid.paper, list(axes.values())):
         collector.found(f"{where}.paper: {one}")
     return GridTable(
-        name, grid.title or name, grid.note, SEPARATOR.join(row_axes), tuple(rows), tuple(columns),
-        {place: collector.labels.get(label, label) for place, label in runs.items()}, reasons, paper,
-    )  # fmt: skip
+        name,
+        grid.title or name,
+        grid.note,
+        SEPARATOR.join(row_axes),
+        tuple(rows),
+        tuple(columns),
+        {place: collector.labels.get(label, label) for place, label in runs.items()},
+        reasons,
+        paper,
+    )
 
 
 def _changes(grid: Grid, axes: Mapping[str, Axis], chosen: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -143,8 +156,11 @@ def _unused(numbers: Mapping[str, Any], axes: Sequence[Mapping[str, Any]]) -> li
     """Labels among the paper's numbers that the axis at their depth does not have."""
     if not axes:
         return []
-    problems = [f"{label!r} is none of {', '.join(axes[0])}.{did_you_mean(str(label), axes[0])}"
-                for label in numbers if label not in axes[0]]  # fmt: skip
+    problems = [
+        f"{label!r} is none of {', '.join(axes[0])}.{did_you_mean(str(label), axes[0])}"
+        for label in numbers
+        if label not in axes[0]
+    ]
     for inner in numbers.values():
         if isinstance(inner, Mapping):
             problems += _unused(inner, axes[1:])

@@ -36,8 +36,14 @@ class Worker:
 
     def start(self, cell: Cell, path: Path, openings: Path | None = None) -> None:
         """Begin a cell. A process that is gone is noticed by `receive`."""
-        task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment),
-                "path": str(path), "openings": None if openings is None else str(openings)}  # fmt: skip
+        task = {
+            "label": cell.label,
+            "seed": cell.seed,
+            "key": cell.key,
+            "experiment": to_dict(cell.experiment),
+            "path": str(path),
+            "openings": None if openings is None else str(openings),
+        }
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(task).encode())
 

@@ -95,8 +95,11 @@ def _others(results: Mapping[str, Any]) -> list[str]:
     for one in results["other_metrics"]:
         pool, metrics = one["pool"], one["metrics"]
         headers = ["", *(f"{name} (%)" if is_share(name) else name for name in metrics)]
-        body = [" & ".join([escape_latex(label), *(latex_spread(run["scores"][name], name, False) for name in metrics)])
-                + r" \\" for label, run in one["runs"].items()]  # fmt: skip
+        body = [
+            " & ".join([escape_latex(label), *(latex_spread(run["scores"][name], name, False) for name in metrics)])
+            + r" \\"
+            for label, run in one["runs"].items()
+        ]
         caption = f"Metrics beside {escape_latex(results['metric'])}, {seeds_text(results)}, of the mean over {pool}"
         name = "other-metrics" + "-newcomers" * (pool == "newcomers")
         made.append(latex_table("l" + "r" * len(metrics), [latex_line(headers)], body, caption, name))
@@ -116,9 +119,16 @@ def _beside(results: Mapping[str, Any]) -> list[str]:
 
 
 def _clients(results: Mapping[str, Any]) -> str:
-    body = [" & ".join([escape_latex(client), *(latex_spread(run["clients"].get(client), results["metric"], False)
-                                                for run in results["runs"])]) + r" \\"
-            for client in clients_of(results)]  # fmt: skip
+    body = [
+        " & ".join(
+            [
+                escape_latex(client),
+                *(latex_spread(run["clients"].get(client), results["metric"], False) for run in results["runs"]),
+            ]
+        )
+        + r" \\"
+        for client in clients_of(results)
+    ]
     headers = ["client", *(run["label"] for run in results["runs"])]
     caption = f"{unit_text(results)} of every client, {seeds_text(results)}"
     return latex_table("l" + "r" * len(results["runs"]), [latex_line(headers)], body, caption, "clients")

@@ -10,10 +10,24 @@ from befit.studies.compare.summary import limit_of
 
 __all__ = ["escape_latex", "latex_line", "latex_spread", "latex_table", "seeds_text", "unit_text"]
 
-_ESCAPES = {"\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#",
-            "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\N{EN DASH}": "--",
-            "\N{MINUS SIGN}": "$-$", "±": r"$\pm$",
-            "·": r"$\cdot$", "<": "$<$", ">": "$>$"}  # fmt: skip
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\N{EN DASH}": "--",
+    "\N{MINUS SIGN}": "$-$",
+    "±": r"$\pm$",
+    "·": r"$\cdot$",
+    "<": "$<$",
+    ">": "$>$",
+}
 
 
 def escape_latex(text: str) -> str:
@@ -25,9 +39,22 @@ def escape_latex(text: str) -> str:
 
 
 def latex_table(columns: str, headers: Sequence[str], body: Sequence[str], caption: str, name: str) -> str:
-    return "\n".join([r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *headers,
-                      r"\midrule", *body, r"\bottomrule", r"\end{tabular}", rf"\caption{{{_capped(caption)}.}}",
-                      rf"\label{{tab:{name}}}", r"\end{table}"])  # fmt: skip
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            *headers,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{_capped(caption)}.}}",
+            rf"\label{{tab:{name}}}",
+            r"\end{table}",
+        ]
+    )
 
 
 def _capped(caption: str) -> str:

@@ -30,15 +30,22 @@ def other_metrics(runs: Sequence[Finished]) -> list[dict[str, Any]]:
     wanted = dict.fromkeys(name for run, cell in found for name in [*metrics_of(cell, run), UNPARSABLE])
     made = []
     for pool in pools_of(runs):
-        by_run = {run.run.label: {cell.seed: cell.rows if pool == "clients" else cell.newcomers for cell in run.cells}
-                  for run in runs}  # fmt: skip
+        by_run = {
+            run.run.label: {cell.seed: cell.rows if pool == "clients" else cell.newcomers for cell in run.cells}
+            for run in runs
+        }
         rows = [row for seeds in by_run.values() for of in seeds.values() for row in of.values()]
         headlines = {cell.metric for _, cell in found}
         measured = {name for name in wanted if any(score_of(row, name) is not None for row in rows)}
         metrics = [name for name in wanted if name in measured - headlines]
         if metrics:
-            made.append({"pool": pool, "metrics": metrics,
-                         "runs": {label: _run(seeds, metrics) for label, seeds in by_run.items()}})  # fmt: skip
+            made.append(
+                {
+                    "pool": pool,
+                    "metrics": metrics,
+                    "runs": {label: _run(seeds, metrics) for label, seeds in by_run.items()},
+                }
+            )
     return made
 
 
@@ -62,8 +69,10 @@ def other_tables(results: Mapping[str, Any]) -> list[Titled]:
     made = []
     for one in results["other_metrics"]:
         pool, metrics = one["pool"], one["metrics"]
-        rows = [[plain(label), *(spread_text(run["scores"][name], name) for name in metrics)]
-                for label, run in one["runs"].items()]  # fmt: skip
+        rows = [
+            [plain(label), *(spread_text(run["scores"][name], name) for name in metrics)]
+            for label, run in one["runs"].items()
+        ]
         note = f"Mean over {pool} on {results['split']} examples, ± SD over seeds (n - 1), of what was measured beside "
         note += f"{results['metric']}.{UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         title = "Other metrics" + ", newcomers" * (pool == "newcomers")
@@ -75,6 +84,8 @@ def client_scores(results: Mapping[str, Any]) -> dict[tuple[str, int], Mapping[s
     """By run and seed, every client's other metrics; newcomers are not among them."""
     return {
         (label, cell["seed"]): cell["clients"]
-        for one in results["other_metrics"] if one["pool"] == "clients"
-        for label, run in one["runs"].items() for cell in run["seeds"]
-    }  # fmt: skip
+        for one in results["other_metrics"]
+        if one["pool"] == "clients"
+        for label, run in one["runs"].items()
+        for cell in run["seeds"]
+    }

@@ -49,8 +49,11 @@ class Plan:
         Raises ConfigError where there is no run of a method.
         """
         known = list(dict.fromkeys(run.method for run in self.runs))
-        problems = [f"--methods: no run is of {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"
-                    for name in dict.fromkeys(methods) if name not in known]  # fmt: skip
+        problems = [
+            f"--methods: no run is of {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            for name in dict.fromkeys(methods)
+            if name not in known
+        ]
         if problems or not methods:
             raise ConfigError(problems or ["--methods: must name at least one method"], "the command")
         runs = tuple(run for run in self.runs if run.method in methods or run.label == self.reference)
@@ -124,8 +127,9 @@ def _planned(
     problems += _scored_alike(list(collector.runs.values()))
     if reference is not None and reference not in collector.labels and collector.runs:
         known = ", ".join(collector.labels)
-        problems.append(f"reference: there is no run {reference!r}.{did_you_mean(reference, collector.labels)} "
-                        f"Known: {known}")  # fmt: skip
+        problems.append(
+            f"reference: there is no run {reference!r}.{did_you_mean(reference, collector.labels)} Known: {known}"
+        )
     if problems:
         raise ConfigError(problems, where)
     local = [run.label for run in collector.runs.values() if run.method == "local"]

@@ -43,19 +43,23 @@ def run_means(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> 
             (mean,) = scaled([run["mean"]["mean"]], results)
             (sd,) = scaled([run["mean"]["sd"] or 0.0], results)
             ink = run_ink(1 if run["label"] == results["reference"] else 0)
-            axes.errorbar([mean], [place], xerr=[sd] if sd else None, fmt="o", color=ink, markersize=6, capsize=3,
-                          elinewidth=1.4)  # fmt: skip
+            axes.errorbar(
+                [mean], [place], xerr=[sd] if sd else None, fmt="o", color=ink, markersize=6, capsize=3, elinewidth=1.4
+            )
             axes.plot(seeds, [place + 0.24] * len(seeds), linestyle="none", marker="|", markersize=6, color=MUTED)
         for run in runs:
             if run["label"] == results["reference"]:
-                axes.axvline(scaled([run["mean"]["mean"]], results)[0], color=MUTED, linewidth=0.8,
-                             linestyle=(0, (3, 3)))  # fmt: skip
+                axes.axvline(
+                    scaled([run["mean"]["mean"]], results)[0], color=MUTED, linewidth=0.8, linestyle=(0, (3, 3))
+                )
         _named_rows(axes, names)
         axes.set_xlabel(axis_name(results))
 
     title = f"{metric_name(results).capitalize()} of every run"
-    note = (f"Mean over clients: every seed (strokes), their mean, and one standard deviation over seeds. Dashed: "
-            f"{plain(results['reference'])}.")  # fmt: skip
+    note = (
+        f"Mean over clients: every seed (strokes), their mean, and one standard deviation over seeds. Dashed: "
+        f"{plain(results['reference'])}."
+    )
     return Plot(title, draw("means", title, 12.0, 1.1 + 0.34 * len(runs), paint), note, wide=True)
 
 
@@ -84,8 +88,16 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
             if len(curve) > 1:
                 spent = [(one["bytes_up"] + one["bytes_down"]) / 1e6 for one in curve]
                 axes.plot(spent, scaled([one["mean"] for one in curve], results), color=ink, linewidth=1, alpha=0.4)
-            axes.errorbar([at], [mean], yerr=[sd] if sd and few else None, fmt="o", color=ink, markersize=6, capsize=2,
-                          elinewidth=1)  # fmt: skip
+            axes.errorbar(
+                [at],
+                [mean],
+                yerr=[sd] if sd and few else None,
+                fmt="o",
+                color=ink,
+                markersize=6,
+                capsize=2,
+                elinewidth=1,
+            )
             points.append((mean, at, label))
         if far:
             axes.set_xscale("log")
@@ -130,10 +142,24 @@ def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]],
             top = places[index] - step
     right = axes.get_xlim()[1]
     for (mean, x, label), y in zip(sorted(points, key=lambda one: one[0]), places, strict=True):
-        axes.annotate(plain(label), xy=(right if x is None else x, mean), xytext=(1.03, y),
-                      textcoords=axes.get_yaxis_transform(), fontsize=9, color=TEXT, va="center", annotation_clip=False,
-                      arrowprops={"arrowstyle": "-", "color": inks[label], "linewidth": 0.7, "alpha": 0.6,
-                                  "shrinkA": 1, "shrinkB": 3})  # fmt: skip
+        axes.annotate(
+            plain(label),
+            xy=(right if x is None else x, mean),
+            xytext=(1.03, y),
+            textcoords=axes.get_yaxis_transform(),
+            fontsize=9,
+            color=TEXT,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": inks[label],
+                "linewidth": 0.7,
+                "alpha": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 3,
+            },
+        )
     axes.set_ylim(low, high)
 
 
@@ -141,10 +167,14 @@ def client_gains(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
     """What every run adds at every client to the reference: cells, or distributions where clients are many."""
     base = next(run for run in results["runs"] if run["label"] == results["reference"])["clients"]
     gains = {
-        run["label"]: {client: one["mean"] - base[client]["mean"] for client, one in run["clients"].items()
-                       if one and base.get(client)}
-        for run in runs if run["label"] != results["reference"]
-    }  # fmt: skip
+        run["label"]: {
+            client: one["mean"] - base[client]["mean"]
+            for client, one in run["clients"].items()
+            if one and base.get(client)
+        }
+        for run in runs
+        if run["label"] != results["reference"]
+    }
     gains = {label: known for label, known in gains.items() if known}
     if not gains:
         return None
@@ -159,11 +189,19 @@ def client_gains(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
                 if client not in known:
                     continue
                 value = known[client]
-                axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, linewidth=0,
-                                         facecolor=run_ink(0 if value > 0 else 2 if value < 0 else 1),
-                                         alpha=0.08 + 0.62 * abs(value) / largest))  # fmt: skip
-                axes.annotate(gain_text(value, results["metric"]), (column, row), ha="center", va="center", fontsize=9,
-                              color=TEXT)  # fmt: skip
+                axes.add_patch(
+                    Rectangle(
+                        (column - 0.48, row - 0.46),
+                        0.96,
+                        0.92,
+                        linewidth=0,
+                        facecolor=run_ink(0 if value > 0 else 2 if value < 0 else 1),
+                        alpha=0.08 + 0.62 * abs(value) / largest,
+                    )
+                )
+                axes.annotate(
+                    gain_text(value, results["metric"]), (column, row), ha="center", va="center", fontsize=9, color=TEXT
+                )
         axes.set_xlim(-0.5, len(clients) - 0.5)
         axes.set_xticks(range(len(clients)), [plain(client) for client in clients])
         if max(map(len, clients)) * len(clients) > 90:

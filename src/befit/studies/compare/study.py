@@ -125,8 +125,11 @@ def is_recipe(path: Path | str) -> bool:
 def read_recipe(source: Path | str | Mapping[str, Any]) -> Recipe:
     """A recipe from its file or its content. Raises ConfigError with every problem of its form."""
     values, folder, where, name = read_source(source)
-    problems = [f"{key}: unknown key for a recipe.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
-                for key in values if key not in _TOP]  # fmt: skip
+    problems = [
+        f"{key}: unknown key for a recipe.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
+        for key in values
+        if key not in _TOP
+    ]
     head, found = _block(Head, values.get("recipe"), "recipe")
     problems += found
     base, base_folder, found = _base(values.get("base"), folder)
@@ -208,14 +211,21 @@ def _axes(grid: Grid, path: str) -> tuple[dict[str, Axis], list[str]]:
                 problems.append(f"{here}: has a value twice")
         elif isinstance(choices, Mapping) and choices:
             axes[name] = {label: changes or {} for label, changes in choices.items()}
-            problems += [f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(one)}"
-                         for label, one in axes[name].items() if not isinstance(one, Mapping)]  # fmt: skip
+            problems += [
+                f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(one)}"
+                for label, one in axes[name].items()
+                if not isinstance(one, Mapping)
+            ]
         else:
-            problems.append(f"{here}: must be a list of values, or a mapping from labels to changes, got "
-                            f"{show(choices)}")  # fmt: skip
+            problems.append(
+                f"{here}: must be a list of values, or a mapping from labels to changes, got {show(choices)}"
+            )
     for key in ("rows", "columns"):
-        problems += [f"{path}.{key}: {name!r} is no axis.{did_you_mean(name, grid.axes)}"
-                     for name in getattr(grid, key) if name not in grid.axes]  # fmt: skip
+        problems += [
+            f"{path}.{key}: {name!r} is no axis.{did_you_mean(name, grid.axes)}"
+            for name in getattr(grid, key)
+            if name not in grid.axes
+        ]
     both = [*grid.rows, *grid.columns]
     if problems:
         return axes, problems
@@ -243,8 +253,10 @@ def _conditions(
             if name not in axes:
                 problems.append(f"{here}.when: {name!r} is no axis.{did_you_mean(str(name), axes)}")
             elif label_text(label) not in axes[name]:
-                problems.append(f"{here}.when.{name}: {show(label)} is none of {', '.join(axes[name])}."
-                                f"{did_you_mean(label_text(label), axes[name])}")  # fmt: skip
+                problems.append(
+                    f"{here}.when.{name}: {show(label)} is none of {', '.join(axes[name])}."
+                    f"{did_you_mean(label_text(label), axes[name])}"
+                )
     return problems
 
 

@@ -38,17 +38,26 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
     for key in COMPARED:
         _adjust([one[key] for one in beside.values() if key in one])
     results: dict[str, Any] = {
-        "title": plan.head.title, "about": plan.head.about, "paper": plan.head.paper, "table": plan.head.table,
-        "note": plan.head.note, "name": plan.name, "metric": cells[0].metric, "split": cells[0].split,
-        "higher_is_better": True, "seeds": list(plan.seeds), "reference": plan.reference,
+        "title": plan.head.title,
+        "about": plan.head.about,
+        "paper": plan.head.paper,
+        "table": plan.head.table,
+        "note": plan.head.note,
+        "name": plan.name,
+        "metric": cells[0].metric,
+        "split": cells[0].split,
+        "higher_is_better": True,
+        "seeds": list(plan.seeds),
+        "reference": plan.reference,
         "runs": [_run(run, compared.get(run.run.label), beside.get(run.run.label, {})) for run in runs],
         "tables": [_table(table) for table in plan.tables],
         "other_metrics": other_metrics(runs),
         "budgets": budget_means(runs),
         "wins": wins_of(runs),
-        "failures": [{"run": one.label, "seed": one.seed, "error": one.error, "traceback": one.traceback}
-                     for one in failures],
-    }  # fmt: skip
+        "failures": [
+            {"run": one.label, "seed": one.seed, "error": one.error, "traceback": one.traceback} for one in failures
+        ],
+    }
     results["sentences"] = sentences(results)
     return results
 
@@ -72,22 +81,39 @@ def _run(finished: Finished, against: dict[str, Any] | None, beside: dict[str, A
         "paper": finished.run.paper,
         "mean": _spread(means),
         "worst": _spread(worst),
-        "clients": {client: _spread([cell.known[client] for cell in cells if client in cell.known])
-                    for client in clients},
-        **{key: statistics.fmean(getattr(cell, key) for cell in cells) if cells else None
-           for key in ("bytes_up", "bytes_down", "seconds", "steps")},
+        "clients": {
+            client: _spread([cell.known[client] for cell in cells if client in cell.known]) for client in clients
+        },
+        **{
+            key: statistics.fmean(getattr(cell, key) for cell in cells) if cells else None
+            for key in ("bytes_up", "bytes_down", "seconds", "steps")
+        },
         "curve": _curve(cells),
         "failed_exchanges": sum(cell.failures for cell in cells),
         "against": against,
-        "beside": {key: _spread([cell.beside[key] for cell in cells if key in cell.beside])
-                   for key in dict.fromkeys(key for cell in cells for key in cell.beside)},
+        "beside": {
+            key: _spread([cell.beside[key] for cell in cells if key in cell.beside])
+            for key in dict.fromkeys(key for cell in cells for key in cell.beside)
+        },
         "beside_against": beside,
-        "seeds": [{"seed": cell.seed, "folder": cell.folder, "mean": statistics.fmean(cell.known.values())
-                   if cell.known else None, "bytes_up": cell.bytes_up, "bytes_down": cell.bytes_down,
-                   "seconds": cell.seconds, "steps": cell.steps, "data": cell.data, "clients": cell.clients,
-                   "examples": cell.examples, "beside": cell.beside} for cell in cells],
+        "seeds": [
+            {
+                "seed": cell.seed,
+                "folder": cell.folder,
+                "mean": statistics.fmean(cell.known.values()) if cell.known else None,
+                "bytes_up": cell.bytes_up,
+                "bytes_down": cell.bytes_down,
+                "seconds": cell.seconds,
+                "steps": cell.steps,
+                "data": cell.data,
+                "clients": cell.clients,
+                "examples": cell.examples,
+                "beside": cell.beside,
+            }
+            for cell in cells
+        ],
         "config": to_dict(finished.run.cells[0].experiment),
-    }  # fmt: skip
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any] | None:
@@ -103,8 +129,11 @@ def _curve(cells: Sequence[Scores]) -> list[dict[str, Any]]:
             if point["mean"] is not None:
                 by_round.setdefault(point["round"], []).append(point)
     keys = ("mean", "bytes_up", "bytes_down")
-    return [{"round": at, **{key: statistics.fmean(point[key] for point in points) for key in keys}}
-            for at, points in sorted(by_round.items()) if len(points) == len(cells)]  # fmt: skip
+    return [
+        {"round": at, **{key: statistics.fmean(point[key] for point in points) for key in keys}}
+        for at, points in sorted(by_round.items())
+        if len(points) == len(cells)
+    ]
 
 
 def _against(run: Finished, reference: Finished) -> dict[str, Any] | None:
@@ -133,8 +162,12 @@ def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
 def _beside_against(run: Finished, reference: Finished) -> dict[str, Any]:
     """Of the scores beside the mean, the differences of seeds from the reference, as a paired test."""
     pairs = _pairs(run, reference)
-    differences = {key: [cell.beside[key] - other.beside[key] for cell, other in pairs
-                         if key in cell.beside and key in other.beside] for key in COMPARED}  # fmt: skip
+    differences = {
+        key: [
+            cell.beside[key] - other.beside[key] for cell, other in pairs if key in cell.beside and key in other.beside
+        ]
+        for key in COMPARED
+    }
     tests = {key: paired(values) for key, values in differences.items()}
     return {key: vars(test).copy() for key, test in tests.items() if test is not None}
 
@@ -145,9 +178,17 @@ def _table(table: GridTable) -> dict[str, Any]:
     def laid(values: Mapping[tuple[int, int], Any]) -> list[list[Any]]:
         return [[values.get((i, j)) for j in range(len(table.columns))] for i in range(len(table.rows))]
 
-    return {"name": table.name, "title": table.title, "note": table.note, "corner": table.corner,
-            "rows": [list(one) for one in table.rows], "columns": [list(one) for one in table.columns],
-            "runs": laid(table.runs), "reasons": laid(table.reasons), "paper": laid(table.paper)}  # fmt: skip
+    return {
+        "name": table.name,
+        "title": table.title,
+        "note": table.note,
+        "corner": table.corner,
+        "rows": [list(one) for one in table.rows],
+        "columns": [list(one) for one in table.columns],
+        "runs": laid(table.runs),
+        "reasons": laid(table.reasons),
+        "paper": laid(table.paper),
+    }
 
 
 def verdict(against: Mapping[str, Any] | None) -> str:
@@ -179,15 +220,18 @@ def sentences(results: Mapping[str, Any]) -> list[str]:
     highest = f"Highest mean {metric.replace('_', ' ')}"
     said = [f"{highest}: {best['label']}, {text}."]
     if len(tied) > 1:  # to the digits that are shown: then none of them is named as ahead
-        said = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): "
-                f"{score_text(mean.mean, metric)}."]  # fmt: skip
+        said = [
+            f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {score_text(mean.mean, metric)}."
+        ]
     if (limit := limit_sentence(limit_of(results))) is not None:
         said.insert(0, limit)
     verdicts = {run["label"]: verdict(run["against"]) for run in runs if run["label"] != reference}
     for word in ("better", "worse"):
         if found := [label for label, one in verdicts.items() if one == word]:
-            said.append(f"{word.capitalize()} than {reference}: {listing(found)} (p < {LEVEL} over seeds, after Holm's "
-                        "correction).")  # fmt: skip
+            said.append(
+                f"{word.capitalize()} than {reference}: {listing(found)} (p < {LEVEL} over seeds, after Holm's "
+                "correction)."
+            )
     unclear = sum(one == "no difference shown" for one in verdicts.values())
     if unclear:
         said.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
@@ -219,10 +263,14 @@ def _limits(results: Mapping[str, Any], comparisons: int) -> list[str]:
         said.append("With one seed there is no spread, and nothing follows about which method is better.")
     elif n < FEW_SEEDS:
         needed = reach(n)
-        said.append(f"{n} seeds are few: a mean difference has to be {needed:.1f} times its own standard deviation "
-                    f"over seeds before a single test finds it, and more after correcting for "
-                    f"{count_text(comparisons, 'comparison')}.")  # fmt: skip
+        said.append(
+            f"{n} seeds are few: a mean difference has to be {needed:.1f} times its own standard deviation "
+            f"over seeds before a single test finds it, and more after correcting for "
+            f"{count_text(comparisons, 'comparison')}."
+        )
     if pairs < LEAST_PAIRS:
-        said.append(f"{count_text(pairs, 'pair')} of clients and seeds are too few for a signed-rank test "
-                    f"({LEAST_PAIRS} at least).")  # fmt: skip
+        said.append(
+            f"{count_text(pairs, 'pair')} of clients and seeds are too few for a signed-rank test "
+            f"({LEAST_PAIRS} at least)."
+        )
     return said

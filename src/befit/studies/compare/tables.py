@@ -16,8 +16,14 @@ from befit.studies.compare.texts import difference_text, p_text
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
 __all__ = [
-    "all_tables", "client_table", "cost_table", "difference_table", "grid_table", "screen_tables", "summary_table",
-]  # fmt: skip
+    "all_tables",
+    "client_table",
+    "cost_table",
+    "difference_table",
+    "grid_table",
+    "screen_tables",
+    "summary_table",
+]
 
 COST_NOTE = (
     "Means over seeds; bytes of training as encoded for the wire, all clients together (1 MB = 1e6 bytes); steps are "
@@ -38,8 +44,11 @@ def all_tables(results: Mapping[str, Any]) -> list[Titled]:
     made += [*budget_tables(results), *(one for one in wins if not one.detail)]
     made.append(Titled("All runs", summary_table(results), summary_note(results)))
     if len(results["runs"]) > 1:
-        made.append(Titled(f"Differences from {plain(results['reference'])}", difference_table(results),
-                           difference_note(results)))  # fmt: skip
+        made.append(
+            Titled(
+                f"Differences from {plain(results['reference'])}", difference_table(results), difference_note(results)
+            )
+        )
     made += [*other_tables(results), *beside_tables(results)]
     made.append(Titled("Cost", cost_table(results), COST_NOTE))
     made += [one for one in wins if one.detail]
@@ -89,17 +98,19 @@ def summary_table(results: Mapping[str, Any]) -> Table:
     rows = []
     for run in runs:
         mean, signed = run["mean"] or {}, (run["against"] or {}).get("signed")
-        rows.append([
-            plain(run["label"]),
-            score_text(mean.get("mean"), metric),
-            gain_text(mean.get("sd"), metric, signed=False),
-            score_text((run["worst"] or {}).get("mean"), metric),
-            *[str(len(run["seeds"]))] * partly,
-            *[f"{signed['better']}/{signed['ties']}/{signed['worse']}" if signed else NOTHING] * several,
-            bytes_text(run["bytes_up"]),
-            bytes_text(run["bytes_down"]),
-            *[NOTHING if run["paper"] is None else f"{run['paper']:.2f}"] * papers,
-        ])  # fmt: skip
+        rows.append(
+            [
+                plain(run["label"]),
+                score_text(mean.get("mean"), metric),
+                gain_text(mean.get("sd"), metric, signed=False),
+                score_text((run["worst"] or {}).get("mean"), metric),
+                *[str(len(run["seeds"]))] * partly,
+                *[f"{signed['better']}/{signed['ties']}/{signed['worse']}" if signed else NOTHING] * several,
+                bytes_text(run["bytes_up"]),
+                bytes_text(run["bytes_down"]),
+                *[NOTHING if run["paper"] is None else f"{run['paper']:.2f}"] * papers,
+            ]
+        )
     return headers, rows
 
 
@@ -154,9 +165,16 @@ def difference_note(results: Mapping[str, Any]) -> str:
 
 def cost_table(results: Mapping[str, Any]) -> Table:
     headers = ["run", "steps per client", "up", "down", "client time"]
-    rows = [[plain(run["label"]), NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
-             bytes_text(run["bytes_up"]), bytes_text(run["bytes_down"]), seconds_text(run["seconds"])]
-            for run in results["runs"]]  # fmt: skip
+    rows = [
+        [
+            plain(run["label"]),
+            NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
+            bytes_text(run["bytes_up"]),
+            bytes_text(run["bytes_down"]),
+            seconds_text(run["seconds"]),
+        ]
+        for run in results["runs"]
+    ]
     return headers, rows
 
 

@@ -38,10 +38,18 @@ def budget_means(runs: Sequence[Finished]) -> list[dict[str, Any]]:
         for setup in setups:
             for series in setup.series:
                 found = {name: at for name in budgets if (at := series.at(name, pool)) is not None}
-                scores = {name: _spread([mean for rows in seeds.values() if (mean := _mean(rows, metric)) is not None])
-                          for name, (_, seeds) in found.items()}  # fmt: skip
-                rows.append({"setup": setup.title, "method": series.label, "scores": scores,
-                             "runs": {name: label for name, (label, _) in found.items()}})  # fmt: skip
+                scores = {
+                    name: _spread([mean for rows in seeds.values() if (mean := _mean(rows, metric)) is not None])
+                    for name, (_, seeds) in found.items()
+                }
+                rows.append(
+                    {
+                        "setup": setup.title,
+                        "method": series.label,
+                        "scores": scores,
+                        "runs": {name: label for name, (label, _) in found.items()},
+                    }
+                )
         made.append({"pool": pool, "budgets": budgets, "rows": [row for row in rows if row["runs"]]})
     return [one for one in made if one["rows"]]
 
@@ -76,9 +84,18 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
                 at = {name: _at(setup, name, pool, found, metrics, counted) for name in budgets}
                 if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):
                     of = "examples" if key == evaluate.by else "clients"
-                    made.append({"pool": pool, "setup": setup.title, "by": key, "of": of, "metrics": counted,
-                                 "budgets": budgets, "methods": [series.label for series in setup.series],
-                                 "at": at})  # fmt: skip
+                    made.append(
+                        {
+                            "pool": pool,
+                            "setup": setup.title,
+                            "by": key,
+                            "of": of,
+                            "metrics": counted,
+                            "budgets": budgets,
+                            "methods": [series.label for series in setup.series],
+                            "at": at,
+                        }
+                    )
     return made
 
 
@@ -120,10 +137,20 @@ def _scored(
     names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
     groups: dict[str, Any] = {}
     for name in names:
-        over = {label: {one: _all_of([seed[name]["scores"][label][one] for seed in made])
-                        for one in dict.fromkeys([metric, *deciding])} for label in methods}  # fmt: skip
-        means = {label: {one: None if values is None else round(statistics.fmean(values), _DIGITS)
-                         for one, values in found.items()} for label, found in over.items()}  # fmt: skip
+        over = {
+            label: {
+                one: _all_of([seed[name]["scores"][label][one] for seed in made])
+                for one in dict.fromkeys([metric, *deciding])
+            }
+            for label in methods
+        }
+        means = {
+            label: {
+                one: None if values is None else round(statistics.fmean(values), _DIGITS)
+                for one, values in found.items()
+            }
+            for label, found in over.items()
+        }
         best = winner(means, deciding)
         groups[name] = {
             "clients": made[0][name]["clients"],
@@ -141,10 +168,12 @@ def _scored(
     return {
         "groups": groups,
         "mean": {label: _spread(values) for label, values in means_by_seed.items()},
-        "wins": {label: sum(group["best"] == label for group in groups.values()) if label in rivals else None
-                 for label in methods},
+        "wins": {
+            label: sum(group["best"] == label for group in groups.values()) if label in rivals else None
+            for label in methods
+        },
         "nobody": sum(not group["best"] and _several(group["scores"]) for group in groups.values()),
-    }  # fmt: skip
+    }
 
 
 def _of_clients(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> dict[str, Any]:

@@ -17,8 +17,10 @@ def latex_wins(results: Mapping[str, Any]) -> list[str]:
     made = [_counts(wins)] if wins else []
     for number, one in enumerate(wins, 1):
         made.append(_scores(results, one, f"wins-{number}", OVERALL))
-        made += [_scores({**results, "metric": metric}, only, f"wins-{number}-{metric}", words)
-                 for metric, only, words in alone(one)]  # fmt: skip
+        made += [
+            _scores({**results, "metric": metric}, only, f"wins-{number}-{metric}", words)
+            for metric, only, words in alone(one)
+        ]
     return made
 
 
@@ -47,8 +49,10 @@ def _scores(results: Mapping[str, Any], one: Mapping[str, Any], name: str, words
         if budget:
             body.append(rf"\multicolumn{{{len(headers)}}}{{l}}{{\emph{{{escape_latex(budget_name(budget))}}}}} \\")
         for group_name, group in at["groups"].items():
-            scores = (latex_spread(group["scores"].get(label), results["metric"], label == group["best"])
-                      for label in one["methods"])  # fmt: skip
+            scores = (
+                latex_spread(group["scores"].get(label), results["metric"], label == group["best"])
+                for label in one["methods"]
+            )
             body.append(" & ".join([escape_latex(group_name), *scores]) + r" \\")
         means = (latex_spread(at["mean"].get(label), results["metric"], False) for label in one["methods"])
         body.append(" & ".join(["mean", *means]) + r" \\")

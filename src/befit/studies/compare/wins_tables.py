@@ -41,9 +41,14 @@ def budget_tables(results: Mapping[str, Any]) -> list[Titled]:
     for one in results.get("budgets", []):
         based = any(row["setup"] for row in one["rows"])
         headers = ["method", *["setup"] * based, *map(budget_name, one["budgets"])]
-        rows = [[plain(row["method"]), *[plain(row["setup"])] * based,
-                 *(spread_text(row["scores"].get(name), results["metric"]) for name in one["budgets"])]
-                for row in one["rows"]]  # fmt: skip
+        rows = [
+            [
+                plain(row["method"]),
+                *[plain(row["setup"])] * based,
+                *(spread_text(row["scores"].get(name), results["metric"]) for name in one["budgets"]),
+            ]
+            for row in one["rows"]
+        ]
         newcomers = one["pool"] == "newcomers"
         note = f"Mean over {one['pool']}, ± SD over seeds. A budget is a run's rank, or one of those that it measured."
         made.append(Titled("Budgets" + ", newcomers" * newcomers, (headers, rows), note))
@@ -59,8 +64,9 @@ def wins_tables(results: Mapping[str, Any]) -> list[Titled]:
     made = [_counts(results["metric"], pool, by, found) for (pool, by), found in counted.items()]
     for one in wins:
         made.append(_groups(results["metric"], one, f"{GROUPS_NOTE}{_metrics_note(results['metric'], one)}"))
-        made += [_groups(metric, only, f"{GROUPS_NOTE} {ALONE_NOTE}", words, metric)
-                 for metric, only, words in alone(one)]  # fmt: skip
+        made += [
+            _groups(metric, only, f"{GROUPS_NOTE} {ALONE_NOTE}", words, metric) for metric, only, words in alone(one)
+        ]
     return made
 
 
@@ -175,14 +181,27 @@ def win_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     The metrics are the headline and all by which wins are counted; best and tied are of the group, in all its rows.
     """
     return [
-        {"pool": one["pool"], "setup": one["setup"], "by": one["by"], "group": name, "budget": budget, "method": label,
-         "run": at["runs"][label], **{key: (score or {}).get(key) for key in ("mean", "sd", "population_sd", "n")},
-         "best": group["best"] == label, "tied": label in group["tied"], "clients": group["clients"],
-         "examples": group["examples"], "metric": metric}
-        for one in results["wins"] for budget, at in one["at"].items()
+        {
+            "pool": one["pool"],
+            "setup": one["setup"],
+            "by": one["by"],
+            "group": name,
+            "budget": budget,
+            "method": label,
+            "run": at["runs"][label],
+            **{key: (score or {}).get(key) for key in ("mean", "sd", "population_sd", "n")},
+            "best": group["best"] == label,
+            "tied": label in group["tied"],
+            "clients": group["clients"],
+            "examples": group["examples"],
+            "metric": metric,
+        }
+        for one in results["wins"]
+        for budget, at in one["at"].items()
         for metric, scored in {results["metric"]: at, **at.get("other_metrics", {})}.items()
-        for name, group in at["groups"].items() for label, score in scored["groups"][name]["scores"].items()
-    ]  # fmt: skip
+        for name, group in at["groups"].items()
+        for label, score in scored["groups"][name]["scores"].items()
+    ]
 
 
 def budget_name(name: str) -> str:

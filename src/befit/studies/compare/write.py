@@ -53,11 +53,20 @@ def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row for every run, seed and client; metrics beside the headline stand last."""
     others = client_scores(results)
     return [
-        {"run": run["label"], "method": run["method"], "seed": cell["seed"], "client": client,
-         results["metric"]: value, "examples": cell["examples"][client], "folder": cell["folder"],
-         **others.get((run["label"], cell["seed"]), {}).get(client, {})}
-        for run in results["runs"] for cell in run["seeds"] for client, value in cell["clients"].items()
-    ]  # fmt: skip
+        {
+            "run": run["label"],
+            "method": run["method"],
+            "seed": cell["seed"],
+            "client": client,
+            results["metric"]: value,
+            "examples": cell["examples"][client],
+            "folder": cell["folder"],
+            **others.get((run["label"], cell["seed"]), {}).get(client, {}),
+        }
+        for run in results["runs"]
+        for cell in run["seeds"]
+        for client, value in cell["clients"].items()
+    ]
 
 
 def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
@@ -108,12 +117,15 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     cells = [cell for run in results["runs"] for cell in run["seeds"]]
     clients = {client for cell in cells for client in cell["clients"]}
     facts = [
-        ("runs", f"{len(results['runs'])}, {count_text(len(cells), 'cell')} with "
-                 f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})"),
+        (
+            "runs",
+            f"{len(results['runs'])}, {count_text(len(cells), 'cell')} with "
+            f"{count_text(len(results['seeds']), 'seed')} ({', '.join(map(str, results['seeds']))})",
+        ),
         ("clients", str(len(clients))),
         ("scores", f"{results['metric']} on {results['split']} examples; higher is better"),
         ("compared with", plain(results["reference"])),
-    ]  # fmt: skip
+    ]
     if results["paper"]:
         facts.append(("paper", plain(f"{results['paper']}{', ' + results['table'] if results['table'] else ''}")))
     return facts

@@ -588,8 +588,9 @@ def test_a_record_to_predict_from_has_the_user_s_names_or_befit_s_own() -> None:
         assert input_record(given, TEXT, columns, "here") == {"text": "nice"}
     assert input_record({"review": "a", "text_pair": "b"}, TEXT, columns, "here") == {"text": "a", "text_pair": "b"}
     assert input_record({"q": "sum", "input": "1"}, "causal-lm", {"instruction": "q"}, "here") == {
-        "instruction": "sum", "input": "1",
-    }  # fmt: skip
+        "instruction": "sum",
+        "input": "1",
+    }
     assert input_record("nice", TEXT, columns, "here") == "nice"
     assert input_record({"bytes": b"x", "path": None}, "image-classification", {}, "here")["bytes"] == b"x"
 
@@ -597,12 +598,14 @@ def test_a_record_to_predict_from_has_the_user_s_names_or_befit_s_own() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"reviews": "nice"}, "f, line 2: there is no review (data.columns.text); the record has reviews. "
-                              "Did you mean: reviews?"),
+        (
+            {"reviews": "nice"},
+            "f, line 2: there is no review (data.columns.text); the record has reviews. Did you mean: reviews?",
+        ),
         ({}, "f, line 2: there is no review (data.columns.text); the record has nothing"),
         (7, "f, line 2: must be a text or an object with review, got 7"),
     ],
-)  # fmt: skip
+)
 def test_a_record_without_its_field_says_what_it_has_and_where(value: Any, message: str) -> None:
     with pytest.raises(DataError) as caught:
         input_record(value, TEXT, {"text": "review"}, "f, line 2")
@@ -668,8 +671,10 @@ def test_the_example_configuration_fits_files_beside_it(tmp_path: Path) -> None:
 def test_newcomers_are_read_as_clients_are_and_take_no_part(tmp_path: Path) -> None:
     for index, client in enumerate(("a", "b")):
         jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20, start=100 * index))
-    new = {"c": jsonl(tmp_path / "c.jsonl", reviews(20, start=300)),
-           "d": {"test": jsonl(tmp_path / "d.jsonl", reviews(6, start=400))}}  # fmt: skip
+    new = {
+        "c": jsonl(tmp_path / "c.jsonl", reviews(20, start=300)),
+        "d": {"test": jsonl(tmp_path / "d.jsonl", reviews(6, start=400))},
+    }
     alone = load_files(tmp_path / "clients", task=TEXT)
     federation = load_files(tmp_path / "clients", task=TEXT, newcomers=new)
     assert federation.clients == alone.clients and federation.label_names == ("bad", "good")
@@ -710,9 +715,15 @@ def test_own_files_with_public_records_serve_methods_that_need_any(tmp_path: Pat
     for index, client in enumerate(("a", "b")):
         jsonl(tmp_path / "clients" / f"{client}.jsonl", reviews(20, start=100 * index))
     jsonl(tmp_path / "public.jsonl", reviews(12, start=300))
-    mine = {"method": {"name": "takfl", "rank": 2}, "baselines": [], "model": {"id": "names-bert-fl", "max_length": 32},
-            "data": {"clients": "clients", "task": TEXT, "public": "public.jsonl"}, "train": {"max_steps": 1},
-            "federation": {"rounds": 1}, "report": {"plots": False}}  # fmt: skip
+    mine = {
+        "method": {"name": "takfl", "rank": 2},
+        "baselines": [],
+        "model": {"id": "names-bert-fl", "max_length": 32},
+        "data": {"clients": "clients", "task": TEXT, "public": "public.jsonl"},
+        "train": {"max_steps": 1},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
+    }
     (tmp_path / "mine.yaml").write_text(json.dumps(mine))
     done = run(tmp_path / "mine.yaml", out=tmp_path / "run")
     assert done.results["summary"]["scored"] == 2

@@ -232,7 +232,6 @@ def test_an_unknown_partition_is_refused_by_name():
     from befit.data.registry import build
 
     with pytest.raises(
-        ConfigError,
-        match=r'"shard" is not one of dirichlet, balanced, quantity, iid, classes, shards. Did you',
+        ConfigError, match=r'"shard" is not one of dirichlet, balanced, quantity, iid, classes, shards. Did you'
     ):
         build("digits", None, {"partition": "shard"})

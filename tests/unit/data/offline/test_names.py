@@ -65,8 +65,13 @@ def rows_of(records) -> list[str]:
 def place_of(kind: str, key: str) -> tuple[str, str]:
     """Pool and split by the specification's rule, spelled out here a second time."""
     twelfth = int.from_bytes(hashlib.sha256(f"{kind}:{key}".encode()).digest()[:4], "big") % 12
-    return ("clients", "train") if twelfth < 4 else ("newcomers", "train") if twelfth < 8 else (
-        ("clients", "test") if twelfth < 10 else ("newcomers", "test"))  # fmt: skip
+    return (
+        ("clients", "train")
+        if twelfth < 4
+        else ("newcomers", "train")
+        if twelfth < 8
+        else (("clients", "test") if twelfth < 10 else ("newcomers", "test"))
+    )
 
 
 # The strings
@@ -230,8 +235,9 @@ def test_one_client_per_language_holds_all_its_names_and_no_validation_set(singl
     assert [client.id for client in single.clients] == [f"{language}-0" for language in CLIENT_LANGUAGES]
     assert all(len(client.val) == 0 for client in everyone(single))
     english = single.clients[CLIENT_LANGUAGES.index("en")]
-    expected = [one.id for one in name_strings() if one.language == "en" and
-                place_of(one.kind, one.key) == ("clients", "test")]  # fmt: skip
+    expected = [
+        one.id for one in name_strings() if one.language == "en" and place_of(one.kind, one.key) == ("clients", "test")
+    ]
     assert sorted(rows_of(english.test)) == sorted(expected)
     assert (len(english.train), len(english.test)) == (341, 174)
 

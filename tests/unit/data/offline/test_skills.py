@@ -21,8 +21,11 @@ from befit.zoo import zoo_names, zoo_path
 PARTITION = "d77b4b3714e825109397e079c8267f7276ba7cad2080b19d0559e6088d83d32e"
 AVOID = {word.lower() for word in english_words()}
 # Name to parameters, accuracy on text of its own kind at least, and accuracy on the clients' tasks.
-BACKBONES = {"skills-llama": (452_736, 0.92, 0.34), "skills-llama-lower": (452_736, 0.92, 0.07),
-             "skills-llama-s": (207_616, 0.70, 0.13)}  # fmt: skip
+BACKBONES = {
+    "skills-llama": (452_736, 0.92, 0.34),
+    "skills-llama-lower": (452_736, 0.92, 0.07),
+    "skills-llama-s": (207_616, 0.70, 0.13),
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +115,10 @@ def test_backbones_learn_from_no_task_and_no_word_of_a_client(mixed_case):
     assert not {record["input"].lower() for record in records} & AVOID
     assert {len(record["input"]) for record in records} == {4, 5, 6, 7, 8}
     assert sum("," not in record["instruction"] for record in records) / 3000 == pytest.approx(0.4, abs=0.04)
-    cases = [sum(record["input"] == change(record["input"]) for record in records) / 3000
-             for change in (str.capitalize, str.upper)]  # fmt: skip
+    cases = [
+        sum(record["input"] == change(record["input"]) for record in records) / 3000
+        for change in (str.capitalize, str.upper)
+    ]
     assert cases == pytest.approx([0.1, 0.1] if mixed_case else [0, 0], abs=0.025)
 
 

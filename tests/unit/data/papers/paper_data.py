@@ -67,12 +67,14 @@ def xnli_rows(count, offset=0):
     return [
         {
             "premise": {language: f"{language} premise {number + offset}" for language in languages},
-            "hypothesis": {"language": languages,
-                           "translation": [f"{language} hypothesis {number + offset}" for language in languages]},
+            "hypothesis": {
+                "language": languages,
+                "translation": [f"{language} hypothesis {number + offset}" for language in languages],
+            },
             "label": number % 3,
         }
         for number in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def write_xnli(folder, train=60, test=30):
@@ -122,20 +124,41 @@ def commonsense_row(task, number):
     letters, digits = ["A", "B", "C"], ["1", "2", "3"]
     if task in ("arc_challenge", "arc_easy"):
         labels = digits if number % 2 else letters  # the awkward ones among ARC's
-        return {"id": f"{number}", "question": f"{task} question {number}?", "answerKey": labels[1],
-                "choices": {"text": ["one", "two", "three"], "label": labels}}  # fmt: skip
+        return {
+            "id": f"{number}",
+            "question": f"{task} question {number}?",
+            "answerKey": labels[1],
+            "choices": {"text": ["one", "two", "three"], "label": labels},
+        }
     if task == "openbookqa":
-        return {"id": f"{number}", "question_stem": f"stem {number}", "answerKey": "B",
-                "choices": {"text": ["one", "two", "three", "four"], "label": ["A", "B", "C", "D"]}}  # fmt: skip
+        return {
+            "id": f"{number}",
+            "question_stem": f"stem {number}",
+            "answerKey": "B",
+            "choices": {"text": ["one", "two", "three", "four"], "label": ["A", "B", "C", "D"]},
+        }
     return {
         "boolq": {"question": f"is it {number}", "answer": False, "passage": f"passage {number}"},
-        "hellaswag": {"ind": number, "activity_label": "Sailing", "ctx_a": "a", "ctx_b": "b", "ctx": f"start {number}",
-                      "endings": ["w", "x", "y", "z"], "label": "1"},
+        "hellaswag": {
+            "ind": number,
+            "activity_label": "Sailing",
+            "ctx_a": "a",
+            "ctx_b": "b",
+            "ctx": f"start {number}",
+            "endings": ["w", "x", "y", "z"],
+            "label": "1",
+        },
         "piqa": {"goal": f"goal {number}", "sol1": "this", "sol2": "that", "label": 1},
-        "social_i_qa": {"context": f"context {number}.", "question": "why?", "answerA": "a", "answerB": "b",
-                        "answerC": "c", "label": "2"},
+        "social_i_qa": {
+            "context": f"context {number}.",
+            "question": "why?",
+            "answerA": "a",
+            "answerB": "b",
+            "answerC": "c",
+            "label": "2",
+        },
         "winogrande": {"sentence": f"the _ is {number}", "option1": "cup", "option2": "box", "answer": "2"},
-    }[task]  # fmt: skip
+    }[task]
 
 
 def write_commonsense(folder):
@@ -171,11 +194,16 @@ def write_flan(folder):
 
 def sni_task(count, languages=("English",), references=1):
     return {
-        "Definition": ["Say what it is."], "Input_language": list(languages), "Output_language": ["English"],
-        "Categories": ["Naming"], "Positive Examples": [],
-        "Instances": [{"id": f"i{number}", "input": f"input {number}",
-                       "output": [f"output {number}", "or this"][:references]} for number in range(count)],
-    }  # fmt: skip
+        "Definition": ["Say what it is."],
+        "Input_language": list(languages),
+        "Output_language": ["English"],
+        "Categories": ["Naming"],
+        "Positive Examples": [],
+        "Instances": [
+            {"id": f"i{number}", "input": f"input {number}", "output": [f"output {number}", "or this"][:references]}
+            for number in range(count)
+        ],
+    }
 
 
 def write_sni(folder):
@@ -236,20 +264,42 @@ def write_public_texts(folder, count=4):
 
 
 def write_scope(folder):
-    write_lines(folder / "gsm8k" / "main" / "train.jsonl", [
-        {"question": f"how many {number}", "answer": f"count <<1+1=2>>\n#### {number}"} for number in range(40)
-    ])  # fmt: skip
-    categories = ("classification", "closed_qa", "general_qa", "open_qa", "information_extraction", "creative_writing",
-                  "brainstorming", "summarization")  # fmt: skip
-    write_lines(folder / "databricks-dolly-15k" / "databricks-dolly-15k.jsonl", [
-        {"instruction": f"{name} {number}", "context": "about" if number % 2 else "", "response": "r", "category": name}
-        for name in categories for number in range(10)
-    ])  # fmt: skip
+    write_lines(
+        folder / "gsm8k" / "main" / "train.jsonl",
+        [{"question": f"how many {number}", "answer": f"count <<1+1=2>>\n#### {number}"} for number in range(40)],
+    )
+    categories = (
+        "classification",
+        "closed_qa",
+        "general_qa",
+        "open_qa",
+        "information_extraction",
+        "creative_writing",
+        "brainstorming",
+        "summarization",
+    )
+    write_lines(
+        folder / "databricks-dolly-15k" / "databricks-dolly-15k.jsonl",
+        [
+            {
+                "instruction": f"{name} {number}",
+                "context": "about" if number % 2 else "",
+                "response": "r",
+                "category": name,
+            }
+            for name in categories
+            for number in range(10)
+        ],
+    )
     languages = ("Java", "C", "PHP", "C#", "C++", "Python", "Go", "Pascal", "Scala", "COBOL")
-    write_json(folder / "rosetta" / "rosetta_alpaca.json", [
-        {"instruction": f"write {number}", "input": language, "output": f"code {language}"}
-        for language in languages for number in range(10)
-    ])  # fmt: skip
+    write_json(
+        folder / "rosetta" / "rosetta_alpaca.json",
+        [
+            {"instruction": f"write {number}", "input": language, "output": f"code {language}"}
+            for language in languages
+            for number in range(10)
+        ],
+    )
 
 
 # DRAKE and HFLB
@@ -262,10 +312,14 @@ def vqa_rows(part, count, prefix=""):
     picture = f"{prefix}{part.dataset}/images/x.png"
     question = "<image>\nWhich? " + ("" if part.open else "Choice list:[red, blue]. Answer with one of them.")
     return [
-        {"id": number, "image": [picture] if number % 2 else picture, "extra": {"left": "out"},
-         "conversations": [{"from": "human", "value": f"{number} {question}"}, {"from": "gpt", "value": "red"}]}
+        {
+            "id": number,
+            "image": [picture] if number % 2 else picture,
+            "extra": {"left": "out"},
+            "conversations": [{"from": "human", "value": f"{number} {question}"}, {"from": "gpt", "value": "red"}],
+        }
         for number in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def write_parts(root, parts, prefix=""):

@@ -76,16 +76,20 @@ def test_parquet_a_permutation_of_it_and_the_binary_version_are_one_federation(p
 
 
 def test_another_seed_is_another_partition_and_the_same_seed_the_same(parquet):
-    hashes = [build("cifar100-10", None, {"root": str(parquet), **SMALL, "seed": seed}).manifest["partition"]["sha256"]
-              for seed in (42, 42, 52)]  # fmt: skip
+    hashes = [
+        build("cifar100-10", None, {"root": str(parquet), **SMALL, "seed": seed}).manifest["partition"]["sha256"]
+        for seed in (42, 42, 52)
+    ]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_train_and_test_are_divided_alike(tmp_path):
     """Classes of 100 and 100 images by one draw of shares: counts differ by less than rounding does."""
     rng = np.random.default_rng(0)
-    data = {split: (rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 100))
-            for split in ("train", "test")}  # fmt: skip
+    data = {
+        split: (rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 100))
+        for split in ("train", "test")
+    }
     for split in data:
         write_cifar(tmp_path, data, split)
     found = build(
@@ -100,15 +104,19 @@ def test_train_and_test_are_divided_alike(tmp_path):
 def test_validation_is_divided_by_the_shares_of_train_and_test(tmp_path):
     """Largest remainders are within one of the exact count, so shares of n and m images differ by at most 1/n + 1/m."""
     rng = np.random.default_rng(0)
-    data = {split: (rng.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 200))
-            for split in ("train", "test")}  # fmt: skip
+    data = {
+        split: (rng.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.repeat([3, 7], 200))
+        for split in ("train", "test")
+    }
     for split in data:
         write_cifar(tmp_path, data, split)
     arguments = {"root": str(tmp_path), "minimum_train": 1, "minimum_test": 1, "val_fraction": 0.5}
     found = build("cifar100-10", None, arguments)
     for label in (3, 7):
-        counts = {split: np.array([sum(record["label"] == label for record in getattr(one, split))
-                                   for one in found.clients]) for split in ("train", "val", "test")}  # fmt: skip
+        counts = {
+            split: np.array([sum(record["label"] == label for record in getattr(one, split)) for one in found.clients])
+            for split in ("train", "val", "test")
+        }
         for split in ("train", "test"):
             bound = 1 / counts["val"].sum() + 1 / counts[split].sum()
             assert abs(counts["val"] / counts["val"].sum() - counts[split] / counts[split].sum()).max() <= bound
@@ -231,8 +239,9 @@ def test_a_client_of_xnli_draws_train_and_test_from_one_mixture(xnli_defaults):
     folder, _ = xnli_defaults
     for seed in (1, 2):
         found = build("xnli-600", None, {"root": str(folder), "alpha": 0.01, "seed": seed})
-        first = [leading_labels(pool[:6], split)
-                 for pool in (found.clients, found.newcomers) for split in ("train", "test")]  # fmt: skip
+        first = [
+            leading_labels(pool[:6], split) for pool in (found.clients, found.newcomers) for split in ("train", "test")
+        ]
         assert min(shares.min() for _, shares in first) > 0.8
         assert len({tuple(labels) for labels, _ in first}) == 1
         assert len(set(first[0][0])) > 1
@@ -241,10 +250,14 @@ def test_a_client_of_xnli_draws_train_and_test_from_one_mixture(xnli_defaults):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_seed_chooses_the_rows_of_xnlis_pools(xnli_root, split):
     """Of 60 and 30 rows, 20 and 10 are a pool's: no two of these seeds agree on them."""
-    rows = [[frozenset(record["text"].split()[-1] for one in pool for record in getattr(one, split))
-             for pool in (found.clients, found.newcomers)]
-            for seed in (42, 42, 52, 62)
-            for found in [build("xnli-600", None, {"root": str(xnli_root), **TINY, "seed": seed})]]  # fmt: skip
+    rows = [
+        [
+            frozenset(record["text"].split()[-1] for one in pool for record in getattr(one, split))
+            for pool in (found.clients, found.newcomers)
+        ]
+        for seed in (42, 42, 52, 62)
+        for found in [build("xnli-600", None, {"root": str(xnli_root), **TINY, "seed": seed})]
+    ]
     assert rows[0] == rows[1]
     for position in (0, 1):
         assert len({pools[position] for pools in rows}) == 3
@@ -303,8 +316,10 @@ def test_masakhanews_gives_half_of_every_language_to_newcomers(news):
     assert [one.id for one in (*found.clients, *found.newcomers)] == [f"client-{number:03d}" for number in range(96)]
     assert [one.info["language"] for one in found.clients[:4]] == ["amh", "amh", "amh", "eng"]
     for language, position in (("amh", 0), ("yor", 15)):
-        sizes = [sum(len(one.train) for one in pool if one.info["language"] == language)
-                 for pool in (found.clients, found.newcomers)]  # fmt: skip
+        sizes = [
+            sum(len(one.train) for one in pool if one.info["language"] == language)
+            for pool in (found.clients, found.newcomers)
+        ]
         assert sizes == [(24 + 2 * position + 6) // 2] * 2
     texts = [record["text"] for pool in (found.clients, found.newcomers) for one in pool for record in one.train]
     assert len(texts) == len(set(texts)) and any("validation" in text for text in texts)
@@ -315,11 +330,18 @@ def test_the_seed_chooses_the_halves_of_masakhanews(news):
     halves = []
     for seed in (42, 42, 52, 62):
         found = build("masakhanews-320", None, {"root": str(news), "clients": 3, "seed": seed})
-        halves.append({
-            (language, split): frozenset(record["text"] for one in found.clients if one.info["language"] == language
-                                         for record in getattr(one, split))
-            for language in masakhanews.LANGUAGES for split in ("train", "test")
-        })  # fmt: skip
+        halves.append(
+            {
+                (language, split): frozenset(
+                    record["text"]
+                    for one in found.clients
+                    if one.info["language"] == language
+                    for record in getattr(one, split)
+                )
+                for language in masakhanews.LANGUAGES
+                for split in ("train", "test")
+            }
+        )
     assert halves[0] == halves[1]
     for key in halves[0]:
         assert len({one[key] for one in halves}) == 3, key

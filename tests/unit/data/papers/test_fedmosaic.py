@@ -41,16 +41,24 @@ def test_a_client_of_drake_has_its_tasks_in_the_order_of_its_stream(root):
     found = build("drake", None, {"root": str(root)})
     first = found.clients[0]
     assert list(dict.fromkeys(record["task"] for record in first.train)) == [
-        "Fashion200K-0", "MagicBrush-0", "VISION-0", "FashionIQ-0"
-    ]  # fmt: skip
+        "Fashion200K-0",
+        "MagicBrush-0",
+        "VISION-0",
+        "FashionIQ-0",
+    ]
     assert (len(first.train), len(first.val), len(first.test)) == (24, 0, 8)
     record = first.train[0]
     assert record["form"] == "choice" and record["choices"] == ["red", "blue"] and "extra" not in record
     assert record["images"] == [str(root / "Fashion200K" / "images" / "x.png")]
     assert "Choice list:[red, blue]" in record["conversation"][0]["content"]  # the prompt stays as it is
     assert found.manifest["streams"]["client-00"][1] == {
-        "task": "MagicBrush-0", "form": "choice", "metric": None, "train": 6, "val": 0, "test": 2
-    }  # fmt: skip
+        "task": "MagicBrush-0",
+        "form": "choice",
+        "metric": None,
+        "train": 6,
+        "val": 0,
+        "test": 2,
+    }
     assert [one.id for one in found.newcomers] == [part.name for part in DRAKE_NEWCOMERS]
 
 
@@ -58,16 +66,21 @@ def test_open_questions_of_drake_are_scored_by_pooled_f1(root):
     found = build("drake", None, {"root": str(root), "newcomers": False})
     opened = [record for one in found.clients for record in one.test if record["form"] == "open"]
     assert {(record["task"], record["metric"]) for record in opened} == {
-        ("iconqa-2", "token_f1_pooled"), ("iconqa-3", "token_f1_pooled")
-    }  # fmt: skip
+        ("iconqa-2", "token_f1_pooled"),
+        ("iconqa-3", "token_f1_pooled"),
+    }
     assert not found.newcomers
 
 
 @pytest.mark.parametrize(
     ("name", "model_map", "small"),
-    [("drake", "paper", {0, 6, 8, 9}), ("drake", "scenario", {0, 1, 8, 9}),
-     ("hflb", "paper", {0, 1, 2}), ("hflb", "scenario", {0, 1, 5})],
-)  # fmt: skip
+    [
+        ("drake", "paper", {0, 6, 8, 9}),
+        ("drake", "scenario", {0, 1, 8, 9}),
+        ("hflb", "paper", {0, 1, 2}),
+        ("hflb", "scenario", {0, 1, 5}),
+    ],
+)
 def test_models_are_the_papers_or_the_scenarios(root, name, model_map, small):
     found = build(name, None, {"root": str(root), "model_map": model_map})
     assert {at for at, one in enumerate(found.clients) if one.info["size"] == "small"} == small
@@ -95,12 +108,16 @@ def test_paths_may_begin_with_the_name_of_the_authors_root(tmp_path):
     [
         ({"image": "../secret.png"}, r"image .* must be a path below the root"),
         ({"image": "Abstract/images/none.png"}, "is no file in"),
-        ({"conversations": [{"from": "human", "value": "<image> Why?"}, {"from": "gpt", "value": "red"}]},
-         "form is choice, and neither choices nor the first question"),
-        ({"conversations": [{"from": "human", "value": "Choice list:[red, blue]"}, {"from": "gpt", "value": "red"}]},
-         "0 marks <image> for 1 images"),
+        (
+            {"conversations": [{"from": "human", "value": "<image> Why?"}, {"from": "gpt", "value": "red"}]},
+            "form is choice, and neither choices nor the first question",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "Choice list:[red, blue]"}, {"from": "gpt", "value": "red"}]},
+            "0 marks <image> for 1 images",
+        ),
     ],
-)  # fmt: skip
+)
 def test_records_that_contradict_themselves_are_refused_by_file_and_record(tmp_path, change, words):
     part = HFLB[3].parts[0]
     write_parts(tmp_path, [part])
@@ -154,9 +171,14 @@ def test_fed_llm_large_has_52_clients_of_different_tasks(tmp_path):
 def test_public_texts_are_those_without_an_image(tmp_path):
     write_texts(tmp_path, AYA_TOPICS)
     turns = [{"from": "human", "value": " What? "}, {"from": "gpt", "value": "That."}]
-    write_json(tmp_path / "chatbotIT.json", [{"id": 0, "conversations": turns},
-                                             {"id": 1, "image": "a.png", "conversations": turns},
-                                             {"id": 2, "conversations": turns * 2}])  # fmt: skip
+    write_json(
+        tmp_path / "chatbotIT.json",
+        [
+            {"id": 0, "conversations": turns},
+            {"id": 1, "image": "a.png", "conversations": turns},
+            {"id": 2, "conversations": turns * 2},
+        ],
+    )
     found = build("fedaya-8", None, {"root": str(tmp_path), "public": "chatbotIT.json"})
     assert [dict(one) for one in found.public] == [
         {"id": f"public-{number:05d}", "instruction": "What?", "output": "That."} for number in range(2)
@@ -177,8 +199,10 @@ def test_fed_scope_is_made_of_its_sources_with_a_test_of_its_own(scope):
     assert [one.info["size"] for one in found.clients] == ["large", "small", "small", "small", "large"]
     first = [record for record in found.clients[0].train if record["task"] == "gsm8k-0"]
     assert len(first) == 7 and "####" not in first[0]["output"] and "The answer is" in first[0]["output"]
-    counts = {name: sum(record["task"] == name for record in found.clients[3].train)
-              for name in ("java", "c+php", "c#", "c++")}  # fmt: skip
+    counts = {
+        name: sum(record["task"] == name for record in found.clients[3].train)
+        for name in ("java", "c+php", "c#", "c++")
+    }
     assert counts == {"java": 7, "c+php": 17, "c#": 7, "c++": 7}
     for one in found.clients:
         assert len(one.test) == 12 and not {r["id"] for r in one.train} & {r["id"] for r in one.test}

@@ -72,9 +72,21 @@ def papers():
 
 def test_every_benchmark_of_a_paper_is_there():
     assert set(papers()) >= {
-        "cifar100-10", "cifar100-20", "commonsense-8", "commonsense-16", "flan-8", "sni-10", "xnli-600",
-        "masakhanews-320", "fedaya-38", "fedaya-8", "fedscope-5", "fed-llm-large-52", "drake", "hflb",
-    }  # fmt: skip
+        "cifar100-10",
+        "cifar100-20",
+        "commonsense-8",
+        "commonsense-16",
+        "flan-8",
+        "sni-10",
+        "xnli-600",
+        "masakhanews-320",
+        "fedaya-38",
+        "fedaya-8",
+        "fedscope-5",
+        "fed-llm-large-52",
+        "drake",
+        "hflb",
+    }
 
 
 @pytest.mark.parametrize("name", papers())

@@ -69,8 +69,14 @@ def adapters(tmp_path):
                 text = (
                     "the same in both" if task.name == "arc_easy" and number in (0, 1000) else f"{task.name} {number}"
                 )
-                rows.append({"instruction": f"Please choose: {text}\n\nAnswer format: {'/'.join(names)}", "input": "",
-                             "output": f"the correct answer is {names[1]}", "answer": names[1]})  # fmt: skip
+                rows.append(
+                    {
+                        "instruction": f"Please choose: {text}\n\nAnswer format: {'/'.join(names)}",
+                        "input": "",
+                        "output": f"the correct answer is {names[1]}",
+                        "answer": names[1],
+                    }
+                )
             write_json(folder / f"{split}.json", rows)
     return tmp_path
 
@@ -187,11 +193,11 @@ def test_answers_may_be_names_alone(commonsense):
         ("hellaswag", {"label": ""}, 'label must be one of "0", "1", "2", "3", got ""'),
         ("winogrande", {"answer": ""}, 'answer must be one of "1", "2", got ""'),
         ("winogrande", {"sentence": "no gap"}, "sentence must have one gap _"),
-        ("boolq", {"answer": 1}, 'answer must be one of true, false, got 1'),
+        ("boolq", {"answer": 1}, "answer must be one of true, false, got 1"),
         ("openbookqa", {"answerKey": "E"}, 'answerKey must be one of "A", "B", "C", "D", got "E"'),
         ("arc_easy", {"choices": ["a", "b"]}, "choices must be {text: .*}, got"),
     ],
-)  # fmt: skip
+)
 def test_rows_without_a_usable_answer_are_refused_by_line(commonsense, tmp_path, task, change, words):
     import shutil
 
@@ -256,10 +262,14 @@ def feddpa_files(folder, tasks):
             {"instruction": f"{task} {number}", "output": "x", "task": task, "category": "c"} for number in range(20)
         ]
         write_json(folder / f"local_training_{index}.json", rows)
-    write_lines(folder / "flan_test.jsonl", [
-        {"instruction": f"{task} test {number}", "output": "x", "task": task, "category": "c"}
-        for task in tasks for number in range(3)
-    ])  # fmt: skip
+    write_lines(
+        folder / "flan_test.jsonl",
+        [
+            {"instruction": f"{task} test {number}", "output": "x", "task": task, "category": "c"}
+            for task in tasks
+            for number in range(3)
+        ],
+    )
 
 
 def test_feddpas_sets_are_told_apart_by_their_tasks(tmp_path):
@@ -377,16 +387,22 @@ def test_a_scenario_file_names_what_is_wrong_with_it(tmp_path):
 
 def test_a_run_on_aya_leaves_long_prompts_out_and_counts_wins_by_what_the_recipe_names(tmp_path):
     save_llama(tmp_path / "llama", max_position_embeddings=256)
-    spoken = {key: [{**row, "language": ("en", "fr")[number % 2]} for row in rows]
-              for number, (key, rows) in enumerate(aya_clients().items())}  # fmt: skip
+    spoken = {
+        key: [{**row, "language": ("en", "fr")[number % 2]} for row in rows]
+        for number, (key, rows) in enumerate(aya_clients().items())
+    }
     write_json(tmp_path / "aya_38c_25k.json", spoken)
     measured, counted = ["rougeL", "rouge1", "rougeL_unicode", "meteor_exact_stem"], ["rougeL", "rouge1"]
     values = {
-        "benchmark": {"name": "fedaya-38", "root": str(tmp_path)}, "method": "fedit", "baselines": ["local"],
+        "benchmark": {"name": "fedaya-38", "root": str(tmp_path)},
+        "method": "fedit",
+        "baselines": ["local"],
         "model": {"id": str(tmp_path / "llama"), "max_length": 256, "long_prompts": "drop"},
-        "limit": {"clients": 3, "records": 2, "rounds": 1}, "train": {"max_steps": 1}, "report": {"plots": False},
+        "limit": {"clients": 3, "records": 2, "rounds": 1},
+        "train": {"max_steps": 1},
+        "report": {"plots": False},
         "evaluate": {"metrics": measured, "wins": counted, "max_new_tokens": 1, "newcomers": False},
-    }  # fmt: skip
+    }
     results = run(load_experiment(values), out=tmp_path / "run").results
     assert results["left_out"] == {"records": 0, "of": 6, "clients": {}}
     found = results["groups"]["language"]

@@ -28,7 +28,7 @@ class Kept:
 
 def score(client, value, metric="accuracy"):
     return {"kind": "score", "stage": "federate", "round": 1, "client": client, "split": "test", "metric": metric,
-            "value": value, "examples": 5}  # fmt: skip
+            "value": value, "examples": 5}
 
 
 def train(client, loss, number=1):
@@ -113,7 +113,7 @@ CONFIG = {
     "name": "tracked", "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "fedit",
     "baselines": ["local"], "train": {"max_steps": 1, "batch_size": 4}, "federation": {"rounds": 3},
     "evaluate": {"every": 1}, "report": {"plots": False},
-}  # fmt: skip
+}
 
 
 def test_tensorboard_has_every_round_of_the_method_and_its_baseline(tmp_path):

@@ -34,8 +34,13 @@ def test_a_finer_partition_has_a_smaller_trace_and_the_client_weight_is_the_runs
     done = ablate("potara-granularity", CONFIG, out=root)
     for correlation in (True, False):
         rows = {row["granularity"]: row for row in of(done) if row["correlation"] is correlation}
-        for coarse, fine in (("client", "factor"), ("client", "layer"), ("factor", "tensor"), ("layer", "tensor"),
-                             ("tensor", "coordinate")):  # fmt: skip
+        for coarse, fine in (
+            ("client", "factor"),
+            ("client", "layer"),
+            ("factor", "tensor"),
+            ("layer", "tensor"),
+            ("tensor", "coordinate"),
+        ):
             assert rows[fine]["trace"] <= rows[coarse]["trace"] * (1 + 1e-9)
         assert rows["coordinate"]["trace"] < rows["client"]["trace"] <= 1
     with_correlation = next(row for row in of(done) if row["granularity"] == "client" and row["correlation"])
@@ -49,8 +54,10 @@ def test_the_trace_of_single_coordinates_is_the_sum_of_their_own_minima() -> Non
     fed, local, cross = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 2, 4], [3.0, 2, 1], [0.0, 2, 1]))
     found = coordinate_trace(Variances({"x/A": (0, 3)}, fed, local, cross, {}))
     assert found == pytest.approx(3.75, rel=1e-12)
-    each = [merged_trace(a, b, c, closed_form_weight(a, b, c)[0])
-            for a, b, c in zip(fed.tolist(), local.tolist(), cross.tolist(), strict=True)]  # fmt: skip
+    each = [
+        merged_trace(a, b, c, closed_form_weight(a, b, c)[0])
+        for a, b, c in zip(fed.tolist(), local.tolist(), cross.tolist(), strict=True)
+    ]
     assert found == pytest.approx(sum(each), rel=1e-12)
 
 

@@ -37,12 +37,22 @@ def call(*words: object) -> Any:
         ("potara-weight-sweep", {}, {"step": 0.3}, None, "ablation.step: must divide 1"),
         ("potara-damping", {}, {}, [1, 1], "--seeds: must be different whole numbers"),
         ("potara-damping", {"evaluate": {"split": "val"}}, {}, None, "evaluate.split: ablations score on test"),
-        ("potara-granularity", {"method": {**CONFIG["method"], "estimate_space": "product"}}, {}, None,
-         "sets granularity: coordinate, and then method.granularity"),
-        ("potara-merge-space", {"method": {**CONFIG["method"], "granularity": "tensor"}}, {}, None,
-         "sets merge_space: product, and then"),
+        (
+            "potara-granularity",
+            {"method": {**CONFIG["method"], "estimate_space": "product"}},
+            {},
+            None,
+            "sets granularity: coordinate, and then method.granularity",
+        ),
+        (
+            "potara-merge-space",
+            {"method": {**CONFIG["method"], "granularity": "tensor"}},
+            {},
+            None,
+            "sets merge_space: product, and then",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_refused_before_training(
     name: str, change: dict[str, Any], options: dict[str, Any], seeds: list[int] | None, message: str, tmp_path: Path
 ) -> None:
@@ -71,11 +81,13 @@ def test_the_grid_search_needs_validation_examples_and_the_sweep_goes_without(tm
             (tmp_path / f"{name}-{split}.jsonl").write_text("\n".join(lines))
     clients = {name: {split: f"{tmp_path}/{name}-{split}.jsonl" for split in ("train", "test")} for name in ("a", "b")}
     config = {
-        "name": "files", "model": {"id": str(model)},
+        "name": "files",
+        "model": {"id": str(model)},
         "data": {"task": "text-classification", "clients": clients, "val_fraction": 0.0},
         "method": {"name": "potara", "rank": 2, "rounds_local": 1, "samples": 4},
-        "train": {"max_steps": 1, "batch_size": 4}, "federation": {"rounds": 1},
-    }  # fmt: skip
+        "train": {"max_steps": 1, "batch_size": 4},
+        "federation": {"rounds": 1},
+    }
     with pytest.raises(ConfigError, match="needs val examples at every client; a has none"):
         ablate("potara-grid-search", config, out=tmp_path / "out")
     done = ablate("potara-weight-sweep", config, out=tmp_path / "out", options={"step": 1.0})

@@ -38,14 +38,32 @@ B: list[Values] = [
 
 def cell(seed: int, values: Values, headline: str, newcomers: Values | None = None) -> Scores:
     def rows(of: Values) -> dict[str, dict[str, Any]]:
-        return {client: {"examples": size, "info": {"language": language},
-                         **{name: numbers[index] for name, numbers in of.items() if numbers[index] is not None}}
-                for index, (client, (language, size)) in enumerate(CLIENTS.items())}  # fmt: skip
+        return {
+            client: {
+                "examples": size,
+                "info": {"language": language},
+                **{name: numbers[index] for name, numbers in of.items() if numbers[index] is not None},
+            }
+            for index, (client, (language, size)) in enumerate(CLIENTS.items())
+        }
 
     sizes = {client: size for client, (_, size) in CLIENTS.items()}
     scores = dict(zip(CLIENTS, values[headline], strict=True))
-    return Scores(seed, f"runs/x-s{seed}", headline, "test", scores, sizes, 0, 0, 1.0, 1.0, f"data {seed}",
-                  rows=rows(values), newcomers=rows(newcomers) if newcomers else {})  # fmt: skip
+    return Scores(
+        seed,
+        f"runs/x-s{seed}",
+        headline,
+        "test",
+        scores,
+        sizes,
+        0,
+        0,
+        1.0,
+        1.0,
+        f"data {seed}",
+        rows=rows(values),
+        newcomers=rows(newcomers) if newcomers else {},
+    )
 
 
 def made(
@@ -104,8 +122,9 @@ def test_newcomers_have_a_table_of_their_own() -> None:
     newcomers: Values = {"rougeL": [0.5] * 4, "rouge1": [0.1, 0.2, 0.3, 0.4]}
     results = made(newcomers=newcomers)
     assert [(one["pool"], one["metrics"]) for one in results["other_metrics"]] == [
-        ("clients", ["rouge1", "exact_match"]), ("newcomers", ["rouge1"])
-    ]  # fmt: skip
+        ("clients", ["rouge1", "exact_match"]),
+        ("newcomers", ["rouge1"]),
+    ]
     assert table_of(results, "Other metrics, newcomers")[1] == [["A", "25.0% ± 0.0"], ["B_1", "25.0% ± 0.0"]]
     assert table_of(results, "Other metrics")[1][0][1] == "45.0% ± 7.1"
     assert r"\label{tab:other-metrics-newcomers}" in render_latex(results)
@@ -147,8 +166,11 @@ def test_a_groups_score_in_a_further_metric_is_over_its_examples_and_who_is_ahea
     assert table_of(results, "Scores by language")[0] == ["language", "test examples", "A", "B_1", "best"]
     headers, rows = table_of(results, "Scores by language, rouge1")
     assert headers == ["language", "test examples", "A", "B_1", "ahead"]
-    assert rows == [["ar", "40", "60.0% ± 14.1", "68.8% ± 12.4", "B_1"], ["bg", "40", "40.0% ± 0.0",
-                    "40.0% ± 0.0", "tie of 2"], ["mean", "", "50.0% ± 7.1", "54.4% ± 6.2", ""]]  # fmt: skip
+    assert rows == [
+        ["ar", "40", "60.0% ± 14.1", "68.8% ± 12.4", "B_1"],
+        ["bg", "40", "40.0% ± 0.0", "40.0% ± 0.0", "tie of 2"],
+        ["mean", "", "50.0% ± 7.1", "54.4% ± 6.2", ""],
+    ]
     latex = render_latex(results)
     assert r"ar & 60.0 $\pm$ 14.1 & \textbf{68.8} $\pm$ 12.4 \\" in latex and r"ahead & 0 & 1 \\" in latex
     assert r"\label{tab:wins-1}" in latex and r"\label{tab:wins-1-exact_match}" in latex
@@ -194,8 +216,13 @@ def test_a_count_of_wins_follows_from_what_is_written(wins: list[str] | None, by
     assert at["wins"] == {"A": 0, "B_1": 2 if wins is None else 1}  # rouge1 is a tie in Bulgarian
 
     scored = {"rougeL": at, **at["other_metrics"]}
-    in_json = {group: {run: {name: scored[name]["groups"][group]["scores"][run]["mean"] for name in counted}
-                       for run in ("A", "B_1")} for group in at["groups"]}  # fmt: skip
+    in_json = {
+        group: {
+            run: {name: scored[name]["groups"][group]["scores"][run]["mean"] for name in counted}
+            for run in ("A", "B_1")
+        }
+        for group in at["groups"]
+    }
     assert counted_again(in_json, counted) == again
 
 
@@ -251,12 +278,31 @@ def test_one_metric_leaves_a_comparison_as_it_was() -> None:
     assert list(one["at"][""]) == ["seeds", "runs", "groups", "mean", "wins", "nobody"]
     assert list(client_rows(results)[0]) == ["run", "method", "seed", "client", "rougeL", "examples", "folder"]
     assert [one.title for one in all_tables(results)] == [
-        "Wins by language", "All runs", "Differences from A", "Cost", "Scores by language", "Clients"
-    ]  # fmt: skip
+        "Wins by language",
+        "All runs",
+        "Differences from A",
+        "Cost",
+        "Scores by language",
+        "Clients",
+    ]
     assert render_latex(results).count(r"\begin{table}") == 4
     rows = win_rows(results)
     assert len(rows) == 4 and {row["metric"] for row in rows} == {"rougeL"}
     assert list(rows[0]) == [
-        "pool", "setup", "by", "group", "budget", "method", "run", "mean", "sd", "population_sd", "n", "best", "tied",
-        "clients", "examples", "metric",
-    ]  # fmt: skip
+        "pool",
+        "setup",
+        "by",
+        "group",
+        "budget",
+        "method",
+        "run",
+        "mean",
+        "sd",
+        "population_sd",
+        "n",
+        "best",
+        "tied",
+        "clients",
+        "examples",
+        "metric",
+    ]

@@ -82,8 +82,20 @@ def test_time_left_is_shared_by_the_jobs_and_what_was_done_before_takes_none(clo
     progress({"kind": "cell_started", "cell": 2})
     progress({"kind": "run_started", "cell": 2, "stages": STAGES, "clients": 3})
     clock.now = 4.0
-    progress({"kind": "round", "cell": 2, "stage": "federate", "round": 5, "rounds": 10, "clients": 3, "failed": 0,
-              "loss": 1.0, "bytes_up": 0, "bytes_down": 0})  # fmt: skip
+    progress(
+        {
+            "kind": "round",
+            "cell": 2,
+            "stage": "federate",
+            "round": 5,
+            "rounds": 10,
+            "clients": 3,
+            "failed": 0,
+            "loss": 1.0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+        }
+    )
     assert progress.left() == pytest.approx((4.0 + 8.0) / 2)
 
 

@@ -48,9 +48,7 @@ def grid(**change: Any) -> dict[str, Any]:
 
 def test_every_run_has_a_cell_for_each_seed_seed_by_seed() -> None:
     made = plan()
-    assert [(cell.label, cell.seed) for cell in made.cells] == [
-        ("Alone", 3), ("FedIT", 3), ("Alone", 5), ("FedIT", 5)
-    ]  # fmt: skip
+    assert [(cell.label, cell.seed) for cell in made.cells] == [("Alone", 3), ("FedIT", 3), ("Alone", 5), ("FedIT", 5)]
     first = made.cells[0].experiment
     assert (first.federation.seed, first.method["rank"], first.baselines) == (3, 2, [])
     assert first.benchmark is not None and first.benchmark.arguments["seed"] == 3  # a new partition too
@@ -93,16 +91,22 @@ def test_rows_and_columns_can_be_several_axes() -> None:
 
 def test_equal_settings_are_one_run_whatever_they_are_called() -> None:
     """An explicit default and a missing key are the same setting, in blocks of the method as well."""
-    again = {"axes": {"merge": {"mean": {"method.merge.scale": 1.0}}, "guide": {"from it": {"method.guide": "hard"}}},
-             "method": GRID["method"]}  # fmt: skip
+    again = {
+        "axes": {"merge": {"mean": {"method.merge.scale": 1.0}}, "guide": {"from it": {"method.guide": "hard"}}},
+        "method": GRID["method"],
+    }
     made = plan({"runs": {}, "grids": {"g": GRID, "h": again}})
     assert len(made.runs) == 4
     assert made.tables[1].runs == {(0, 0): "FedAvg · hard"}
 
 
 def test_single_combinations_can_be_left_out_or_changed() -> None:
-    made = plan(grid(exclude=[{"when": {"merge": "TIES", "guide": "own"}, "because": "nobody asked"}],
-                     also=[{"when": {"merge": "TIES"}, "set": {"method.merge.density": 0.5}}]))  # fmt: skip
+    made = plan(
+        grid(
+            exclude=[{"when": {"merge": "TIES", "guide": "own"}, "because": "nobody asked"}],
+            also=[{"when": {"merge": "TIES"}, "set": {"method.merge.density": 0.5}}],
+        )
+    )
     (table,) = made.tables
     assert table.reasons == {(1, 1): "nobody asked"}
     densities = {run.label: run.cells[0].experiment.method["merge"]["density"] for run in made.runs}
@@ -132,10 +136,15 @@ def test_a_choice_that_is_refused_in_every_combination_is_a_mistake_all_the_same
 
 
 def test_all_mistakes_of_a_recipe_are_named_at_once() -> None:
-    found = problems({
-        "recipe": {"titel": "x"}, "seeds": [1, 1], "basis": {}, "runs": {"A": {"metod": "fedit"}, "B": 3},
-        "grids": {"g": {"axes": {"a": {"x": 1}, "b": 2}, "refused": "never"}},
-    })  # fmt: skip
+    found = problems(
+        {
+            "recipe": {"titel": "x"},
+            "seeds": [1, 1],
+            "basis": {},
+            "runs": {"A": {"metod": "fedit"}, "B": 3},
+            "grids": {"g": {"axes": {"a": {"x": 1}, "b": 2}, "refused": "never"}},
+        }
+    )
     text = "\n".join(found)
     for part in (
         "basis: unknown key for a recipe. Did you mean: base?",
@@ -204,8 +213,12 @@ def test_a_base_by_path_counts_its_paths_from_its_own_folder(tmp_path: Path) -> 
         read_recipe(recipe)
 
 
-CONFIG = {"name": "mine", **BASE, "method": {"name": "potara", "rank": 2, "alpha": 6, "rounds_local": 3},
-          "baselines": ["local", {"name": "fedit", "rank": 3}]}  # fmt: skip
+CONFIG = {
+    "name": "mine",
+    **BASE,
+    "method": {"name": "potara", "rank": 2, "alpha": 6, "rounds_local": 3},
+    "baselines": ["local", {"name": "fedit", "rank": 3}],
+}
 
 
 def test_methods_of_a_recipe_are_its_runs_of_these_beside_the_reference() -> None:
@@ -227,8 +240,10 @@ def test_tables_of_a_recipe_keep_the_rows_and_columns_that_have_runs_of_the_meth
         "method": {"Ditto": {"method": "ditto"}, "FedIT": {"method": "fedit"}, "FedSA": {"method": "fedsa"}},
         "lr": {"low": {"train.lr": 0.1}, "middle": {"train.lr": 0.2}, "high": {"train.lr": 0.3}},
     }
-    excluded = [{"when": {"method": "FedIT", "lr": "middle"}, "because": "it diverges"},
-                {"when": {"method": "FedIT", "lr": "high"}, "because": "it hangs"}]  # fmt: skip
+    excluded = [
+        {"when": {"method": "FedIT", "lr": "middle"}, "because": "it diverges"},
+        {"when": {"method": "FedIT", "lr": "high"}, "because": "it hangs"},
+    ]
     numbers = {"Ditto": {"low": 1.0}, "FedIT": {"low": 2.0, "high": 3.0}, "FedSA": {"low": 4.0, "high": 5.0}}
     one = {"axes": axes, "rows": ["method"], "columns": ["lr"], "exclude": excluded, "paper": numbers}
     ditto = {"axes": {"lr": axes["lr"]}, "method": {"name": "ditto", "rank": 2}}
@@ -298,8 +313,10 @@ def test_a_later_run_of_a_method_is_looked_at_by_itself(asked: dict[str, Any], t
 
 
 def test_the_recipe_on_two_bases_uses_the_cells_of_the_one_without() -> None:
-    one, more = (make_plan(ROOT / "recipes" / "offline" / f"{name}.yaml", seeds=[0])
-                 for name in ("names-p2eft", "names-p2eft-bases"))  # fmt: skip
+    one, more = (
+        make_plan(ROOT / "recipes" / "offline" / f"{name}.yaml", seeds=[0])
+        for name in ("names-p2eft", "names-p2eft-bases")
+    )
     new = [cell.experiment.method for cell in more.cells if cell.key not in {cell.key for cell in one.cells}]
     assert len(more.cells) == len(one.cells) + len(new)
     assert {method["base"]["name"] for method in new} == {"fedit"}

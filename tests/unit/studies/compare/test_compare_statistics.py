@@ -62,8 +62,10 @@ def test_a_difference_of_that_reach_is_just_found(n: int) -> None:
 def test_signed_ranks_by_counting_all_signs() -> None:
     """Exact p: the share of all 2^7 sign patterns whose smaller rank sum is at most the observed one."""
     differences = [0.1, -0.2, 0.3, 0.4, 0.5, 0.6, 0.7]  # the negative one has rank 2
-    sums = [sum(rank for rank, sign in zip(range(1, 8), signs, strict=True) if sign < 0)
-            for signs in itertools.product((-1, 1), repeat=7)]  # fmt: skip
+    sums = [
+        sum(rank for rank, sign in zip(range(1, 8), signs, strict=True) if sign < 0)
+        for signs in itertools.product((-1, 1), repeat=7)
+    ]
     extreme = sum(min(total, 28 - total) <= 2 for total in sums) / 2**7
     found = signed_ranks(differences)
     assert (found.better, found.ties, found.worse, found.n) == (6, 0, 1, 7)

@@ -49,8 +49,20 @@ RECIPE: dict[str, Any] = {
 def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) -> Scores:
     clients = {f"c{index}": value for index, value in enumerate(values)}
     curve = [{"round": 1, "mean": 0.5, "bytes_up": 1, "bytes_down": 1}]
-    made = Scores(seed, f"runs/x-s{seed}", "accuracy", "test", clients, dict.fromkeys(clients, 10), sent, 2 * sent,
-                  60.0, 25.0, f"data {seed}", curve)  # fmt: skip
+    made = Scores(
+        seed,
+        f"runs/x-s{seed}",
+        "accuracy",
+        "test",
+        clients,
+        dict.fromkeys(clients, 10),
+        sent,
+        2 * sent,
+        60.0,
+        25.0,
+        f"data {seed}",
+        curve,
+    )
     return replace(made, **change)
 
 
@@ -194,8 +206,11 @@ def test_markdown_and_html_escape_what_comes_from_outside(plan: Plan) -> None:
 
 def test_plots_show_every_run_and_every_client(plan: Plan) -> None:
     plots = plots_of(made(plan))
-    assert [plot.title for plot in plots] == ["Accuracy of every run", "Accuracy against communication",
-                                              "Gain of every client over Alone"]  # fmt: skip
+    assert [plot.title for plot in plots] == [
+        "Accuracy of every run",
+        "Accuracy against communication",
+        "Gain of every client over Alone",
+    ]
     for plot in plots[:2]:
         assert all(label in plot.svg for label in ("Alone", "Fed_IT", "Ditto · low"))
     # Fed_IT minus Alone at c0: +.1 and +.1, at c1: 0 and -.1, at c2: +.2 and 0
@@ -205,8 +220,10 @@ def test_plots_show_every_run_and_every_client(plan: Plan) -> None:
 def test_many_clients_are_drawn_as_distributions(plan: Plan) -> None:
     values: list[float | None] = [0.5 + index / 100 for index in range(30)]
     higher: list[float | None] = [0.6 + index / 200 for index in range(30)]
-    change = {label: [scores(0, one), scores(1, one)]
-              for label, one in {"Alone": values, "Fed_IT": higher, "Ditto · low": values}.items()}  # fmt: skip
+    change = {
+        label: [scores(0, one), scores(1, one)]
+        for label, one in {"Alone": values, "Fed_IT": higher, "Ditto · low": values}.items()
+    }
     assert "the middle half" in plots_of(made(plan, change))[-1].note
 
 
@@ -251,15 +268,24 @@ def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None
 def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
     rows = list(csv.DictReader(io.StringIO(rows_as_csv(client_rows(made(plan))))))
     assert len(rows) == 3 * 2 * 3
-    assert rows[5] == {"run": "Alone", "method": "local", "seed": "1", "client": "c2", "accuracy": "0.8",
-                       "examples": "10", "folder": "runs/x-s1"}  # fmt: skip
+    assert rows[5] == {
+        "run": "Alone",
+        "method": "local",
+        "seed": "1",
+        "client": "c2",
+        "accuracy": "0.8",
+        "examples": "10",
+        "folder": "runs/x-s1",
+    }
 
 
 BESIDE = {
-    "Alone": [{"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},
-              {"others_last": 0.35, "self_auc": 0.6, "newcomers": 0.5}],
+    "Alone": [
+        {"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},
+        {"others_last": 0.35, "self_auc": 0.6, "newcomers": 0.5},
+    ],
     "Fed_IT": [{"others_last": 0.5, "self_auc": 0.6}, {"others_last": 0.7, "self_auc": 0.8}],
-}  # fmt: skip
+}
 
 
 def with_beside(plan: Plan, **change: Any) -> dict[str, Any]:

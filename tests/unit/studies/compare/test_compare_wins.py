@@ -46,18 +46,34 @@ CLIENTS = {"ar-0": ("ar", 10), "ar-1": ("ar", 30), "bg-0": ("bg", 20)}
 def rows(values: Mapping[str, list[float | None]]) -> dict[str, dict[str, Any]]:
     """A row for each client, from its values by metric."""
     return {
-        client: {"examples": examples, "info": {"language": language},
-                 **{metric: of[index] for metric, of in values.items()}}
+        client: {
+            "examples": examples,
+            "info": {"language": language},
+            **{metric: of[index] for metric, of in values.items()},
+        }
         for index, (client, (language, examples)) in enumerate(CLIENTS.items())
-    }  # fmt: skip
+    }
 
 
 def cell(seed: int, values: Mapping[str, list[float | None]], newcomers: Any = None) -> Scores:
     made = rows(values)
     headline = {client: row["accuracy"] for client, row in made.items()}
     sizes = {client: row["examples"] for client, row in made.items()}
-    return Scores(seed, f"runs/x-s{seed}", "accuracy", "test", headline, sizes, 0, 0, 1.0, 1.0, f"data {seed}",
-                  rows=made, newcomers=rows(newcomers) if newcomers else {})  # fmt: skip
+    return Scores(
+        seed,
+        f"runs/x-s{seed}",
+        "accuracy",
+        "test",
+        headline,
+        sizes,
+        0,
+        0,
+        1.0,
+        1.0,
+        f"data {seed}",
+        rows=made,
+        newcomers=rows(newcomers) if newcomers else {},
+    )
 
 
 def one_budget(*seeds: list[float | None]) -> list[Scores]:
@@ -65,8 +81,14 @@ def one_budget(*seeds: list[float | None]) -> list[Scores]:
 
 
 def two_budgets(*seeds: tuple[list[float | None], list[float | None]]) -> list[Scores]:
-    return [cell(seed, {"accuracy": two, "accuracy r2": two, "accuracy r4": four}, {"accuracy": two, "accuracy r2": two,
-                 "accuracy r4": four}) for seed, (two, four) in enumerate(seeds)]  # fmt: skip
+    return [
+        cell(
+            seed,
+            {"accuracy": two, "accuracy r2": two, "accuracy r4": four},
+            {"accuracy": two, "accuracy r2": two, "accuracy r4": four},
+        )
+        for seed, (two, four) in enumerate(seeds)
+    ]
 
 
 CELLS = {
@@ -156,9 +178,11 @@ def test_bases_of_one_name_are_apart_only_where_a_method_has_several() -> None:
 
     assert setups() == [("", ["A", "B"])]
     other = {"method": {"name": "lora", "rank": 2, "base": {"name": "fedavg", "lr_scale": 0.3}}}
-    assert setups(C=other) == [("on FedAvg, all weights, base.lr_scale=0.1", ["A"]),
-                               ("on FedAvg, all weights, base.lr_scale=0.05", ["B"]),
-                               ("on FedAvg, all weights, base.lr_scale=0.3", ["C"])]  # fmt: skip
+    assert setups(C=other) == [
+        ("on FedAvg, all weights, base.lr_scale=0.1", ["A"]),
+        ("on FedAvg, all weights, base.lr_scale=0.05", ["B"]),
+        ("on FedAvg, all weights, base.lr_scale=0.3", ["C"]),
+    ]
 
 
 def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_were_measured_there() -> None:
@@ -172,8 +196,10 @@ def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_we
         cells = [replace(cell(0, {**alike, **own}), metric="rougeL") for own in ({}, more)]
         (one,) = wins_of([Finished(run, (found,)) for run, found in zip(plan.runs, cells, strict=True)])
         assert one["at"]["r4"]["groups"]["ar"]["best"] == best and len(one["metrics"]) == (3 if best == "B" else 1)
-        others = {name: {run: score["mean"] for run, score in found["groups"]["ar"]["scores"].items()}
-                  for name, found in one["at"]["r4"].get("other_metrics", {}).items()}  # fmt: skip
+        others = {
+            name: {run: score["mean"] for run, score in found["groups"]["ar"]["scores"].items()}
+            for name, found in one["at"]["r4"].get("other_metrics", {}).items()
+        }
         at_four = {"A": pytest.approx(0.5), "B": pytest.approx(0.6)}
         assert others == ({"rouge1": at_four, "exact_match": at_four} if best == "B" else {})
 
@@ -183,8 +209,10 @@ def test_only_the_metrics_that_count_decide_a_win() -> None:
     measured = ["rougeL", "rouge1", "rougeL_unicode", "exact_match"]
     counted = ["exact_match", "rouge1", "rougeL"]
     runs = {"A": {"method": {"name": "lora", "rank": 2}}, "B": {"method": {"name": "adalora", "rank": 2}}}
-    a, b = ({"accuracy": [0.5] * 3, **{name: [value] * 3 for name, value in zip(measured, of, strict=True)}}
-            for of in ((0.5, 0.5, 0.5, 0.5), (0.4, 0.6, 0.4, 0.6)))  # fmt: skip
+    a, b = (
+        {"accuracy": [0.5] * 3, **{name: [value] * 3 for name, value in zip(measured, of, strict=True)}}
+        for of in ((0.5, 0.5, 0.5, 0.5), (0.4, 0.6, 0.4, 0.6))
+    )
     for wins, best in ((counted, "B"), (None, None)):
         base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": measured, "wins": wins}}
         plan = make_plan({**RECIPE, "base": base, "runs": runs, "seeds": [0]})
@@ -246,8 +274,11 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
     assert [one.title for one in screen_tables(results)] == titles[:-3]
     wins = next(one.table for one in all_tables(results) if one.title == "Wins by language")
     assert wins[0] == ["method", "setup", "r 2", "r 4", "all"]
-    assert wins[1][:3] == [["Plain", "without a base", "1", "2", "3"], ["Several", "without a base", "0", "0", "0"],
-                           ["nobody", "without a base", "1", "0", "1"]]  # fmt: skip
+    assert wins[1][:3] == [
+        ["Plain", "without a base", "1", "2", "3"],
+        ["Several", "without a base", "0", "0", "0"],
+        ["nobody", "without a base", "1", "0", "1"],
+    ]
     groups = next(one.table for one in all_tables(results) if one.title == "Scores by language, without a base")
     assert groups[1][0] == ["r 2", "ar", "40", "50.0% ± 0.0", "30.0% ± 0.0", "Plain"]
     assert groups[1][1][-1] == "tie of 2" and groups[1][2][:2] == ["r 2", "mean"]
@@ -270,8 +301,10 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
 def test_many_methods_in_few_groups_are_rows() -> None:
     runs = {f"M{index}": {"method": {"name": "local"}, "set": {"train.lr": 0.1 + index}} for index in range(9)}
     plan = make_plan({**RECIPE, "runs": runs})
-    found = [Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
-             for index, run in enumerate(plan.runs)]  # fmt: skip
+    found = [
+        Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
+        for index, run in enumerate(plan.runs)
+    ]
     table = next(one.table for one in all_tables(summarise(plan, found, [])) if one.title == "Scores by language")
     assert table[0] == ["method", "ar", "bg", "mean", "wins"] and table[1][-1] == ["best", "M8", "M8", "", ""]
     assert table[1][8] == ["M8", "80.0% ± 0.0", "80.0% ± 0.0", "80.0% ± 0.0", "2"]

@@ -64,9 +64,16 @@ class Settings:
     def of(cls, experiment: Experiment) -> Settings:
         train, adapter, method = experiment.train, experiment.adapter, experiment.method
         return cls(
-            experiment.model.id, method["rank"], method["alpha"], train.lr, train.batch_size, adapter.dropout,
-            tuple(adapter.targets or ()), (train.schedule, train.schedule_over), experiment.federation.cohort,
-        )  # fmt: skip
+            experiment.model.id,
+            method["rank"],
+            method["alpha"],
+            train.lr,
+            train.batch_size,
+            adapter.dropout,
+            tuple(adapter.targets or ()),
+            (train.schedule, train.schedule_over),
+            experiment.federation.cohort,
+        )
 
 
 # Potara: its specification, section 6.1, where rank, alpha, optimiser, schedule and seeds are [D].
@@ -178,9 +185,18 @@ VL_1B, VL_3B = "thkim0305/llama3.2_1B_vl", "thkim0305/llama3.2_3B_vl"
 COSINE = ("cosine", "round")  # the text says constant, the code of the text-only benchmarks does this [C]
 MOSAIC_SEEDS = (1, 2, 3)  # three, of which the code's example is 1
 STEPS = {  # of 100 of training alone, as the released code has them [C]
-    "local": 100, "fedit": 100, "feddpa": 50, "fedsim": 75, "takfl": 75, "fedmkt": 60, "ditto": 50, "perada": 50,
-    "feddat": 43, "fedmosaic": 94, "rela": 94,
-}  # fmt: skip
+    "local": 100,
+    "fedit": 100,
+    "feddpa": 50,
+    "fedsim": 75,
+    "takfl": 75,
+    "fedmkt": 60,
+    "ditto": 50,
+    "perada": 50,
+    "feddat": 43,
+    "fedmosaic": 94,
+    "rela": 94,
+}
 
 
 @dataclass(frozen=True)
@@ -199,16 +215,24 @@ VISION = Mosaic(Settings(VL_3B, 128, 256, 2e-5, 4, 0.0, LINEAR), VL_1B, 5e-5, 20
 LLAMA = "meta-llama/Llama-3.{}B-Instruct"
 TEXT = Settings(LLAMA.format("2-3"), 16, 32, 3e-4, 4, 0.0, LINEAR, COSINE)
 MOSAIC = {
-    **{f"fedmosaic/{name}": VISION for name in (
-        "drake-assignment", "drake-dynamic", "drake-frozen-model", "drake-mixing", "drake-static", "hflb-dynamic",
-        "hflb-static",
-    )},
+    **{
+        f"fedmosaic/{name}": VISION
+        for name in (
+            "drake-assignment",
+            "drake-dynamic",
+            "drake-frozen-model",
+            "drake-mixing",
+            "drake-static",
+            "hflb-dynamic",
+            "hflb-static",
+        )
+    },
     "fedmosaic/hflb-one-model": replace(VISION, small=""),
     "fedmosaic/fed-aya": Mosaic(TEXT, LLAMA.format("2-1"), 5e-4, 20, 50, 5),
     # The rate is the code's; the text says 3e-4.
     "fedmosaic/fed-llm-large": Mosaic(replace(TEXT, lr=1e-4), LLAMA.format("2-1"), 5e-4, 4, 10, 2),
     "fedmosaic/fed-scope": Mosaic(replace(TEXT, model=LLAMA.format("1-8")), LLAMA.format("2-3"), 5e-4, 20, 30, 5),
-}  # fmt: skip
+}
 MIXES = "fedmosaic/drake-mixes"
 
 
@@ -218,8 +242,10 @@ def check_mosaic(label: str, one: Experiment, expected: Mosaic) -> None:
     assert replace(Settings.of(one), model=expected.settings.model) == expected.settings, label
     assert one.train.max_steps == int(STEPS[name] * expected.steps / 100 + 0.5), label
     assert (one.federation.rounds, one.method.get("rounds"), one.evaluate.every) == (
-        expected.rounds, None, expected.every
-    ), label  # fmt: skip
+        expected.rounds,
+        None,
+        expected.every,
+    ), label
     assert one.method.get("weights", "uniform") == "uniform", label
     if name == "fedmosaic":
         assert one.train.lr * one.method["pq_rate"] == pytest.approx(expected.lr_pq, rel=0.01), label
@@ -252,8 +278,11 @@ def models_of(one: Experiment) -> dict[str, int]:
     """How many of DRAKE's ten clients have a model, where families name them."""
     counts: dict[str, int] = {}
     for client in TEN:
-        named = (family.model.id for family in one.families.values()
-                 if any(fnmatchcase(client, pattern) for pattern in family.clients))  # fmt: skip
+        named = (
+            family.model.id
+            for family in one.families.values()
+            if any(fnmatchcase(client, pattern) for pattern in family.clients)
+        )
         model = next(named, one.model.id)
         counts[model] = counts.get(model, 0) + 1
     return counts
@@ -266,9 +295,14 @@ VL_8B = "thkim0305/llama3.1_8B_vl"
 def test_other_models_of_drake_are_as_many_as_the_paper_says() -> None:
     """Section 8.5; of Qwen the paper's counts and not its files'."""
     wanted: list[dict[str, int]] = [
-        {VL_3B: 10}, {VL_1B: 3, VL_3B: 5, VL_8B: 2}, {QWEN_3B: 10}, {QWEN_05B: 3, QWEN_15B: 2, QWEN_3B: 5},
-        {VL_3B: 6, QWEN_15B: 4}, {VL_3B: 3, QWEN_15B: 4, QWEN_3B: 3}, {VL_1B: 2, VL_3B: 5, QWEN_15B: 3},
-    ]  # fmt: skip
+        {VL_3B: 10},
+        {VL_1B: 3, VL_3B: 5, VL_8B: 2},
+        {QWEN_3B: 10},
+        {QWEN_05B: 3, QWEN_15B: 2, QWEN_3B: 5},
+        {VL_3B: 6, QWEN_15B: 4},
+        {VL_3B: 3, QWEN_15B: 4, QWEN_3B: 3},
+        {VL_1B: 2, VL_3B: 5, QWEN_15B: 3},
+    ]
     found: dict[str, dict[str, int]] = {}
     for label, one in cells(MIXES):
         mix = models_of(one)
@@ -290,9 +324,14 @@ def test_three_to_seven_clients_of_drake_are_small_whatever_the_method() -> None
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("drake-dynamic", "dynamic"), ("drake-static", "static"), ("hflb-dynamic", "dynamic"), ("hflb-static", "static"),
-     ("fed-scope", "static")],
-)  # fmt: skip
+    [
+        ("drake-dynamic", "dynamic"),
+        ("drake-static", "static"),
+        ("hflb-dynamic", "dynamic"),
+        ("hflb-static", "static"),
+        ("fed-scope", "static"),
+    ],
+)
 def test_tasks_of_fedmosaic_arrive_as_its_table_says(name: str, kind: str) -> None:
     assert {one.stream.kind for _, one in cells(f"fedmosaic/{name}")} == {kind}
 
@@ -397,8 +436,11 @@ def test_bases_of_fedp2eft_have_their_rounds_rates_and_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", P2EFT)
 def test_lora_at_other_rates_differs_from_lora_in_its_rate_alone(name: str) -> None:
     """At the first rate its cells are those of the paper's table, so that one directory has them once."""
-    known = {settings_hash(cell.experiment) for cell in planned(name, P2EFT[name].grid).cells
-             if cell.experiment.method["name"] == "lora"}  # fmt: skip
+    known = {
+        settings_hash(cell.experiment)
+        for cell in planned(name, P2EFT[name].grid).cells
+        if cell.experiment.method["name"] == "lora"
+    }
     swept = planned(f"{name}-rates").cells
     rates = sorted({cell.experiment.train.lr for cell in swept})
     assert rates[0] == 1e-4 and rates[-1] >= 10 * rates[0]
@@ -408,6 +450,9 @@ def test_lora_at_other_rates_differs_from_lora_in_its_rate_alone(name: str) -> N
 
 
 def test_no_recipe_of_a_paper_is_left_out() -> None:
-    there = {path.relative_to(RECIPES).with_suffix("").as_posix()
-             for path in RECIPES.glob("*/*.yaml") if path.parent.name != "offline"}  # fmt: skip
+    there = {
+        path.relative_to(RECIPES).with_suffix("").as_posix()
+        for path in RECIPES.glob("*/*.yaml")
+        if path.parent.name != "offline"
+    }
     assert there == {*POTARA, GUIDANCE, *MOSAIC, MIXES, *P2EFT, *(f"{name}-rates" for name in P2EFT)}

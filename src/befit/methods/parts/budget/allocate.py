@@ -76,9 +76,14 @@ class Allocator:
     """
 
     def __init__(
-        self, model: AdaptedModel, name: str, table: Timetable, betas: tuple[float, float] = (0.85, 0.85),
-        first_step: int = 0, stored: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: AdaptedModel,
+        name: str,
+        table: Timetable,
+        betas: tuple[float, float] = (0.85, 0.85),
+        first_step: int = 0,
+        stored: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._leaves = {key.partition("/")[2]: leaf for key, leaf in model.leaves(slot(name)).items()}
         self._modules = list(model.shapes.targets)
         self._table, self._betas, self._first = table, betas, first_step
@@ -121,10 +126,14 @@ class Allocator:
 
     def _choose(self, count: int) -> Tensor:
         """(L, rank) bool: the `count` ranks with the largest scores."""
-        scores = torch.stack([
-            self._score(f"{module}/lambda") + self._score(f"{module}/A").mean(1) + self._score(f"{module}/B").mean(0)
-            for module in self._modules
-        ])  # fmt: skip
+        scores = torch.stack(
+            [
+                self._score(f"{module}/lambda")
+                + self._score(f"{module}/A").mean(1)
+                + self._score(f"{module}/B").mean(0)
+                for module in self._modules
+            ]
+        )
         kept = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
         kept[order(scores)[:count]] = True
         return kept.view_as(scores)

@@ -59,8 +59,9 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     if method is None or problems:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
-        raise ConfigError([f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each "
-                           "other"], owner)  # fmt: skip
+        raise ConfigError(
+            [f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each other"], owner
+        )
     if method.mixer.split()[0] not in ("sum", "weighted"):
         raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
     return method
@@ -75,8 +76,10 @@ def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if entry is None:
         return dict(block), {}
     ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}
-    return ({key: value for key, value in block.items() if key not in ours},
-            {key: value for key, value in block.items() if key in ours})  # fmt: skip
+    return (
+        {key: value for key, value in block.items() if key not in ours},
+        {key: value for key, value in block.items() if key in ours},
+    )
 
 
 def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
@@ -250,8 +253,10 @@ def _summed(deployed: Deployment, layout: Layout) -> State:
 
 
 def _no_sum(name: str, mixer: str) -> str:
-    return (f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
-            "personalised on top; take a base that deploys one, such as fedit")  # fmt: skip
+    return (
+        f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
+        "personalised on top; take a base that deploys one, such as fedit"
+    )
 
 
 def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

@@ -44,8 +44,10 @@ def in_two(site: Site, share: float, seed: int) -> Site:
     that arrive over time: what is held out would have to be known before it is there.
     """
     if site.stream is not None:
-        raise DataError(f"client {site.info.id} has a stream of training data, and this method holds a part of all of "
-                        "them out; set stream.kind: none")  # fmt: skip
+        raise DataError(
+            f"client {site.info.id} has a stream of training data, and this method holds a part of all of "
+            "them out; set stream.kind: none"
+        )
     examples = site.examples("train")
     generator = torch.Generator().manual_seed(derive_seed(seed, site.info.id, "held out"))
     places = torch.randperm(len(examples), generator=generator)
@@ -64,9 +66,13 @@ def rated_optimiser(site: Site) -> torch.optim.AdamW:
 
 
 def train_at(
-    site: Site, optimiser: torch.optim.Optimizer, multiples: Tensor, batches: Iterable[Batch],
-    rate: Callable[[int], float], base: tuple[str, ...],
-) -> float:  # fmt: skip
+    site: Site,
+    optimiser: torch.optim.Optimizer,
+    multiples: Tensor,
+    batches: Iterable[Batch],
+    rate: Callable[[int], float],
+    base: tuple[str, ...],
+) -> float:
     """One step per batch, tensor o at `rate(step) * multiples[o]`; returns the mean loss. Raises TrainingDiverged."""
     model, losses = site.model, [torch.zeros((), device=site.model.device)]
     own = slot(BUDGETED)
@@ -86,8 +92,10 @@ def train_at(
             losses.append(loss.detach())
     mean = float(torch.stack(losses).sum()) / max(1, len(losses) - 1)
     if not math.isfinite(mean):
-        raise TrainingDiverged(f"the loss became {mean} within {len(losses) - 1} steps at learning rates up to "
-                               f"{rate(0) * max(factors):g}; try a smaller train.lr")  # fmt: skip
+        raise TrainingDiverged(
+            f"the loss became {mean} within {len(losses) - 1} steps at learning rates up to "
+            f"{rate(0) * max(factors):g}; try a smaller train.lr"
+        )
     return mean
 
 
@@ -125,9 +133,14 @@ class MetaStep:
 
 
 def improve(
-    site: Site, at: Tick, theta: Mapping[str, Tensor], features: Tensor, how: MetaStep, steps: int,
+    site: Site,
+    at: Tick,
+    theta: Mapping[str, Tensor],
+    features: Tensor,
+    how: MetaStep,
+    steps: int,
     base: tuple[str, ...],
-) -> tuple[State, float]:  # fmt: skip
+) -> tuple[State, float]:
     """A client's round: `outer` times train our slot from where the model has it, and step against the hypergradient.
 
     site   one that `in_two` made

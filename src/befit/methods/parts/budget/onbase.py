@@ -58,8 +58,13 @@ class OnBase(Method):
     def describe(self) -> dict[str, object]:
         below = {} if self.before is None else self.before.describe()
         base = "" if self.before is None else " + the base's"
-        return {**super().describe(), "up": below.get("up", "nothing"), "down": below.get("down", "nothing"),
-                "trained": str(self.trainable()), "deployed": f"{BUDGETED}{base}"}  # fmt: skip
+        return {
+            **super().describe(),
+            "up": below.get("up", "nothing"),
+            "down": below.get("down", "nothing"),
+            "trained": str(self.trainable()),
+            "deployed": f"{BUDGETED}{base}",
+        }
 
     def trainable(self) -> Selector:
         return self.own_trainable() if self.before is None else self.before.trainable() | self.own_trainable()

@@ -19,8 +19,16 @@ from befit.protocol.site import Site
 from befit.train.loop import Pass, train
 
 __all__ = [
-    "WEIGHTS", "Budgets", "budgeted_layout", "fine_tune", "make_budgets", "pruned", "restored", "steps_for", "trained",
-]  # fmt: skip
+    "WEIGHTS",
+    "Budgets",
+    "budgeted_layout",
+    "fine_tune",
+    "make_budgets",
+    "pruned",
+    "restored",
+    "steps_for",
+    "trained",
+]
 
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
 
@@ -83,12 +91,15 @@ class Budgets:
                 asked.setdefault((self._key(client), limited), client)
         return [
             f"{key}: a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
-            + (f"holds no rank: the smallest module takes {min(widths.values())} a rank. "
-               if parameters < min(widths.values()) else
-               f"may hold no rank: {largest} takes {widths[largest]}, and the scales may put it first. ")
+            + (
+                f"holds no rank: the smallest module takes {min(widths.values())} a rank. "
+                if parameters < min(widths.values())
+                else f"may hold no rank: {largest} takes {widths[largest]}, and the scales may put it first. "
+            )
             + f"Give it {widths[largest]} or more, or rank in its place"
-            for (key, parameters), client in asked.items() if largest and parameters < widths[largest]
-        ]  # fmt: skip
+            for (key, parameters), client in asked.items()
+            if largest and parameters < widths[largest]
+        ]
 
     def _key(self, client: str) -> str:
         """The option that says a client's limit."""
@@ -104,8 +115,10 @@ class Budgets:
             return (limit.rank or self.rank) * len(scales)
         found = affordable(scales, list(site.model.shapes.targets.values()), limit.parameters)
         if not found:
-            raise ModelError(f"client {site.info.id}: a limit of {limit.parameters} parameters holds no rank of the "
-                             "module that its scales put first. Give it more, or rank in its place")  # fmt: skip
+            raise ModelError(
+                f"client {site.info.id}: a limit of {limit.parameters} parameters holds no rank of the "
+                "module that its scales put first. Give it more, or rank in its place"
+            )
         return found
 
 
@@ -123,9 +136,14 @@ def pruned(site: Site, scales: Tensor, count: int) -> State:
 
 
 def fine_tune(
-    site: Site, at: Tick, name: str, start: Mapping[str, Tensor], moments: Mapping[str, Tensor], steps: int,
+    site: Site,
+    at: Tick,
+    name: str,
+    start: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    steps: int,
     base: tuple[str, ...],
-) -> tuple[State, State]:  # fmt: skip
+) -> tuple[State, State]:
     """Train A and B of one budget's adapter from `start`, its scales frozen; only the task's loss.
 
     start  the budgeted slot's arrays
@@ -133,15 +151,17 @@ def fine_tune(
     """
     model = site.model
     model.load(start)
-    report = train(site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps,
-                   moments=moments)  # fmt: skip
+    report = train(
+        site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps, moments=moments
+    )
     ranks = kept_ranks({key: value for key, value in start.items() if key.endswith("/lambda")})
     suffix = "" if name == BUDGETED else f"_{name}"
     site.report.update({f"{key}{suffix}": value for key, value in report.numbers().items()})
     numbers = {
-        "ranks": sum(ranks.values()), "modules": sum(rank > 0 for rank in ranks.values()),
+        "ranks": sum(ranks.values()),
+        "modules": sum(rank > 0 for rank in ranks.values()),
         "adapter_parameters": trained(site, {key.split("/")[1]: rank for key, rank in ranks.items()}),
-    }  # fmt: skip
+    }
     site.report.update({f"{key}{suffix}": float(value) for key, value in numbers.items()})
     return compact(model.dump(slot(BUDGETED)), name), report.moments
 
@@ -179,17 +199,24 @@ def check_budgets(
 
 
 def make_budgets(
-    method: str, rank: int, budgets: Sequence[int], rank_max: int, parameters: int | None, megabytes: float | None,
+    method: str,
+    rank: int,
+    budgets: Sequence[int],
+    rank_max: int,
+    parameters: int | None,
+    megabytes: float | None,
     limits: Mapping[str, Any] | None = None,
-) -> Budgets:  # fmt: skip
+) -> Budgets:
     """Checked budgets; a megabyte is 10^6 bytes of float32. Raises ConfigError with all problems."""
     problems = check_budgets(rank, budgets, rank_max, parameters, megabytes)
     for pattern, own in (limits or {}).items():
         problems += [f"limits.{pattern}: {problem}" for problem in check_limit(own, rank_max)]
     if problems:
         raise ConfigError(problems, method)
-    own = tuple((pattern, Limit(one.get("rank"), _entries(one.get("parameters"), one.get("megabytes"))))
-                for pattern, one in (limits or {}).items())  # fmt: skip
+    own = tuple(
+        (pattern, Limit(one.get("rank"), _entries(one.get("parameters"), one.get("megabytes"))))
+        for pattern, one in (limits or {}).items()
+    )
     return Budgets(rank, tuple(dict.fromkeys(budgets)), _entries(parameters, megabytes), own)
 
 

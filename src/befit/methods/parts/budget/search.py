@@ -128,8 +128,10 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
             total += task.detach()
     loss = float(total) / max(1, steps)
     if not math.isfinite(loss):
-        raise TrainingDiverged(f"the loss of the search for ranks became {loss} within {steps} steps at learning rate "
-                               f"{budget.lr} and lr_lambda {how.lr_lambda}")  # fmt: skip
+        raise TrainingDiverged(
+            f"the loss of the search for ranks became {loss} within {steps} steps at learning rate "
+            f"{budget.lr} and lr_lambda {how.lr_lambda}"
+        )
     site.report.update({"steps": float(steps), "loss": loss})
     learnt = torch.stack([one.detach().cpu().clone() for one in scales])
     return learnt if how.return_raw else learnt.clamp(LOW, HIGH)

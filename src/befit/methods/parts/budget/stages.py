@@ -135,8 +135,10 @@ class FineTune(Personal):
 def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
     """The base and the budgeted adapter; those of the other budgets beside it. Raises NotTrained without one."""
     if not any(key.startswith(f"{BUDGETED}/") for key in client.arrays):
-        raise NotTrained(f"client {site.info.id} has no {BUDGETED!r} adapter: it never completed the stage that makes "
-                         "it, so there is nothing to deploy")  # fmt: skip
+        raise NotTrained(
+            f"client {site.info.id} has no {BUDGETED!r} adapter: it never completed the stage that makes "
+            "it, so there is nothing to deploy"
+        )
     slots = (*base_slots(client), BUDGETED)
     found = {
         r: Deployment({**fixed(client), **restored(client.arrays, name, site)}, slots)

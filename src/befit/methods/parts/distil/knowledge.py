@@ -21,9 +21,19 @@ if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
 
 __all__ = [
-    "KNOWLEDGE", "LOSSES", "OWN", "TOKENS", "VALUES", "Knowledge", "Lesson", "best_lessons", "better", "learnt", "said",
+    "KNOWLEDGE",
+    "LOSSES",
+    "OWN",
+    "TOKENS",
+    "VALUES",
+    "Knowledge",
+    "Lesson",
+    "best_lessons",
+    "better",
+    "learnt",
+    "said",
     "target_of",
-]  # fmt: skip
+]
 
 OWN = ""
 KNOWLEDGE = "knowledge"
@@ -117,9 +127,16 @@ def better(lessons: Sequence[Lesson], losses: Tensor) -> dict[int, Lesson]:
 
 
 def learnt(
-    one: Seeing, start: State, lessons: Mapping[int, Lesson], chosen: Tensor, seen_by: Callable[[str, Tensor], View],
-    settings: Distillation, budget: TrainSettings, at: Tick, who: str,
-) -> State:  # fmt: skip
+    one: Seeing,
+    start: State,
+    lessons: Mapping[int, Lesson],
+    chosen: Tensor,
+    seen_by: Callable[[str, Tensor], View],
+    settings: Distillation,
+    budget: TrainSettings,
+    at: Tick,
+    who: str,
+) -> State:
     """The adapter after learning its lessons, by cross-entropy at temperature 1; as it was where there are none.
 
     lessons  by the number of the record among the `chosen` ones
@@ -144,9 +161,15 @@ def target_of(lessons: Sequence[tuple[Lesson, View, View]], rows: Tensor) -> Ten
     lessons  with the record as the student and as the lesson's own model see it
     """
     device, classes = rows.device, rows.shape[-1]
-    return torch.cat([
-        translated(
-            lesson.values.to(device), None if lesson.tokens is None else lesson.tokens.to(device), theirs, mine, classes
-        )
-        for lesson, mine, theirs in lessons
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            translated(
+                lesson.values.to(device),
+                None if lesson.tokens is None else lesson.tokens.to(device),
+                theirs,
+                mine,
+                classes,
+            )
+            for lesson, mine, theirs in lessons
+        ]
+    )

@@ -92,8 +92,9 @@ class Student:
         self.state = model.dump(self._chosen)
         self.losses.append(float(value.detach()))
         if not math.isfinite(self.losses[-1]):
-            raise TrainingDiverged(f"the loss of distillation became {self.losses[-1]} in step {len(self.losses)}; try "
-                                   "a smaller distil.lr")  # fmt: skip
+            raise TrainingDiverged(
+                f"the loss of distillation became {self.losses[-1]} in step {len(self.losses)}; try a smaller distil.lr"
+            )
 
 
 @contextmanager

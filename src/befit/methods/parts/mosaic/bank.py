@@ -57,9 +57,12 @@ def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
         modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
         at = {module: f"{k}.{rest}" for module, (k, rest) in sites(modules, blocks).items()}
         if blocks and len(at) == sum(module.startswith("block.") for module in modules):
-            _LOG.warning("every block of the backbone %s carries PQ-LoRA (blocks: %d): all that its clients train are "
-                         "r x r cores between random factors; fewer blocks leave plain LoRA in the others",
-                         family, blocks)  # fmt: skip
+            _LOG.warning(
+                "every block of the backbone %s carries PQ-LoRA (blocks: %d): all that its clients train are "
+                "r x r cores between random factors; fewer blocks leave plain LoRA in the others",
+                family,
+                blocks,
+            )
         found[f"sites:{family}"] = [f"{site} {module}" for module, site in at.items()]
         names[family] = set(at.values())
     if reasons := differing(names):

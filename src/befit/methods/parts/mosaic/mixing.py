@@ -159,8 +159,9 @@ def needless(mixing: str, asked: Relevance, sketch: Sketch) -> list[str]:
         return []
     keep = {"include_self"} if mixing == "equal" else set()
     given: dict[str, Any] = {**_changed(asked), **_changed(sketch)}
-    return [f"{name}: mixing: {mixing} has no use for it, got {value}" for name, value in given.items()
-            if name not in keep]  # fmt: skip
+    return [
+        f"{name}: mixing: {mixing} has no use for it, got {value}" for name, value in given.items() if name not in keep
+    ]
 
 
 def _changed(value: Any) -> dict[str, Any]:

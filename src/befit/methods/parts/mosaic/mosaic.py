@@ -81,18 +81,25 @@ class Mosaic(Method):
         return Stage("arrive", Arrival(self.mixing, self.sketch), rounds=1)
 
     def describe(self) -> dict[str, object]:
-        return {**super().describe(), "up": str(slot(*self._sent)), "down": str(slot("shared")),
-                "trained": str(self.trainable()), "deployed": f"{' + '.join(BOTH)}, mixed by: gate"}  # fmt: skip
+        return {
+            **super().describe(),
+            "up": str(slot(*self._sent)),
+            "down": str(slot("shared")),
+            "trained": str(self.trainable()),
+            "deployed": f"{' + '.join(BOTH)}, mixed by: gate",
+        }
 
     def trainable(self) -> Selector:
         return slot("personal", GATE)
 
     def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
         """Backbones whose PQ sites are not at the same places have no cores to share."""
-        return differing({
-            family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
-            for family, shapes in families.items()
-        })  # fmt: skip
+        return differing(
+            {
+                family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
+                for family, shapes in families.items()
+            }
+        )
 
     def work(self) -> tuple[Work, ...]:
         """Training beside the frozen mixture, and a bare pass of the smallest backbone at every `every`-th step."""
@@ -141,9 +148,12 @@ class Mosaic(Method):
         site.report.update(report.numbers())
         running, sent = self._gradients(client, site, at)
         kept = {
-            **client.arrays, **select(received.arrays, slot(BASIS)), **site.model.dump(self.trainable()),
-            **report.moments, **running,
-        }  # fmt: skip
+            **client.arrays,
+            **select(received.arrays, slot(BASIS)),
+            **site.model.dump(self.trainable()),
+            **report.moments,
+            **running,
+        }
         return Payload(kept), Payload({**site.model.dump(slot("personal")), **sent})
 
     def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
@@ -170,8 +180,10 @@ class Mosaic(Method):
             _restore(client, received, site)
             return Deployment(site.model.dump(slot(BASIS, "shared")), ("shared",))
         if not client.arrays:
-            raise NotTrained(f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
-                             "is nothing to deploy")  # fmt: skip
+            raise NotTrained(
+                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
+                "is nothing to deploy"
+            )
         _restore(client, received, site)
         return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, self.mixer)
 

@@ -65,8 +65,10 @@ def newcomer_weights(sketches: Tensor, own: Tensor, temperature: float = 0.5, ki
     sketches  (N, …) of the clients, `own` (…) of the newcomer: the same entries. Raises PayloadMismatch for others.
     """
     if own.shape != sketches.shape[1:]:
-        raise PayloadMismatch(f"the newcomer's gradient has shape {tuple(own.shape)}, those of the clients "
-                              f"{tuple(sketches.shape[1:])}; take the same entries of the same model")  # fmt: skip
+        raise PayloadMismatch(
+            f"the newcomer's gradient has shape {tuple(own.shape)}, those of the clients "
+            f"{tuple(sketches.shape[1:])}; take the same entries of the same model"
+        )
     cosines = torch.stack([similarities(torch.stack([own, one]), kind)[0, 1] for one in sketches])
     return (cosines.double() / temperature).softmax(0).float()
 

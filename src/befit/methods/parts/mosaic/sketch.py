@@ -24,8 +24,15 @@ from befit.core.values import Payload, Scalar, TensorSpec, Tick
 from befit.protocol.site import Backbone, Site, shuffled_batches
 
 __all__ = [
-    "SKETCH", "Sketch", "agreement", "check_agreed", "disturbed", "last_gradient", "mean_sketch", "newcomer_sketch",
-]  # fmt: skip
+    "SKETCH",
+    "Sketch",
+    "agreement",
+    "check_agreed",
+    "disturbed",
+    "last_gradient",
+    "mean_sketch",
+    "newcomer_sketch",
+]
 
 SKETCH = "sketch/last/gradient"
 ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
@@ -103,9 +110,11 @@ def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> No
     small, theirs = site.smallest, str(received.scalars["sketch"])
     own = sketch.identity(small.fingerprint, small.model.shapes.last, seed)
     if own != theirs:
-        raise PayloadMismatch(f"client {site.info.id} would take gradients {own}, and the server compares {theirs}: "
-                              f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, seed "
-                              "and PyTorch's release have to be the same everywhere")  # fmt: skip
+        raise PayloadMismatch(
+            f"client {site.info.id} would take gradients {own}, and the server compares {theirs}: "
+            f"the smallest backbone is {small.fingerprint[:16]} here; it, share, mask, seed "
+            "and PyTorch's release have to be the same everywhere"
+        )
 
 
 @lru_cache(maxsize=2)

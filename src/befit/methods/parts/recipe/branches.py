@@ -42,9 +42,16 @@ def alone(rounds: int | None) -> LocalTraining:
 
 
 def two_branches(
-    rule: BranchMerge, merged: Slot, *, rank: int, alpha: float, rounds_local: int | None, rounds_fedit: int | None,
-    weights: Merge, splits: tuple[str, ...],
-) -> Recipe:  # fmt: skip
+    rule: BranchMerge,
+    merged: Slot,
+    *,
+    rank: int,
+    alpha: float,
+    rounds_local: int | None,
+    rounds_fedit: int | None,
+    weights: Merge,
+    splits: tuple[str, ...],
+) -> Recipe:
     """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`."""
     return Recipe(
         layout=Layout((Slot("shared", rank, alpha), Slot("personal", rank, alpha), merged)),
@@ -98,8 +105,9 @@ def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
     scores = {}
     for name, state in candidates.items():
         with site.model.using(state, "merged"):
-            found = site.task.evaluate(site.model.backbone, site.examples(split), site.budget.batch_size,
-                                       site.model.device)  # fmt: skip
+            found = site.task.evaluate(
+                site.model.backbone, site.examples(split), site.budget.batch_size, site.model.device
+            )
         scores[name] = found[site.task.metric]
     best = max(scores, key=lambda name: scores[name])
     for name, score in scores.items():

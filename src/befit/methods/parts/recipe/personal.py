@@ -63,8 +63,10 @@ def start_of(layout: Layout, initial: State, backbone: str) -> str:
     modules = {split(key)[1] for key in initial}
     targets = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
     names = hashlib.sha256("\n".join(sorted(modules)).encode()).hexdigest()[:8]
-    return (f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; "
-            f"modules={len(modules)} ({names}); initial values={fingerprint(initial)[:16]}")  # fmt: skip
+    return (
+        f"backbone={backbone}; rank={held.rank}; alpha={held.alpha:g}; targets={targets}; "
+        f"modules={len(modules)} ({names}); initial values={fingerprint(initial)[:16]}"
+    )
 
 
 @dataclass(frozen=True)

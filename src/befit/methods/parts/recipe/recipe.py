@@ -129,8 +129,10 @@ class Recipe(Method):
             known = client.arrays.keys() | received.arrays.keys()
             # A slot that only comes with downloads may still be at its start; one of the client's own may not.
             if not known.intersection(keys) and not all(map(arrives, keys)):
-                raise NotTrained(f"client {site.info.id} has no {name!r} adapter: it never completed the stage that "
-                                 "makes it, so there is nothing to deploy")  # fmt: skip
+                raise NotTrained(
+                    f"client {site.info.id} has no {name!r} adapter: it never completed the stage that "
+                    "makes it, so there is nothing to deploy"
+                )
         self.restore(client, received, site)
         return self.use.deployment(site)
 

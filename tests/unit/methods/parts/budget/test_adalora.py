@@ -45,10 +45,17 @@ def in_peft(site: Any, method: AdaLora, weight: float) -> Any:
     import peft
 
     config = peft.AdaLoraConfig(
-        target_modules=list(site.model.paths.values()), target_r=method.rank, init_r=method.start, lora_alpha=8,
-        total_step=STEPS, tinit=int(0.1 * STEPS), tfinal=int(0.3 * STEPS), deltaT=method.interval,
-        orth_reg_weight=weight, lora_dropout=0.0,
-    )  # fmt: skip
+        target_modules=list(site.model.paths.values()),
+        target_r=method.rank,
+        init_r=method.start,
+        lora_alpha=8,
+        total_step=STEPS,
+        tinit=int(0.1 * STEPS),
+        tfinal=int(0.3 * STEPS),
+        deltaT=method.interval,
+        orth_reg_weight=weight,
+        lora_dropout=0.0,
+    )
     model = peft.tuners.adalora.AdaLoraModel(tiny_model("vit"), config, "default")
     with torch.no_grad():
         for name, path in site.model.paths.items():
@@ -140,8 +147,9 @@ def test_a_budget_is_exact_whatever_the_rounds(rank: int, rounds: int) -> None:
     assert sum(int((value != 0).sum()) for value in kept.values()) == rank * modules
     assert not any(key.startswith(("optimiser:", "sensitivity", "allocation")) for key in memory)
     shapes = clients.model.shapes.targets
-    numbers = sum(int((v != 0).sum()) * (shapes[k.split("/")[1]].d_in + shapes[k.split("/")[1]].d_out)
-                  for k, v in kept.items())  # fmt: skip
+    numbers = sum(
+        int((v != 0).sum()) * (shapes[k.split("/")[1]].d_in + shapes[k.split("/")[1]].d_out) for k, v in kept.items()
+    )
     stored = [v.numel() for k, v in memory.items() if k.startswith(BUDGETED) and k.endswith(("/A", "/B"))]
     assert sum(stored) == numbers
 
@@ -157,8 +165,13 @@ def test_rounds_are_one_training_cut_in_pieces() -> None:
     moments: dict[str, torch.Tensor] = {}
     allocator = Allocator(site.model, BUDGETED, table)
     for round_ in (1, 2):
-        one = Pass(slot(BUDGETED), (BUDGETED,), (Orthogonality(BUDGETED, 0.1),), keep_optimiser=True,
-                   after=lambda step, offset=3 * (round_ - 1): allocator(step + offset))  # fmt: skip
+        one = Pass(
+            slot(BUDGETED),
+            (BUDGETED,),
+            (Orthogonality(BUDGETED, 0.1),),
+            keep_optimiser=True,
+            after=lambda step, offset=3 * (round_ - 1): allocator(step + offset),
+        )
         moments = train(site, [one], Tick("budget", round_, 2, 0), moments=moments).moments
     found, memory = site.model.dump(slot(BUDGETED)), clients.memory("a").arrays
     for key, value in memory.items():

@@ -36,8 +36,9 @@ def prepared(seed: int = 0):
     return site, in_two(site, 0.2, 0), select(site.model.dump(slot(RATES)), slot(RATES)), features
 
 
-@pytest.mark.parametrize(("linears", "tensors", "numbers"), [(74, 148, 40_096), (197, 392, 89_584), (74, 74, 32_548),
-                                                              (197, 196, 69_592)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("linears", "tensors", "numbers"), [(74, 148, 40_096), (197, 392, 89_584), (74, 74, 32_548), (197, 196, 69_592)]
+)
 def test_networks_of_the_papers_models_have_the_sizes_of_section_8(linears: int, tensors: int, numbers: int) -> None:
     assert ratenet_parameters(linears, tensors) == numbers
 
@@ -166,8 +167,9 @@ def test_a_rounds_gradient_and_loss_are_those_by_hand(monkeypatch: pytest.Monkey
             gradients = torch.autograd.grad(loss_of("train"), over)
             mean = [0.9 * m + 0.1 * g for m, g in zip(mean, gradients, strict=True)]
             square = [0.999 * v + 0.001 * g * g for v, g in zip(square, gradients, strict=True)]
-            u = [m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
-                 for m, v in zip(mean, square, strict=True)]  # fmt: skip
+            u = [
+                m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8) for m, v in zip(mean, square, strict=True)
+            ]
             with torch.no_grad():
                 for one, rate, direction in zip(over, rates, u, strict=True):
                     one -= rate * direction

@@ -79,8 +79,11 @@ def test_all_budgets_come_from_one_set_of_scales_and_nest(method: Any) -> None:
     assert sum(key.startswith("scales/") for key in memory.arrays) == 1
     ranks: dict[int, dict[str, torch.Tensor]] = {}
     for name, r in method.kept.names.items():
-        ranks[r] = {key.split("/")[1]: value for key, value in memory.arrays.items()
-                    if key.startswith(f"{name}/") and key.endswith("/lambda")}  # fmt: skip
+        ranks[r] = {
+            key.split("/")[1]: value
+            for key, value in memory.arrays.items()
+            if key.startswith(f"{name}/") and key.endswith("/lambda")
+        }
         assert sum(int((value != 0).sum()) for value in ranks[r].values()) == r * modules
     for less, more in ((1, 2), (2, 4)):
         assert all(bool((ranks[more][name] != 0)[value != 0].all()) for name, value in ranks[less].items())
@@ -104,9 +107,11 @@ def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_rank
     )
     for client in "abc":
         memory, sent = method.client_update(
-            Payload(), method.dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
-            clients.fresh(client), Tick("generate", 2, 2, 0),
-        )  # fmt: skip
+            Payload(),
+            method.dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
+            clients.fresh(client),
+            Tick("generate", 2, 2, 0),
+        )
         assert [*memory.arrays] == ["features/all/f"] and not memory.scalars
         assert_same(sent.arrays, updates[2, client].payload.arrays)
         held = {key.partition("/")[0] for key in clients.memory(client).arrays}
@@ -150,8 +155,11 @@ def test_a_limit_in_parameters_is_kept_and_one_that_holds_nothing_is_refused() -
     """A rank of a 16 x 16 module takes 32 numbers: 100 parameters are three ranks."""
     clients = Clients(BayesTune(**SMALL, parameters=100))
     clients.run()
-    sizes = [value.numel() for key, value in clients.memory("a").arrays.items()
-             if key.startswith(f"{BUDGETED}/") and key.endswith(("/A", "/B"))]  # fmt: skip
+    sizes = [
+        value.numel()
+        for key, value in clients.memory("a").arrays.items()
+        if key.startswith(f"{BUDGETED}/") and key.endswith(("/A", "/B"))
+    ]
     assert sum(sizes) == 96
     refused = Clients(BayesTune(**SMALL, parameters=10))
     with pytest.raises(NotEnoughReplies, match=r"limit of 10 parameters holds no rank of the module"):
@@ -188,8 +196,10 @@ def test_bayestune_learns_its_scales_on_top_of_a_base() -> None:
 def test_a_base_has_rounds_of_its_own_if_they_are_given() -> None:
     """A method with such an option keeps it; every other one's stages get them, where they would take the run's."""
     for base, rounds in (
-        ({"name": "fedit"}, None), ({"name": "fedit", "rounds": 7}, 7), ({"name": "local", "rounds": 3}, 3),
-    ):  # fmt: skip
+        ({"name": "fedit"}, None),
+        ({"name": "fedit", "rounds": 7}, 7),
+        ({"name": "local", "rounds": 3}, 3),
+    ):
         (first, fixed, own), (_, _, generate, *_) = Lora(base=base).plan(), FedP2EFT(base=base).plan()
         assert (first.rounds, fixed.name, fixed.rounds, own.rounds) == (rounds, "base", 1, None)
         assert (generate.name, generate.rounds) == ("generate", None)
@@ -243,8 +253,11 @@ def test_a_client_that_the_base_never_asked_has_its_own_part_as_it_starts(name: 
     (took_part,) = {u.client.id for at, u in clients.notes.updates if at.stage == "federate"}
     own = "personal" if name == "feddpa_t" else "embeddings"
     for client in "abc":
-        held = {key.partition("@")[2]: value for key, value in clients.memory(client).arrays.items()
-                if key.startswith("fixed@")}  # fmt: skip
+        held = {
+            key.partition("@")[2]: value
+            for key, value in clients.memory(client).arrays.items()
+            if key.startswith("fixed@")
+        }
         mine = {key: value for key, value in held.items() if own in key and key not in part(server, "base").arrays}
         moved = any(not torch.equal(value, clients.initial[key]) for key, value in mine.items())
         assert mine and moved == (client == took_part)
@@ -279,11 +292,15 @@ def test_the_checkpoint_gives_the_same_logits_in_PEFT_with_ranks_by_module(kind:
 def three_budgets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Run]:
     """Digits of two clients and a newcomer, with one budget deployed and two measured beside it."""
     settings = {
-        "name": "budgets", "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "baselines": [],
+        "name": "budgets",
+        "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+        "baselines": [],
         "adapter": {"targets": ["all"]},
         "method": {"name": "fedp2eft", "rank": 2, "rank_max": 4, "budgets": [1, 4]},
-        "train": {"max_steps": 2, "lr": 5e-3}, "federation": {"rounds": 1}, "report": {"plots": False},
-    }  # fmt: skip
+        "train": {"max_steps": 2, "lr": 5e-3},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
+    }
     host = arrivals(load_experiment(settings))
     return host, run(host.experiment, out=tmp_path_factory.mktemp("budgets") / "run", host=host)
 

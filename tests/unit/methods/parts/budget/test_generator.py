@@ -110,14 +110,18 @@ def test_with_all_padding_features_are_of_texts_at_full_width_and_prompts_at_the
         task.max_length = 14  # the tiny model has 16 positions
     pad = task.tokenizer.pad_token_id
     seen: dict[str, list[torch.Tensor]] = {path: [] for path in linears(site.model.backbone)}
-    handles = [module.register_forward_pre_hook(lambda _, inputs, path=path: seen[path].append(inputs[0].flatten()))
-               for path, module in linears(site.model.backbone).items()]  # fmt: skip
+    handles = [
+        module.register_forward_pre_hook(lambda _, inputs, path=path: seen[path].append(inputs[0].flatten()))
+        for path, module in linears(site.model.backbone).items()
+    ]
     widths = set()
     with site.model.training(False), site.model.active(), torch.no_grad():
         for start in range(0, len(examples), 4):
             rows = [examples.batch([row]) for row in range(start, min(start + 4, len(examples)))]
-            texts = [one["input_ids"][0][one["labels"][0] == -100] if kind == "llama" else one["input_ids"][0]
-                     for one in rows]  # fmt: skip
+            texts = [
+                one["input_ids"][0][one["labels"][0] == -100] if kind == "llama" else one["input_ids"][0]
+                for one in rows
+            ]
             width = max(map(len, texts)) if kind == "llama" else task.max_length
             widths.add(width)
             ids = torch.stack([F.pad(one, (0, width - len(one)), value=pad) for one in texts])
@@ -166,9 +170,14 @@ def test_a_new_generator_says_the_lower_bound_of_everything_and_has_the_stated_s
 
 @pytest.mark.parametrize(
     ("linears", "modules", "rank", "numbers"),
-    [(74, 74, 32, 747_401), (197, 196, 32, 5_259_869), (169, 168, 32, 3_868_717), (74, 74, 16, 395_753),
-     (197, 196, 16, 2_785_565)],
-)  # fmt: skip
+    [
+        (74, 74, 32, 747_401),
+        (197, 196, 32, 5_259_869),
+        (169, 168, 32, 3_868_717),
+        (74, 74, 16, 395_753),
+        (197, 196, 16, 2_785_565),
+    ],
+)
 def test_generators_of_the_papers_models_have_the_sizes_of_section_8(
     linears: int, modules: int, rank: int, numbers: int
 ) -> None:

@@ -84,9 +84,11 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
 ) -> None:
     """Loss by loss that of FedIT run with those settings, and what is trained on top of it has the run's."""
     shared: dict[str, Any] = {
-        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0}, "federation": {"rounds": 2},
-        "report": {"plots": False}, "baselines": [],
-    }  # fmt: skip
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+        "federation": {"rounds": 2},
+        "report": {"plots": False},
+        "baselines": [],
+    }
     usual, fedit = {"max_steps": 2, "lr": 1e-3}, {"name": "fedit", "rank": 2}
     as_alone = {**shared, "method": fedit, "train": {**usual, **changes}, "adapter": {"dropout": dropout}}
     alone = run(load_experiment(as_alone), out=tmp_path / "alone")
@@ -94,8 +96,11 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
     lora = {"name": "lora", "rank": 1, "epochs": 1, "base": {**fedit, "train": changes, "dropout": dropout}}
     on_base = run(load_experiment({**shared, "method": lora, "train": usual}), out=tmp_path / "on")
     assert base_losses(on_base.path) == base_losses(alone.path) != base_losses(plain.path)
-    steps = [line for line in read_lines(on_base.path / "metrics.jsonl")
-             if line["kind"] == "train" and line["stage"] == "budget"]  # fmt: skip
+    steps = [
+        line
+        for line in read_lines(on_base.path / "metrics.jsonl")
+        if line["kind"] == "train" and line["stage"] == "budget"
+    ]
     examples = {client: row["train_examples"] for client, row in on_base.results["clients"].items()}
     assert {line["client"]: line["steps"] for line in steps} == {
         client: -(-count // 10) for client, count in examples.items()

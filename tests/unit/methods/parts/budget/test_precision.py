@@ -63,8 +63,12 @@ def test_scaled_ranks_compute_and_learn_in_float32(kind: str, name: str) -> None
     found: list[tuple[Tensor, Tensor]] = []
     for dtype in (torch.bfloat16, torch.float32):
         site = made(kind, dtype)
-        site.model.load({key: value.abs() if key.endswith("lambda") else value
-                         for key, value in random_state(site.model, size=0.1).items()})  # fmt: skip
+        site.model.load(
+            {
+                key: value.abs() if key.endswith("lambda") else value
+                for key, value in random_state(site.model, size=0.1).items()
+            }
+        )
         trained = slot(BUDGETED, SCALES) if name == SCALES else slot(BUDGETED)
         with site.model.active(name), site.model.trainable(trained):
             batch = site.examples("train").batch(torch.arange(8))
@@ -82,8 +86,9 @@ def test_scaled_ranks_compute_and_learn_in_float32(kind: str, name: str) -> None
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_a_search_finds_the_scales_that_it_finds_in_float32(kind: str) -> None:
-    half, full = (search(made(kind, dtype), Tick("search", 1, 1, 0), Search(), 4)
-                  for dtype in (torch.bfloat16, torch.float32))  # fmt: skip
+    half, full = (
+        search(made(kind, dtype), Tick("search", 1, 1, 0), Search(), 4) for dtype in (torch.bfloat16, torch.float32)
+    )
     assert share(half, full) < SHARE
 
 
@@ -92,10 +97,15 @@ def copies(backbone: nn.Module) -> set[int]:
     there = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter) and one.ndim == 2]
     matrices = [weight for weight in backbone.state_dict().values() if weight.ndim == 2]
     return {
-        len({one.untyped_storage().data_ptr() for one in there if one.shape == weight.shape
-             and one.dtype == weight.dtype and torch.equal(one, weight)})
+        len(
+            {
+                one.untyped_storage().data_ptr()
+                for one in there
+                if one.shape == weight.shape and one.dtype == weight.dtype and torch.equal(one, weight)
+            }
+        )
         for weight in matrices
-    }  # fmt: skip
+    }
 
 
 def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,10 @@ def network(seed: int = 0) -> tuple[dict[str, torch.Tensor], nn.Sequential]:
     modules = nn.Sequential(nn.Linear(6, 12), nn.PReLU(), nn.Linear(12, 8))
     nn.init.constant_(modules.get_parameter("2.bias"), 5.0)
     names = ("first/W", "first/b", "activation/slope", "second/W", "second/b")
-    return {f"{GENERATOR}/{name}": value.detach().clone()
-            for name, value in zip(names, modules.state_dict().values(), strict=True)}, modules  # fmt: skip
+    return {
+        f"{GENERATOR}/{name}": value.detach().clone()
+        for name, value in zip(names, modules.state_dict().values(), strict=True)
+    }, modules
 
 
 def test_the_generator_is_two_linear_layers_with_one_slope_between() -> None:
@@ -97,9 +99,12 @@ def test_two_epochs_see_every_example_twice(rows: int, size: int, steps: int) ->
 
 
 WAYS = [
-    Lora(**SMALL), AdaLora(**SMALL), BayesTune(**SMALL, rank_max=2), FedP2EFT(**SMALL, rank_max=2),
+    Lora(**SMALL),
+    AdaLora(**SMALL),
+    BayesTune(**SMALL, rank_max=2),
+    FedP2EFT(**SMALL, rank_max=2),
     FedL2P(**SMALL, outer=1, draws=1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("method", WAYS, ids=lambda method: type(method).__name__)

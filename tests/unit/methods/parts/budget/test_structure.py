@@ -22,8 +22,12 @@ from tests.conftest import tiny_model
 
 def test_distances_of_groups_are_by_hand() -> None:
     """Within en 3, within de 4; across (5, sqrt(34), 4, 5), whose mean over sqrt(12) has the logarithm."""
-    scales = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([3.0, 0.0]), "c": torch.tensor([3.0, 4.0]),
-              "d": torch.tensor([3.0, 8.0])}  # fmt: skip
+    scales = {
+        "a": torch.tensor([0.0, 0.0]),
+        "b": torch.tensor([3.0, 0.0]),
+        "c": torch.tensor([3.0, 4.0]),
+        "d": torch.tensor([3.0, 8.0]),
+    }
     found = distances(scales, {"en": ["a", "b"], "de": ["c", "d"]})
     across = (5 + math.sqrt(9 + 64) + 4 + 8) / 4
     assert found[0, 1].item() == pytest.approx(math.log(across / math.sqrt(3 * 4)))
@@ -36,8 +40,10 @@ def test_the_map_of_distances_is_symmetric_with_a_diagonal_of_zero_and_blank_for
     assert torch.equal(found, found.T) and torch.equal(found.diagonal(), torch.zeros(3, dtype=torch.float64))
     single = distances(scales, {"en": ["a", "b"], "de": ["c"]})
     assert single[1].isnan().all() and single[0, 0] == 0
-    same = distances({"a": torch.ones(3), "b": torch.ones(3), "c": torch.zeros(3), "d": torch.ones(3)},
-                     {"en": ["a", "b"], "de": ["c", "d"]})  # fmt: skip
+    same = distances(
+        {"a": torch.ones(3), "b": torch.ones(3), "c": torch.zeros(3), "d": torch.ones(3)},
+        {"en": ["a", "b"], "de": ["c", "d"]},
+    )
     assert same[0].isnan().all() and same[1, 1] == 0
 
 
@@ -95,8 +101,15 @@ def read_map(svg: str) -> tuple[list[str], list[str], list[list[float | None]]]:
 
 def test_the_map_of_ranks_has_the_mean_of_each_module_in_the_cell_of_its_block_and_kind() -> None:
     """Three clients; blocks down and kinds across, each as they come; modules of one cell are together."""
-    modules = ("block.00.q_proj", "block.00.up_proj", "block.01.up_proj", "block.01.q_proj", "pooler.dense",
-               "head.dense", "block.02.q_proj")  # fmt: skip
+    modules = (
+        "block.00.q_proj",
+        "block.00.up_proj",
+        "block.01.up_proj",
+        "block.01.q_proj",
+        "pooler.dense",
+        "head.dense",
+        "block.02.q_proj",
+    )
     ranks = ((1, 0, 9, 4, 1, 3, 0), (2, 0, 0, 5, 1, 0, 0), (3, 6, 0, 9, 1, 0, 0))
     found = {f"c{i}": Structure(modules, {"": row}) for i, row in enumerate(ranks)}
     mean, by_client = mean_ranks(found), client_ranks(found)
@@ -128,8 +141,10 @@ def test_the_map_of_distances_draws_the_matrix_that_is_computed() -> None:
 
 def test_a_budget_is_compared_among_the_runs_that_have_it_and_ties_are_nobodys() -> None:
     """At r2 the two are level in en and x leads in de; at r4 lora, of rank 4, leads everywhere."""
-    x = {"a": {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "examples": 9}, "b": {"m": 0.7, "m r2": 0.7, "m r4": 0.1,
-         "examples": 9}}  # fmt: skip
+    x = {
+        "a": {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "examples": 9},
+        "b": {"m": 0.7, "m r2": 0.7, "m r4": 0.1, "examples": 9},
+    }
     y = {"a": {"m": 0.5, "m r2": 0.5, "examples": 9}, "b": {"m": 0.2, "m r2": 0.2, "examples": 9}}
     lora = {"a": {"m": 0.8, "examples": 9}, "b": {"m": 0.8, "examples": 9}}
     there = by_budget({"x": x, "y": y, "lora": lora}, {"x": 2, "y": 2, "lora": 4}, ["m"])

@@ -153,9 +153,11 @@ def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Public
         values = torch.rand(received.arrays[VALUES].shape, generator=torch.Generator().manual_seed(better))
         site = federation.site("a")
         memory, _ = federation.method.client_update(
-            federation.memories["a"], Payload({**received.arrays, LOSSES: losses, VALUES: values}), site,
+            federation.memories["a"],
+            Payload({**received.arrays, LOSSES: losses, VALUES: values}),
+            site,
             federation.tick(2),
-        )  # fmt: skip
+        )
         found.append(select(memory.arrays, slot("personal")))
         lessons.append(site.report["lessons"])
     assert lessons == [0, 0, 3]

@@ -63,8 +63,11 @@ def sent(client: int, family: str) -> State:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    width, plain, site = (6, ["block.00.q_proj"], "block.01.q_proj") if family == "f" else (
-        9, ["block.00.q_proj", "block.01.q_proj"], "block.02.q_proj")  # fmt: skip
+    width, plain, site = (
+        (6, ["block.00.q_proj"], "block.01.q_proj")
+        if family == "f"
+        else (9, ["block.00.q_proj", "block.01.q_proj"], "block.02.q_proj")
+    )
     arrays = {f"personal/{site}/P": draw(2, 2), f"personal/{site}/Q": draw(2), SKETCH: draw(40)}
     for name in plain:
         arrays |= {f"personal/{name}/A": draw(2, width), f"personal/{name}/B": draw(width, 2)}

@@ -37,12 +37,17 @@ METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "every": 1, "align": {"sa
 @pytest.fixture(scope="module")
 def host() -> Host:
     settings = {
-        "name": "mixed", "benchmark": {"name": "skills", "clients": 4},
-        "model": {"id": "skills-llama", "max_length": 96}, "adapter": {"targets": ["q_proj", "down_proj"]},
+        "name": "mixed",
+        "benchmark": {"name": "skills", "clients": 4},
+        "model": {"id": "skills-llama", "max_length": 96},
+        "adapter": {"targets": ["q_proj", "down_proj"]},
         "families": {"small": {"clients": ["reverse.upper", "star-vowels.reverse"], "model": {"id": "skills-llama-s"}}},
-        "method": METHOD, "baselines": [], "train": {"max_steps": 2, "batch_size": 2}, "federation": {"rounds": 2},
+        "method": METHOD,
+        "baselines": [],
+        "train": {"max_steps": 2, "batch_size": 2},
+        "federation": {"rounds": 2},
         "evaluate": {"metrics": ["token_accuracy"]},
-    }  # fmt: skip
+    }
     return Host(load_experiment(settings))
 
 
@@ -73,17 +78,24 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     clients = sorted(info.id for info in host.infos)
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
     key = "block.03.q_proj/P"
-    expected = sum(float(weights[clients.index(large.id), place]) * last[client][f"personal/{key}"]
-                   for place, client in enumerate(clients))  # fmt: skip
+    expected = sum(
+        float(weights[clients.index(large.id), place]) * last[client][f"personal/{key}"]
+        for place, client in enumerate(clients)
+    )
     torch.testing.assert_close(mixture[f"shared/{key}"], expected)
 
 
 COMMON = {
-    "name": "common", "benchmark": {"name": "skills", "clients": 2}, "model": {"id": "skills-llama", "max_length": 96},
-    "adapter": {"targets": ["q_proj", "down_proj"]}, "method": {"name": "rela", "rank": 4, "every": 1, "noise": 0.0},
-    "baselines": [], "train": {"max_steps": 2, "batch_size": 2}, "federation": {"rounds": 1},
+    "name": "common",
+    "benchmark": {"name": "skills", "clients": 2},
+    "model": {"id": "skills-llama", "max_length": 96},
+    "adapter": {"targets": ["q_proj", "down_proj"]},
+    "method": {"name": "rela", "rank": 4, "every": 1, "noise": 0.0},
+    "baselines": [],
+    "train": {"max_steps": 2, "batch_size": 2},
+    "federation": {"rounds": 1},
     "evaluate": {"metrics": ["token_accuracy"], "newcomers": False},
-}  # fmt: skip
+}
 
 
 def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> None:
@@ -135,14 +147,22 @@ def spellers(tmp_path_factory: pytest.TempPathFactory) -> Host:
     wide = save_speller(folder / "wide", 40, hidden_size=24, num_hidden_layers=4)
     small = save_speller(folder / "small", 0)
     third = save_speller(folder / "third", 12, hidden_size=20, num_hidden_layers=3)
-    experiment = load_experiment({
-        "name": "spellers", "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 2},
-        "model": {"id": str(wide), "max_length": 96}, "adapter": {"targets": ["q_proj", "down_proj"]},
-        "families": {"small": {"clients": ["reverse.upper"], "model": {"id": str(small), "max_length": 96}},
-                     "third": {"clients": ["drop-first.reverse"], "model": {"id": str(third), "max_length": 96}}},
-        "method": METHOD, "baselines": [], "train": {"max_steps": 2, "batch_size": 2, "lr": 1e-2},
-        "evaluate": {"metrics": ["token_accuracy"], "newcomers": False},
-    })  # fmt: skip
+    experiment = load_experiment(
+        {
+            "name": "spellers",
+            "benchmark": {"name": "skills", "clients": 4, "train": 8, "val": 1, "test": 2},
+            "model": {"id": str(wide), "max_length": 96},
+            "adapter": {"targets": ["q_proj", "down_proj"]},
+            "families": {
+                "small": {"clients": ["reverse.upper"], "model": {"id": str(small), "max_length": 96}},
+                "third": {"clients": ["drop-first.reverse"], "model": {"id": str(third), "max_length": 96}},
+            },
+            "method": METHOD,
+            "baselines": [],
+            "train": {"max_steps": 2, "batch_size": 2, "lr": 1e-2},
+            "evaluate": {"metrics": ["token_accuracy"], "newcomers": False},
+        }
+    )
     whole = load_federation(experiment)
     return Host(experiment, replace(whole, public=whole.public[:60]))
 

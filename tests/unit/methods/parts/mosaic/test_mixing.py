@@ -73,8 +73,12 @@ def test_the_bargain_is_over_what_changed_since_the_last_mixture_by_hand() -> No
 def test_cores_are_bargained_for_by_everybody_and_plain_factors_within_a_backbone() -> None:
     federation = start(mixing="nash")
     updates = federation.round(1)
-    cores = [torch.cat([value.flatten() for key, value in sorted(sent(updates[client]).items())
-                        if split(key)[2] in ("P", "Q")]) for client in "abcde"]  # fmt: skip
+    cores = [
+        torch.cat(
+            [value.flatten() for key, value in sorted(sent(updates[client]).items()) if split(key)[2] in ("P", "Q")]
+        )
+        for client in "abcde"
+    ]
     D = torch.stack(cores, 1).double()  # P and Q start at zero
     w = nash_weights(D.T @ D)
     torch.testing.assert_close(federation.server.arrays["relevance/clients/weights"], w.float().expand(5, 5))
@@ -90,8 +94,9 @@ def test_a_cohort_bargains_with_everybodys_last_uploads() -> None:
     federation = start("rela", mixing="nash")
     federation.round(1)
     federation.round(2, "ac")
-    assert torch.equal(mixture(federation, "e")["shared/block.00.q_proj/A"],
-                       mixture(federation, "a")["shared/block.00.q_proj/A"])  # fmt: skip
+    assert torch.equal(
+        mixture(federation, "e")["shared/block.00.q_proj/A"], mixture(federation, "a")["shared/block.00.q_proj/A"]
+    )
 
 
 def test_products_are_summed_over_stacks_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,15 @@ SETTINGS = {"rank": 4, "blocks": 2}
 def llama(name: str) -> LlamaForCausalLM:
     torch.manual_seed(derive_seed("llama", name))
     width, depth = {SMALL: (16, 2), MIDDLE: (20, 4), LARGE: (24, 5)}[name]
-    config = LlamaConfig(hidden_size=width, intermediate_size=width + 8, num_hidden_layers=depth, vocab_size=32,
-                         num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3)  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=width + 8,
+        num_hidden_layers=depth,
+        vocab_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.3,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -61,8 +68,15 @@ class Federation:
         one.model.reset()
         examples = {split: tiny_examples("llama", 12, derive_seed(client, split)) for split in ("train", "test")}
         budget = TrainSettings(max_steps=2, batch_size=4, lr=1e-2)
-        return Site(self.info(client), one.model, one.task, budget, examples.__getitem__, smallest=small,
-                    small_examples=examples.__getitem__)  # fmt: skip
+        return Site(
+            self.info(client),
+            one.model,
+            one.task,
+            budget,
+            examples.__getitem__,
+            smallest=small,
+            small_examples=examples.__getitem__,
+        )
 
     def update(self, client: str, number: int) -> tuple[Payload, Update]:
         """One client's reply, and what it received for it."""
@@ -201,8 +215,11 @@ def test_whoever_is_alone_with_its_backbone_gets_its_own_adapter_back() -> None:
     updates = federation.round(1, "ab")
     for client in "ab":
         got = federation.method.dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0)).arrays
-        own = {f"shared/{key.partition('/')[2]}": value for key, value in updates[client].payload.arrays.items()
-               if slot_of(key) == "personal"}  # fmt: skip
+        own = {
+            f"shared/{key.partition('/')[2]}": value
+            for key, value in updates[client].payload.arrays.items()
+            if slot_of(key) == "personal"
+        }
         assert_same(got, own)
 
 
@@ -349,8 +366,19 @@ def test_a_backbone_without_a_plain_block_is_told_of(caplog: pytest.LogCaptureFi
 
 def test_every_wrong_option_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        build_method({"name": "fedmosaic", "blocks": 0, "temperature": 0.0, "ema": 0.0, "every": 0, "share": 2.0,
-                      "noise": -1.0, "pq_rate": 0.0, "similarity": "colmean"})  # fmt: skip
+        build_method(
+            {
+                "name": "fedmosaic",
+                "blocks": 0,
+                "temperature": 0.0,
+                "ema": 0.0,
+                "every": 0,
+                "share": 2.0,
+                "noise": -1.0,
+                "pq_rate": 0.0,
+                "similarity": "colmean",
+            }
+        )
     keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
     assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "similarity"}
 

@@ -90,8 +90,11 @@ def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -
     assert deployed.slots == ("shared",) and deployed.mixer == "sum"
     batch = site.examples("test").batch(torch.arange(4))
     found = []
-    for arrays, slots in ((deployed.arrays, ("shared",)), ({**received.arrays, **newcomer_mixture(
-        federation.server, reply.arrays[SKETCH], LARGE)}, ("personal",)), ({}, ())):  # fmt: skip
+    for arrays, slots in (
+        (deployed.arrays, ("shared",)),
+        ({**received.arrays, **newcomer_mixture(federation.server, reply.arrays[SKETCH], LARGE)}, ("personal",)),
+        ({}, ()),
+    ):
         site.model.reset()
         site.model.load(arrays)
         with torch.no_grad(), site.model.active(*slots):

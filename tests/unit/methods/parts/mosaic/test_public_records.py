@@ -37,10 +37,13 @@ def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_
     """A Llama has q_proj and v_proj where GPT-2 has one projection for all three; alone, either is well."""
     config = {
         "benchmark": {"name": "skills", "clients": 2, "train": 4, "val": 1, "test": 1},
-        "model": {"id": "skills-llama-s", "max_length": 32}, "adapter": {"targets": "auto"}, "baselines": [],
+        "model": {"id": "skills-llama-s", "max_length": 32},
+        "adapter": {"targets": "auto"},
+        "baselines": [],
         "families": {"other": {"clients": ["drop-first.*"], "model": {"id": str(save_gpt2(tmp_path / "gpt2"))}}},
-        "method": {"name": "fedmosaic", "rank": 2, "blocks": 1}, "evaluate": {"newcomers": False},
-    }  # fmt: skip
+        "method": {"name": "fedmosaic", "rank": 2, "blocks": 1},
+        "evaluate": {"newcomers": False},
+    }
     said = r"method fedmosaic: the backbones model and other differ in their PQ sites: 0\.\w+ .*set adapter\.targets"
     with pytest.raises(ConfigError, match=said):
         check(config)

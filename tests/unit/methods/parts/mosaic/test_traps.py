@@ -172,11 +172,16 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
 
 def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_another() -> None:
     """Two clients each of two operations on words, no word of a task with both: the shipped model's own gradients."""
-    experiment = load_experiment({
-        "benchmark": {"name": "skills", "clients": 2, "train": 24, "val": 1, "test": 1}, "baselines": [],
-        "model": {"id": "skills-llama-s", "max_length": 64}, "adapter": {"targets": ["q_proj"]},
-        "method": {"name": "rela", "rank": 2, "every": 1}, "train": {"max_steps": 3, "batch_size": 4},
-    })  # fmt: skip
+    experiment = load_experiment(
+        {
+            "benchmark": {"name": "skills", "clients": 2, "train": 24, "val": 1, "test": 1},
+            "baselines": [],
+            "model": {"id": "skills-llama-s", "max_length": 64},
+            "adapter": {"targets": ["q_proj"]},
+            "method": {"name": "rela", "rank": 2, "every": 1},
+            "train": {"max_steps": 3, "batch_size": 4},
+        }
+    )
     whole = load_federation(experiment)
     halves = tuple(
         replace(one, id=f"{one.id}-{part}", train=one.train[part::2]) for one in whole.clients for part in (0, 1)

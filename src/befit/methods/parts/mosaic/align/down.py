@@ -35,9 +35,14 @@ def site_losses(pairs: Pairs, pivot: Mapping[str, Tensor], other: Mapping[str, T
 
 
 def train_down(
-    batches: Iterable[Pairs], steps: int, pivot: Mapping[str, Tensor], start: Mapping[str, Tensor], *,
-    lr: float, weight: float,
-) -> dict[str, Tensor]:  # fmt: skip
+    batches: Iterable[Pairs],
+    steps: int,
+    pivot: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    *,
+    lr: float,
+    weight: float,
+) -> dict[str, Tensor]:
     """A_j of all sites by AdamW on `sum_sites L2 + weight * mean_sites regulariser`, before any projection.
 
     Cosine schedule to zero over `steps` batches after a linear warm-up of a tenth; no weight decay.
@@ -102,8 +107,14 @@ class DownSums:
     def up(self, site: str, A: Tensor) -> UpSums:
         """The sums of `Z_i` and `Z_j = X_j A^T`."""
         A = A.double()
-        return UpSums(self.tokens, self.z_i[site], A @ self.x_j[site], self.S_ii[site],
-                      A @ self.C_jj[site] @ A.T, A @ self.C_ji[site])  # fmt: skip
+        return UpSums(
+            self.tokens,
+            self.z_i[site],
+            A @ self.x_j[site],
+            self.S_ii[site],
+            A @ self.C_jj[site] @ A.T,
+            A @ self.C_ji[site],
+        )
 
 
 def _plus(held: Tensor | None, more: Tensor) -> Tensor:

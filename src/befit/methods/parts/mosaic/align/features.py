@@ -42,8 +42,10 @@ class Paired:
         """Raises DataError without public records, ModelError for sites that are not the same."""
         examples = public(pivot.key), public(other.key)
         if not len(examples[0]) or len(examples[0]) != len(examples[1]):
-            raise DataError(f"aligning two backbones needs the same public records for both; there are "
-                            f"{len(examples[0])} and {len(examples[1])}")  # fmt: skip
+            raise DataError(
+                f"aligning two backbones needs the same public records for both; there are "
+                f"{len(examples[0])} and {len(examples[1])}"
+            )
         return cls(pivot, other, examples, paired_sites(pivot.model, other.model, blocks))
 
     def batches(self, samples: int, size: int, seed: int) -> Iterator[Pairs]:
@@ -81,8 +83,10 @@ def paired_sites(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[
         for model in (pivot, other)
     ]
     if different := found[0].keys() ^ found[1].keys():
-        raise ModelError(f"two backbones differ in {len(different)} of their PQ sites, first {min(different)!r}; set "
-                         "adapter.targets to projections that both have")  # fmt: skip
+        raise ModelError(
+            f"two backbones differ in {len(different)} of their PQ sites, first {min(different)!r}; set "
+            "adapter.targets to projections that both have"
+        )
     return {site: (name, found[1][site]) for site, name in found[0].items()}
 
 

@@ -79,10 +79,14 @@ def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> di
 
     rank = len(pivot[f"{BASIS}/{next(iter(paired.modules.values()))[0]}/A"])
     return {
-        "pivot": paired.pivot.fingerprint, "backbone": paired.other.fingerprint, "public": paired.digest(),
-        "rank": rank, "seed": seed, "modules": {site: list(names) for site, names in paired.modules.items()},
+        "pivot": paired.pivot.fingerprint,
+        "backbone": paired.other.fingerprint,
+        "public": paired.digest(),
+        "rank": rank,
+        "seed": seed,
+        "modules": {site: list(names) for site, names in paired.modules.items()},
         "alignment": {key: value for key, value in plain(settings).items() if key != "folder"},
-    }  # fmt: skip
+    }
 
 
 def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> Aligned:
@@ -122,10 +126,17 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
         if settings.finish == "polar":
             B = polar(B)
         elif condition > 10:
-            _LOG.warning("site %s: the aligned B has condition number %.0f; its directions learn at very different "
-                         "speeds, and align.finish: polar would make them equal", site, condition)  # fmt: skip
-        report[site] |= {"correlation": float(correlations.mean()), "condition": condition,
-                         "tokens": float(ups[site].count)}  # fmt: skip
+            _LOG.warning(
+                "site %s: the aligned B has condition number %.0f; its directions learn at very different "
+                "speeds, and align.finish: polar would make them equal",
+                site,
+                condition,
+            )
+        report[site] |= {
+            "correlation": float(correlations.mean()),
+            "condition": condition,
+            "tokens": float(ups[site].count),
+        }
         arrays |= {join(BASIS, name, "A"): A_j[site].cpu(), join(BASIS, name, "B"): B.float().contiguous()}
     return Aligned(arrays, report)
 
@@ -143,9 +154,12 @@ def _solved(sums: DownSums, settings: Alignment) -> dict[str, Tensor]:
 
 
 def _trained(
-    batches: Callable[[], Iterator[Pairs]], records: int, A_i: Mapping[str, Tensor], A_0: Mapping[str, Tensor],
+    batches: Callable[[], Iterator[Pairs]],
+    records: int,
+    A_i: Mapping[str, Tensor],
+    A_0: Mapping[str, Tensor],
     settings: Alignment,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """A_j of all sites before the projection, by mini-batches."""
     steps = settings.epochs * -(-records // settings.batch_size)
     stream = (pairs for _ in range(settings.epochs) for pairs in batches())

@@ -40,8 +40,12 @@ class Alignment:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        counts = {"samples": self.samples, "samples_up": self.samples_up, "batch_size": self.batch_size,
-                  "epochs": self.epochs}  # fmt: skip
+        counts = {
+            "samples": self.samples,
+            "samples_up": self.samples_up,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+        }
         problems = [
             f"{name}: must be at least 1, got {value}"
             for name, value in counts.items()

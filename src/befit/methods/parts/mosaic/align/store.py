@@ -39,8 +39,10 @@ def load(folder: Path | str, backbone: str, about: Mapping[str, Any]) -> State |
     found = json.loads(metadata.get("about", "{}"))
     for key, value in about.items():
         if found.get(key) != value:
-            raise PayloadMismatch(f"{path} was aligned with another {key}: {_short(found.get(key))}, and this run has "
-                                  f"{_short(value)}; use another align.folder, or remove the file")  # fmt: skip
+            raise PayloadMismatch(
+                f"{path} was aligned with another {key}: {_short(found.get(key))}, and this run has "
+                f"{_short(value)}; use another align.folder, or remove the file"
+            )
     if found.get("sha256") != fingerprint(arrays):
         raise PayloadMismatch(f"{path}: its arrays are not those that were saved; remove the file to align anew")
     return arrays

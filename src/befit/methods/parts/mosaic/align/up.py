@@ -36,8 +36,14 @@ class UpSums:
         return cls(len(Z_i), Z_i.sum(0), Z_j.sum(0), Z_i.T @ Z_i, Z_j.T @ Z_j, Z_j.T @ Z_i)
 
     def __add__(self, other: UpSums) -> UpSums:
-        return UpSums(self.count + other.count, self.z_i + other.z_i, self.z_j + other.z_j,
-                      self.S_ii + other.S_ii, self.S_jj + other.S_jj, self.S_ji + other.S_ji)  # fmt: skip
+        return UpSums(
+            self.count + other.count,
+            self.z_i + other.z_i,
+            self.z_j + other.z_j,
+            self.S_ii + other.S_ii,
+            self.S_jj + other.S_jj,
+            self.S_ji + other.S_ji,
+        )
 
     def cpu(self) -> UpSums:
         sums = (self.z_i, self.z_j, self.S_ii, self.S_jj, self.S_ji)
@@ -46,8 +52,11 @@ class UpSums:
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
         """`Zc_i^T Zc_i`, `Zc_j^T Zc_j` and `Zc_j^T Zc_i`, all (r, r), of columns less their means."""
         n = self.count
-        return (self.S_ii - torch.outer(self.z_i, self.z_i) / n, self.S_jj - torch.outer(self.z_j, self.z_j) / n,
-                self.S_ji - torch.outer(self.z_j, self.z_i) / n)  # fmt: skip
+        return (
+            self.S_ii - torch.outer(self.z_i, self.z_i) / n,
+            self.S_jj - torch.outer(self.z_j, self.z_j) / n,
+            self.S_ji - torch.outer(self.z_j, self.z_i) / n,
+        )
 
 
 def add_batch(
@@ -71,8 +80,10 @@ def turn(sums: UpSums, ridge: float = 1e-6, tie: float = 0.0) -> tuple[Tensor, T
     """
     r = len(sums.z_i)
     if sums.count < 10 * r:
-        raise DataError(f"aligning at rank {r} needs at least {10 * r} public tokens, there are {sums.count}; give "
-                        "more public records or a smaller rank")  # fmt: skip
+        raise DataError(
+            f"aligning at rank {r} needs at least {10 * r} public tokens, there are {sums.count}; give "
+            "more public records or a smaller rank"
+        )
     C_i, C_j, S_ji = sums.centred()
     (_, inverse_i), (half_j, inverse_j) = (_roots(C, ridge) for C in (C_i, C_j))
     N = inverse_j @ S_ji @ inverse_i

@@ -58,8 +58,9 @@ def test_layers_of_two_models_are_compared_at_answers_alone(federation: Federati
     states = []
     for one in (first, second):
         with torch.no_grad():
-            output = one.model.backbone(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-                                        output_hidden_states=True)  # fmt: skip
+            output = one.model.backbone(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
+            )
         states.append([hidden[learnt] for hidden in output.hidden_states])
     assert float(found[1, 4]) == pytest.approx(linear_cka(states[0][1], states[1][4]), abs=1e-6)
     few = layer_cka(first, second, (EXAMPLES, EXAMPLES), tokens=10).values
@@ -80,8 +81,14 @@ def test_streamed_sums_give_what_all_activations_at_once_give(
         plain(self, rows)
 
     monkeypatch.setattr(CentredProducts, "add", watched)
-    found = layer_cka(first, second, (EXAMPLES, EXAMPLES), batch_size=15, memory_mib=memory_mib,
-                      tell=lambda done, of: passes.append((done, of)))  # fmt: skip
+    found = layer_cka(
+        first,
+        second,
+        (EXAMPLES, EXAMPLES),
+        batch_size=15,
+        memory_mib=memory_mib,
+        tell=lambda done, of: passes.append((done, of)),
+    )
     assert len(passes) == (1 if memory_mib else 3 + 6 + 3 * 6) and passes[-1] == (len(passes), len(passes))
     assert max(most) < found.tokens
     states = [_hidden(one, EXAMPLES) for one in (first, second)]
@@ -93,8 +100,9 @@ def test_streamed_sums_give_what_all_activations_at_once_give(
 def _hidden(one: Backbone, examples: Examples) -> list[torch.Tensor]:
     batch = examples.batch(range(len(examples)))
     with torch.no_grad():
-        output = one.model.backbone(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-                                    output_hidden_states=True)  # fmt: skip
+        output = one.model.backbone(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
+        )
     return [hidden[batch["labels"] != -100] for hidden in output.hidden_states]
 
 

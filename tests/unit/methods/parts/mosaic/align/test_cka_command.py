@@ -65,8 +65,10 @@ def test_a_model_beside_itself_is_one_on_the_diagonal_and_json_is_all_that_is_pr
 
 
 def test_the_seed_draws_the_records(records: Path) -> None:
-    few = [json.loads(call(*MODELS, "--records", records, "--samples", 5, "--seed", seed, "--json").stdout)["cka"]
-           for seed in (0, 0, 1)]  # fmt: skip
+    few = [
+        json.loads(call(*MODELS, "--records", records, "--samples", 5, "--seed", seed, "--json").stdout)["cka"]
+        for seed in (0, 0, 1)
+    ]
     assert few[0] == few[1] != few[2]
 
 

@@ -155,11 +155,16 @@ def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_ano
     assert {key.partition("/")[0] for key in federation.server.arrays} == {f"basis:{MIDDLE}", f"basis:{LARGE}"}
     for family in (MIDDLE, LARGE):
         pair = Paired.of(federation.backbones[SMALL], federation.backbones[family], server.public, 2)
-        ends = [{key: value for key, value in server.starts[one].items() if split(key)[0] == BASIS}
-                for one in (SMALL, family)]  # fmt: skip
+        ends = [
+            {key: value for key, value in server.starts[one].items() if split(key)[0] == BASIS}
+            for one in (SMALL, family)
+        ]
         expected = align(pair, *ends, Alignment(), 0).arrays
-        found = {key.replace(f":{family}", ""): value for key, value in federation.server.arrays.items()
-                 if key.startswith(f"basis:{family}")}  # fmt: skip
+        found = {
+            key.replace(f":{family}", ""): value
+            for key, value in federation.server.arrays.items()
+            if key.startswith(f"basis:{family}")
+        }
         assert_same(found, expected)
 
 
@@ -219,8 +224,9 @@ def test_what_cannot_be_aligned_is_refused_with_the_reason(federation: Federatio
     with pytest.raises(DataError, match=r"rank 4 needs at least 40 public tokens, there are \d+; give more"):
         aligned_bases(replace(site, public=lambda key: empty), 2, Alignment())
     with pytest.raises(DataError, match="the same public records for both; there are 1 and 60"):
-        Paired.of(federation.backbones[SMALL], federation.backbones[LARGE],
-                  lambda key: empty if key == SMALL else PUBLIC, 2)  # fmt: skip
+        Paired.of(
+            federation.backbones[SMALL], federation.backbones[LARGE], lambda key: empty if key == SMALL else PUBLIC, 2
+        )
     with pytest.raises(ConfigError) as caught:
         Alignment(samples=0, lr=0.0, tie=-1.0, batch_size=0)
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["samples", "batch_size", "lr", "tie"]
