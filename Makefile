@@ -5,10 +5,10 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-# What docs/results.md shows, one recipe after the other into OUT; JOBS cells at a time. `results` is the comparison of all
+# What docs/results.md shows, one study after the other into OUT; JOBS cells at a time. `results` is the comparison of all
 # methods on the four offline suites, `studies` what single papers ask beyond that.
-RESULTS := digits skills names digits-vqa-static
-STUDIES := digits-vqa-dynamic skills-families names-p2eft
+MAIN := digits skills names digits-vqa-static
+FURTHER := digits-vqa-dynamic skills-families names-p2eft
 OUT ?= runs/results
 JOBS ?= 2
 
@@ -28,11 +28,11 @@ test-slow: $(VENV)/.installed-dev
 # `results` takes just under an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
 # done twice.
 # $(BIN)/python benchmarks/offline_results.py $(OUT)/* then writes the tables of docs/results.md.
-results: RECIPES := $(RESULTS)
-studies: RECIPES := $(STUDIES)
+results: STUDIES := $(MAIN)
+studies: STUDIES := $(FURTHER)
 results studies: $(VENV)/.installed-dev
-	@failed=; for recipe in $(RECIPES); do \
-		$(BIN)/befit compare recipes/offline/$$recipe.yaml --out $(OUT)/$$recipe --jobs $(JOBS) || failed="$$failed $$recipe"; \
+	@failed=; for study in $(STUDIES); do \
+		$(BIN)/befit compare studies/offline/$$study.yaml --out $(OUT)/$$study --jobs $(JOBS) || failed="$$failed $$study"; \
 	done; test -z "$$failed" || { echo "not finished:$$failed"; exit 1; }
 
 install: $(VENV)/.installed-dev

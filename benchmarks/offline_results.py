@@ -1,9 +1,9 @@
 """Write the tables of finished offline comparisons into docs/results.md, and their numbers beside the other results.
 
-    befit compare recipes/offline/skills.yaml --out OUT/skills      # and the others
+    befit compare studies/offline/skills.yaml --out OUT/skills      # and the others
     python benchmarks/offline_results.py OUT/skills OUT/digits …
 
-A directory is called like its recipe. Its section of the page, between `<!-- offline_NAME -->` and its end, is written
+A directory is called like its study. Its section of the page, between `<!-- offline_NAME -->` and its end, is written
 anew; `results/offline_NAME.csv` gets every client's score and `results/offline_NAME.json` what the tables say.
 """
 
@@ -38,11 +38,11 @@ def main() -> None:
         print(f"{name}: {len(results['runs'])} runs, {len(results['failures'])} cells without results")
 
 
-def section(results: dict[str, Any], name: str, recipe: str) -> str:
+def section(results: dict[str, Any], name: str, study: str) -> str:
     """The tables of one comparison, and the command that makes them."""
     seeds = ", ".join(map(str, results["seeds"]))
     parts = [
-        f"Command: `befit compare recipes/offline/{recipe}.yaml`, seeds {seeds}. Numbers: "
+        f"Command: `befit compare studies/offline/{study}.yaml`, seeds {seeds}. Numbers: "
         f"`benchmarks/results/{name}.json`; every client's score: `{name}.csv`.",
         markdown_table(run_table(results)),
     ]
@@ -91,7 +91,7 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
-    """Without what the CSV has, and without configurations, which the recipe says."""
+    """Without what the CSV has, and without configurations, which the study says."""
     runs = [
         {key: value for key, value in run.items() if key not in ("clients", "config", "curve", "seeds")}
         | {"seeds": [{key: cell[key] for key in ("seed", "mean", "data", "beside")} for cell in run["seeds"]]}

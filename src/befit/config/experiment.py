@@ -350,8 +350,8 @@ def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrid
 
     values, folder, where, name = read_source(source)
     if names_runs(values):
-        path = source if isinstance(source, (str, Path)) else "RECIPE"
-        raise ConfigError([f"this is a recipe, which names runs to compare: befit compare {path}"], where)
+        path = source if isinstance(source, (str, Path)) else "STUDY"
+        raise ConfigError([f"this is a study, which names runs to compare: befit compare {path}"], where)
     values.setdefault("baselines", ["local"])
     problems = apply_overrides(values, overrides)
     values.setdefault("name", name or _default_name(values))
@@ -416,8 +416,8 @@ def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def names_runs(values: Mapping[str, Any]) -> bool:
-    """Whether these are a recipe's keys and not a configuration's."""
-    return bool({"recipe", "runs", "grids"} & values.keys())
+    """Whether these are a study's keys and not a configuration's."""
+    return bool({"study", "runs", "grids"} & values.keys())
 
 
 def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:

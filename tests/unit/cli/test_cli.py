@@ -350,8 +350,8 @@ def test_problems_of_a_configuration_are_a_list_in_json(config):
     assert error["problems"][1] in error["message"]
 
 
-def test_a_recipe_is_for_compare(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text("recipe: {title: x}\nbase: {method: fedit}\nruns: {A: local}\n")
+def test_a_study_is_for_compare(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("study: {title: x}\nbase: {method: fedit}\nruns: {A: local}\n")
     done = call("run", path)
-    assert done.exit_code == 2 and f"this is a recipe, which names runs to compare: befit compare {path}" in done.stderr
+    assert done.exit_code == 2 and f"this is a study, which names runs to compare: befit compare {path}" in done.stderr

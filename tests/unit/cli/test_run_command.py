@@ -159,10 +159,10 @@ def test_every_configuration_of_the_repository_is_accepted(path):
     assert experiment.name == to_be_copied.get(path.stem, path.stem)
 
 
-def test_a_trial_of_a_recipe_is_sent_to_the_command_with_its_option():
-    recipe = Path(__file__).parents[3] / "recipes" / "offline" / "digits.yaml"
-    done = call("run", recipe, "--trial")
-    assert done.exit_code != 0 and f"befit compare {recipe} --trial" in " ".join(done.stderr.split())
+def test_a_trial_of_a_study_is_sent_to_the_command_with_its_option():
+    study = Path(__file__).parents[3] / "studies" / "offline" / "digits.yaml"
+    done = call("run", study, "--trial")
+    assert done.exit_code != 0 and f"befit compare {study} --trial" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("words", [("run", "method=local"), ("compare", "--methods", "local,fedit", "--seeds", "0")])

@@ -77,15 +77,15 @@ def test_it_is_part_of_the_configuration() -> None:
         load_experiment(config, ["limit.records=0"])
 
 
-def test_a_trial_runs_every_cell_once_and_beats_the_recipe_but_not_the_user() -> None:
-    recipe = ROOT / "recipes" / "offline" / "digits.yaml"
-    whole = make_plan(recipe)
-    trial = make_plan(recipe, trial=True, overrides=["train.max_steps=3"])
+def test_a_trial_runs_every_cell_once_and_beats_the_study_but_not_the_user() -> None:
+    study = ROOT / "studies" / "offline" / "digits.yaml"
+    whole = make_plan(study)
+    trial = make_plan(study, trial=True, overrides=["train.max_steps=3"])
     assert [run.label for run in trial.runs] == [run.label for run in whole.runs]
     assert trial.seeds == (0,) and len(trial.cells) == len(whole.runs) and trial.name == f"{whole.name}-trial"
     first = trial.cells[0].experiment
     assert (first.federation.rounds, first.train.max_steps, first.limit) == (1, 3, LimitSettings(2, 4, 1))
-    assert make_plan(recipe, overrides=["report.plots=false"]).cells[0].key == whole.cells[0].key
+    assert make_plan(study, overrides=["report.plots=false"]).cells[0].key == whole.cells[0].key
     assert not first.report.plots and whole.cells[0].experiment.report.plots
     assert len({cell.key for cell in (*trial.cells, *whole.cells)}) == len(trial.cells) + len(whole.cells)
     assert all("=" in change for change in TRIAL) and replace(first, limit=LimitSettings()) != whole.cells[0].experiment
@@ -154,16 +154,16 @@ def test_the_rounds_of_the_person_beat_those_of_a_trial() -> None:
 
 
 def test_a_trial_of_several_seeds_says_that_it_runs_one(caplog: pytest.LogCaptureFixture) -> None:
-    plan = make_plan(ROOT / "recipes" / "offline" / "digits.yaml", trial=True, seeds=[4, 5])
+    plan = make_plan(ROOT / "studies" / "offline" / "digits.yaml", trial=True, seeds=[4, 5])
     assert plan.seeds == (4,) and caplog.messages == ["a trial runs one seed: 4 alone, of --seeds 4,5"]
 
 
 def test_a_trial_does_not_replace_the_tables_of_a_whole_comparison(tmp_path: Path) -> None:
-    recipe = ROOT / "recipes" / "offline" / "digits.yaml"
+    study = ROOT / "studies" / "offline" / "digits.yaml"
     held = {"runs": [{"config": {"limit": {"clients": None, "records": None, "rounds": None}}}]}
     (tmp_path / "compare.json").write_text(json.dumps(held))
     with pytest.raises(RunError, match="holds a comparison without a limit"):
-        compare(make_plan(recipe, trial=True), out=tmp_path)
+        compare(make_plan(study, trial=True), out=tmp_path)
     assert json.loads((tmp_path / "compare.json").read_text()) == held and not (tmp_path / "runs").exists()
 
 

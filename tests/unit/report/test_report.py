@@ -283,7 +283,7 @@ def test_many_clients_become_distributions_and_every_one_is_still_in_the_table(t
 def test_a_client_without_a_score_is_shown_as_such(tmp_path):
     page = page_of(write_run(tmp_path, ["c0", "c1", "c2"], unscored=["c1"]))
     row = page.cells[page.cells.index("c1") :]
-    assert row[4] == row[5] == "–"  # noqa: RUF001
+    assert row[4] == row[5] == "–"
     assert "1 client of 3 ended without a score" in page.text
     assert "mean accuracy, 2 of 3 clients" in page.text
 
@@ -352,7 +352,7 @@ def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_p
             row["diagnostics"] = {"w": w, "w_min": least, "w_max": most}
         (tmp_path / "results.json").write_text(json.dumps(results))
         page = page_of(tmp_path)
-        assert page.cells.count(f"{least:.2f}–{most:.2f}") == count  # noqa: RUF001
+        assert page.cells.count(f"{least:.2f}–{most:.2f}") == count
         names = [attributes["aria-label"] for attributes in page.named("svg")]
         assert names[-1] == (
             "Mixing weights of every client's groups" if count == 3 else "Ranges of the mixing weights"
@@ -402,7 +402,7 @@ def test_clients_that_sent_the_same_are_listed_once_and_others_apart():
     groups = outbound_groups(outbound)
     assert [group.clients for group in groups] == [("a", "b"), ("c",)]
     assert groups[0].table[1] == [
-        ["federate", "shared/m/A", "8 × 64", "float32", "2,048", "3"],  # noqa: RUF001
+        ["federate", "shared/m/A", "8 × 64", "float32", "2,048", "3"],
         ["federate report", "loss", "one value", "float", "17 to 19", "3"],
     ]
     totals = {row[0]: row[1:] for row in outbound_totals(outbound)[1]}

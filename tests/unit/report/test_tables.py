@@ -78,7 +78,7 @@ def test_a_clients_row_holds_its_baselines_gains_error_and_weight():
     ]
     p = (0.825 * 60 + 2) / 64
     error = f"{100 * math.sqrt(2 * p * (1 - p) / 64):.1f}"
-    assert rows[0][:7] == ["c1", "100", "80.0%", "90.0%", "85.0%", "−5.0", "+5.0"]  # noqa: RUF001
+    assert rows[0][:7] == ["c1", "100", "80.0%", "90.0%", "85.0%", "−5.0", "+5.0"]
     assert rows[1] == ["c2", "60", "70.0%", "75.0%", "95.0%", "+20.0", "+25.0", error, "0.25"]
 
 
@@ -96,7 +96,7 @@ def test_without_baselines_or_diagnostics_a_row_is_the_score_alone():
 def test_a_missing_score_is_a_dash_and_counts_in_no_mean():
     results = result_of({**TWO, "c3": (None, 50, {"local": 0.1, "fedit": 0.2}, {"w": None})})
     rows = tables.client_table(results)[1]
-    assert rows[2] == ["c3", "50", "10.0%", "20.0%", "–", "–", "–", "–", "–"]  # noqa: RUF001
+    assert rows[2] == ["c3", "50", "10.0%", "20.0%", "–", "–", "–", "–", "–"]
     assert set(gains_over(results, "local")) == {"c1", "c2"}
     assert "1 client of 3 ended without a score and is in no mean." in headline_sentences(results)
 
@@ -118,7 +118,7 @@ def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
 def test_communication_is_in_all_and_per_client():
     rows = {row[0]: row[1:] for row in tables.communication_table(result_of(TWO))[1]}
     assert rows["Potara"] == ["2.00 MB", "5.00 MB", "1.00 MB", "2.50 MB", "300 B"]
-    assert rows["Local"] == ["0 B", "0 B", "0 B", "0 B", "–"]  # noqa: RUF001
+    assert rows["Local"] == ["0 B", "0 B", "0 B", "0 B", "–"]
 
 
 def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
@@ -154,7 +154,7 @@ def test_curves_of_different_rounds_share_one_table():
     }
     headers, rows = tables.curve_table(result_of(TWO, curves=curves))
     assert headers == ["round", "Local", "Potara"]
-    assert rows == [["5", "–", "50.0%"], ["10", "25.0%", "–"]]  # noqa: RUF001
+    assert rows == [["5", "–", "50.0%"], ["10", "25.0%", "–"]]
 
 
 def test_failures_name_client_stage_round_kind_and_whose_run():
@@ -288,8 +288,8 @@ def test_local_itself_is_compared_with_the_best_baseline():
 def test_weights_of_groups_are_shown_as_their_range_and_not_as_the_weight_of_the_head():
     clients = {"c1": (0.8, 10, {}, {"w": 0.5, "w_min": 0.104, "w_max": 0.95}), "c2": (0.8, 10, {}, {})}
     headers, rows = tables.client_table(result_of(clients))
-    assert headers[-1] == "w_min–w_max"  # noqa: RUF001
-    assert [row[-1] for row in rows] == ["0.10–0.95", "–"]  # noqa: RUF001
+    assert headers[-1] == "w_min–w_max"
+    assert [row[-1] for row in rows] == ["0.10–0.95", "–"]
 
 
 def test_updates_are_shown_only_where_clients_differ():
@@ -311,13 +311,13 @@ def test_the_summary_says_how_many_clients_have_a_score_where_any_has_none():
 
 
 def test_a_client_that_was_not_scored_has_no_number_of_test_examples():
-    assert tables.client_table(result_of({"c1": (None, 0, {}, {})}))[1] == [["c1", "–", "–"]]  # noqa: RUF001
+    assert tables.client_table(result_of({"c1": (None, 0, {}, {})}))[1] == [["c1", "–", "–"]]
 
 
 def test_a_failure_of_the_export_belongs_to_no_round():
     failure = {"client": "c1", "stage": "export", "round": 0, "kind": "ModelError", "reason": "A is NaN"}
     assert tables.failure_table(result_of(TWO, failures=[failure]))[1] == [
-        ["c1", "export", "–", "ModelError: A is NaN"]  # noqa: RUF001
+        ["c1", "export", "–", "ModelError: A is NaN"]
     ]
 
 
@@ -325,7 +325,7 @@ def test_a_run_without_any_score_says_so():
     summary = {"mean": None, "std": None, "worst": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
     results = result_of({"c1": (None, 0, {}, {})}, summary=summary)
     assert headline_sentences(results)[0].startswith("No client has a score")
-    assert tables.summary_table(results)[1][0][:5] == ["Potara", "0 of 1", "–", "–", "–"]  # noqa: RUF001
+    assert tables.summary_table(results)[1][0][:5] == ["Potara", "0 of 1", "–", "–", "–"]
 
 
 def test_runs_are_called_what_their_papers_call_them():
@@ -343,6 +343,6 @@ def test_costs_of_a_step_stand_beside_each_other_and_families_only_where_there_a
     )
     costs["potara"]["large"] = {"compute": 3.0, "memory": None}
     headers, rows = tables.cost_table(result_of(TWO, costs=costs))
-    assert headers[1] == "family" and rows[-1] == ["Potara", "large", "3.00", "–"]  # noqa: RUF001
+    assert headers[1] == "family" and rows[-1] == ["Potara", "large", "3.00", "–"]
     for nothing in ({}, {"potara": {}, "local": {}}, {"potara": {"model": {**potara, "compute": None}}}):
         assert tables.cost_table(result_of(TWO, costs=nothing))[1] == []

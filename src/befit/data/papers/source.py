@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files"]
 
-WHERE = "docs/benchmarks-data.md has the files of every benchmark"
+WHERE = "docs/benchmarks.md has the files of every benchmark"
 
 
 @dataclass(frozen=True)

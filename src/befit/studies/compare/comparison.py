@@ -1,4 +1,4 @@
-"""One comparison as a person asks for it: a recipe or a configuration in; runs, tables and plots out."""
+"""One comparison as a person asks for it: a study or a configuration in; runs, tables and plots out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from befit.core.storage import read_json
 from befit.data.limit import limit_sentence, trial_overrides
 from befit.runs.provenance import locked
 from befit.studies.compare.execute import CellFailure, execute
-from befit.studies.compare.plan import Plan, plan_config, plan_recipe
-from befit.studies.compare.study import is_recipe, read_recipe
+from befit.studies.compare.plan import Plan, plan_config, plan_study
+from befit.studies.compare.study import is_study, read_study
 from befit.studies.compare.summary import limit_of
 
 __all__ = ["Compared", "compare", "make_plan"]
@@ -44,7 +44,7 @@ def make_plan(
     reference: str | None = None,
     trial: bool = False,
 ) -> Plan:
-    """What a recipe or a configuration comes to, before anything is read or trained; see `compare`.
+    """What a study or a configuration comes to, before anything is read or trained; see `compare`.
 
     trial  every run once, for one round of one step on two clients of each family with a few records
     """
@@ -53,10 +53,10 @@ def make_plan(
             logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
         return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
-    recipe = isinstance(source, Mapping) and names_runs(source)
-    if recipe or (isinstance(source, (str, Path)) and is_recipe(source)):
+    study = isinstance(source, Mapping) and names_runs(source)
+    if study or (isinstance(source, (str, Path)) and is_study(source)):
         assert not isinstance(source, Experiment)
-        plan = plan_recipe(read_recipe(source), seeds, overrides, reference)
+        plan = plan_study(read_study(source), seeds, overrides, reference)
         return plan if methods is None else plan.only(methods)
     return plan_config(source, methods, seeds, overrides, reference)
 
@@ -74,12 +74,12 @@ def compare(
 ) -> Compared:
     """Run every method with every seed, unless `out` holds the run already, and write what came out.
 
-    source     a recipe, a configuration, or the plan that `make_plan` made of one
-    methods    of a configuration: which; default: its own and its baselines. Of a recipe: its runs of these, beside the
+    source     a study, a configuration, or the plan that `make_plan` made of one
+    methods    of a configuration: which; default: its own and its baselines. Of a study: its runs of these, beside the
                reference; default: all
-    seeds      default: the recipe's, or the configuration's only one
+    seeds      default: the study's, or the configuration's only one
     overrides  `key=value` on top of every run
-    reference  label of the run that the others are compared with; default: the recipe's, else local, else the first
+    reference  label of the run that the others are compared with; default: the study's, else local, else the first
     jobs       processes, each with a backbone of its own
     out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
     observer   called with events: those of `befit.execute.execute`

@@ -66,7 +66,7 @@ def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axi
     where = f"grids.{name}"
     for (i, row), (j, column) in itertools.product(enumerate(rows), enumerate(columns)):
         chosen = dict(zip((*row_axes, *column_axes), (*row, *column), strict=True))
-        chosen = {axis: chosen[axis] for axis in axes}  # in the order of the recipe
+        chosen = {axis: chosen[axis] for axis in axes}  # in the order of the study
         label = SEPARATOR.join(chosen.values())
         number, problem = _paper(grid.paper, list(chosen.values()))
         if problem:

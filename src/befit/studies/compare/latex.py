@@ -31,7 +31,7 @@ def render_latex(results: Mapping[str, Any]) -> str:
 
 
 def _grid(results: Mapping[str, Any], grid: Mapping[str, Any]) -> str:
-    """Rows and columns as in the recipe; the outer labels of columns span the inner ones. Best of all cells in bold."""
+    """Rows and columns as in the study; the outer labels of columns span the inner ones. Best of all cells in bold."""
     by_label = {run["label"]: run for run in results["runs"]}
     best = _best([by_label[label] for row in grid["runs"] for label in row if label])
     depth = max((len(one) for one in grid["columns"]), default=1)

@@ -1,4 +1,4 @@
-"""From a recipe, or a configuration and some methods, to the cells of a comparison. Reads no data, trains nothing."""
+"""From a study, or a configuration and some methods, to the cells of a comparison. Reads no data, trains nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
 from befit.studies.compare.grids import GridTable, add_grid
-from befit.studies.compare.study import Head, Recipe
+from befit.studies.compare.study import Head, Study
 
-__all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_recipe"]
+__all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_study"]
 
 SIZE = ("rank", "alpha")  # of an adapter: what methods that a configuration does not mention take over from it
 
@@ -99,24 +99,24 @@ def plan_config(
     return _planned(made, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
 
 
-def plan_recipe(
-    recipe: Recipe, seeds: Sequence[int] | None = None, overrides: Sequence[str] = (), reference: str | None = None
+def plan_study(
+    study: Study, seeds: Sequence[int] | None = None, overrides: Sequence[str] = (), reference: str | None = None
 ) -> Plan:
-    """All runs of a recipe, those of its grids after the named ones. Raises ConfigError with all problems.
+    """All runs of a study, those of its grids after the named ones. Raises ConfigError with all problems.
 
-    overrides  `key=value` on top of every run, whatever the recipe says
+    overrides  `key=value` on top of every run, whatever the study says
     """
     if problems := apply_overrides({}, overrides):  # said once, and not of every run
         raise ConfigError(problems, "the command")
-    base = {**copy.deepcopy(recipe.base), "baselines": []}
-    base.setdefault("name", recipe.name)
+    base = {**copy.deepcopy(study.base), "baselines": []}
+    base.setdefault("name", study.name)
     own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0
-    made = Collector(base, recipe.folder, overrides, _chosen_seeds(seeds, recipe.seeds, own))
-    for label, entry in recipe.runs.items():
+    made = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
+    for label, entry in study.runs.items():
         changes = {**({} if entry.method is None else {"method": entry.method}), **entry.set}
         made.run(label, changes, entry.paper, f"runs.{label}")
-    tables = [add_grid(made, name, grid, recipe.axes[name]) for name, grid in recipe.grids.items()]
-    return _planned(made, recipe.name, recipe.head, tables, reference or recipe.head.reference, recipe.where)
+    tables = [add_grid(made, name, grid, study.axes[name]) for name, grid in study.grids.items()]
+    return _planned(made, study.name, study.head, tables, reference or study.head.reference, study.where)
 
 
 def _planned(

@@ -1,7 +1,7 @@
-"""A recipe: what is compared, as people write it. Strict keys, every mistake at once; which cells it has is `plan`'s.
+"""A study: what is compared, as people write it. Strict keys, every mistake at once; which cells it has is `plan`'s.
 
-recipe: {title: …, about: …, paper: …, table: …, reference: Local, note: …}
-base: a configuration, or the path of one from the recipe's folder
+study: {title: …, about: …, paper: …, table: …, reference: Local, note: …}
+base: a configuration, or the path of one from the study's folder
 seeds: [0, 1, 2]
 runs:
   Local: {method: {name: local, rounds: 40}}
@@ -28,14 +28,14 @@ from befit.config.experiment import names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.schema import check_values, parameters_of, show
 
-__all__ = ["Axis", "Grid", "Head", "Recipe", "RunEntry", "is_recipe", "label_text", "read_recipe"]
+__all__ = ["Axis", "Grid", "Head", "RunEntry", "Study", "is_study", "label_text", "read_study"]
 
-_TOP = ("recipe", "base", "seeds", "runs", "grids")
+_TOP = ("study", "base", "seeds", "runs", "grids")
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a recipe is about.
+    """What a study is about.
 
     title      heading of the page
     about      a sentence or two on what it can and cannot show
@@ -102,8 +102,8 @@ Axis = Mapping[str, Mapping[str, Any]]  # label -> changes by dotted key
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A recipe that has been read, with the base as plain values and the folder that its paths count from."""
+class Study:
+    """A study that has been read, with the base as plain values and the folder that its paths count from."""
 
     name: str
     where: str
@@ -116,21 +116,21 @@ class Recipe:
     axes: dict[str, dict[str, Axis]] = field(default_factory=dict[str, dict[str, Axis]])  # by grid and name
 
 
-def is_recipe(path: Path | str) -> bool:
-    """Whether a file is a recipe and not a configuration: it has the key `recipe` or `runs` or `grids`."""
+def is_study(path: Path | str) -> bool:
+    """Whether a file is a study and not a configuration: it has the key `study` or `runs` or `grids`."""
     values, *_ = read_source(path)
     return names_runs(values)
 
 
-def read_recipe(source: Path | str | Mapping[str, Any]) -> Recipe:
-    """A recipe from its file or its content. Raises ConfigError with every problem of its form."""
+def read_study(source: Path | str | Mapping[str, Any]) -> Study:
+    """A study from its file or its content. Raises ConfigError with every problem of its form."""
     values, folder, where, name = read_source(source)
     problems = [
-        f"{key}: unknown key for a recipe.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
+        f"{key}: unknown key for a study.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
         for key in values
         if key not in _TOP
     ]
-    head, found = _block(Head, values.get("recipe"), "recipe")
+    head, found = _block(Head, values.get("study"), "study")
     problems += found
     base, base_folder, found = _base(values.get("base"), folder)
     problems += found
@@ -145,10 +145,10 @@ def read_recipe(source: Path | str | Mapping[str, Any]) -> Recipe:
         axes[label], found = _axes(grid, f"grids.{label}")
         problems += found
     if not problems and not runs and not grids:
-        problems.append("runs: a recipe needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
+        problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
     if problems:
         raise ConfigError(problems, where)
-    return Recipe(name or "comparison", where, head, base, base_folder, seeds, runs, grids, axes)
+    return Study(name or "comparison", where, head, base, base_folder, seeds, runs, grids, axes)
 
 
 def _block(kind: Any, value: Any, path: str, owner: str = "") -> tuple[Any, list[str]]:

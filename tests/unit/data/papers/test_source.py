@@ -148,14 +148,14 @@ def test_absent_data_is_named_with_the_key_the_place_and_how_to_get_it(name, tmp
         with pytest.raises((ConfigError, DataError)) as caught:
             build(name, None, {"root": str(root)})
         said = str(caught.value)
-        assert name in said and "benchmark.root" in said and "docs/benchmarks-data.md" in said
+        assert name in said and "benchmark.root" in said and "docs/benchmarks.md" in said
         ways = [line for line in said.splitlines() if line.strip().startswith("Get ")]
         assert ways and all(str(root or "DIR") in way for way in ways), said
         assert all("hf download" in way or "put it into" in way for way in ways)
 
 
 def test_the_page_has_a_row_for_every_benchmark():
-    page = (Path(__file__).parents[4] / "docs" / "benchmarks-data.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "benchmarks.md").read_text()
     table = page.split("## What to get")[1].split("## What is checked")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     shown = {first + rest for row in rows for first, rest in named(row)}

@@ -385,7 +385,7 @@ def test_a_scenario_file_names_what_is_wrong_with_it(tmp_path):
         read_scenario(path)
 
 
-def test_a_run_on_aya_leaves_long_prompts_out_and_counts_wins_by_what_the_recipe_names(tmp_path):
+def test_a_run_on_aya_leaves_long_prompts_out_and_counts_wins_by_what_the_study_names(tmp_path):
     save_llama(tmp_path / "llama", max_position_embeddings=256)
     spoken = {
         key: [{**row, "language": ("en", "fr")[number % 2]} for row in rows]

@@ -71,7 +71,7 @@ def made(
 ) -> dict[str, Any]:
     base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": METRICS, **evaluate}}
     runs = {"A": {"method": {"name": "lora", "rank": 2}}, "B_1": {"method": {"name": "adalora", "rank": 2}}}
-    plan = make_plan({"recipe": {"title": "Metrics"}, "base": base, "seeds": [0, 1], "runs": methods or runs})
+    plan = make_plan({"study": {"title": "Metrics"}, "base": base, "seeds": [0, 1], "runs": methods or runs})
     headline = (evaluate.get("metrics") or METRICS)[0]
     cells = [tuple(cell(seed, one, headline, newcomers) for seed, one in enumerate(values)) for values in (a, b)]
     return summarise(plan, [Finished(run, cells[index % 2]) for index, run in enumerate(plan.runs)], [])

@@ -11,8 +11,8 @@ from rich.console import Console
 from befit.cli.compare_progress import CompareProgress
 from befit.studies.compare.comparison import make_plan
 
-RECIPE: dict[str, Any] = {
-    "recipe": {"title": "Two by two"},
+STUDY: dict[str, Any] = {
+    "study": {"title": "Two by two"},
     "base": {"benchmark": "digits"},
     "seeds": [0, 1],
     "runs": {"Alone": "local", "Fed [red]IT": "fedit"},
@@ -32,9 +32,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def watch(clock: Clock, jobs: int = 1, recipe: dict[str, Any] = RECIPE, height: int = 25) -> CompareProgress:
+def watch(clock: Clock, jobs: int = 1, study: dict[str, Any] = STUDY, height: int = 25) -> CompareProgress:
     console = Console(file=io.StringIO(), width=100, height=height, _environ={})
-    progress = CompareProgress(console, make_plan(recipe), jobs=jobs, clock=clock)
+    progress = CompareProgress(console, make_plan(study), jobs=jobs, clock=clock)
     progress.__enter__()
     return progress
 
@@ -121,7 +121,7 @@ def test_the_live_table_has_a_mark_for_every_seed_and_what_runs_now(clock: Clock
 
 def test_a_long_list_shows_what_runs_now(clock: Clock) -> None:
     runs = {f"Run {index}": {"method": "fedit", "set": {"train.max_steps": index + 1}} for index in range(30)}
-    progress = watch(clock, recipe={**RECIPE, "runs": runs}, height=16)
+    progress = watch(clock, study={**STUDY, "runs": runs}, height=16)
     progress({"kind": "cell_started", "cell": 20})
     text = shown(progress)
     assert "Run 20" in text and "Run 2 " not in text and "and 20 more, done or waiting" in text
@@ -135,8 +135,8 @@ def test_quiet_shows_nothing(clock: Clock) -> None:
 
 
 def test_a_narrow_terminal_cuts_no_mean(clock: Clock) -> None:
-    recipe = {**RECIPE, "runs": {f"a run with a long name {name}": value for name, value in RECIPE["runs"].items()}}
-    progress = watch(clock, recipe=recipe)
+    study = {**STUDY, "runs": {f"a run with a long name {name}": value for name, value in STUDY["runs"].items()}}
+    progress = watch(clock, study=study)
     finish(progress, 0, 10.0, mean=0.25)
     finish(progress, 2, 10.0, mean=0.75)
     for width in (45, 60):

@@ -30,8 +30,8 @@ from befit.studies.compare.tables import (
 )
 from befit.studies.compare.write import client_rows, render_markdown, render_page
 
-RECIPE: dict[str, Any] = {
-    "recipe": {"title": "A <b> & B", "paper": "arXiv:1", "table": "Table 9", "note": "Other data."},
+STUDY: dict[str, Any] = {
+    "study": {"title": "A <b> & B", "paper": "arXiv:1", "table": "Table 9", "note": "Other data."},
     "base": {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}},
     "seeds": [0, 1],
     "runs": {"Alone": {"method": "local", "paper": 60.0}, "Fed_IT": "fedit"},
@@ -68,7 +68,7 @@ def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) 
 
 @pytest.fixture
 def plan() -> Plan:
-    return make_plan(RECIPE)
+    return make_plan(STUDY)
 
 
 def finished(plan: Plan, change: dict[str, list[Scores]] | None = None) -> list[Finished]:
@@ -147,7 +147,7 @@ def test_the_sentences_say_how_little_two_seeds_show(plan: Plan) -> None:
     text = " ".join(made(plan)["sentences"])
     assert "Highest mean accuracy: Fed_IT, 70.0% ± 0.0 over 2 seeds." in text
     assert "2 seeds are few: a mean difference has to be 9.0 times its own standard deviation" in text
-    one = make_plan(RECIPE, seeds=[0])
+    one = make_plan(STUDY, seeds=[0])
     single = summarise(one, [replace(run, cells=run.cells[:1]) for run in finished(plan)], [])
     assert "With one seed there is no spread" in " ".join(single["sentences"])
     assert "3 pairs of clients and seeds are too few for a signed-rank test (6 at least)." in single["sentences"]
@@ -258,7 +258,7 @@ def test_latex_is_balanced_escaped_and_bold_only_at_the_best(plan: Plan) -> None
 def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None:
     axes = {"a": {"r": {}}, "b": {"p": {}, "q": {"train.lr": 0.2}}, "c": {"x": {}, "y": {"train.batch_size": 3}}}
     grids = {"g": {"axes": axes, "method": "fedit", "rows": ["a"], "columns": ["b", "c"]}}
-    plan = make_plan({**RECIPE, "runs": {}, "grids": grids})
+    plan = make_plan({**STUDY, "runs": {}, "grids": grids})
     runs = [Finished(run, (scores(0, [0.5]),)) for run in plan.runs]
     text = render_latex(summarise(plan, runs, []))
     assert " & \\multicolumn{2}{c}{p} & \\multicolumn{2}{c}{q} \\\\\n\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}" in text

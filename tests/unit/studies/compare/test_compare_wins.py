@@ -27,8 +27,8 @@ from befit.studies.compare.write import render_markdown, render_page
 
 BASED_LABEL = "Several on FedIT, r 2 and more"
 BASED = {"name": "fedp2eft", "rank": 2, "budgets": [4], "base": {"name": "fedit", "rank": 8}}
-RECIPE: dict[str, Any] = {
-    "recipe": {"title": "Budgets"},
+STUDY: dict[str, Any] = {
+    "study": {"title": "Budgets"},
     "base": {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}},
     "seeds": [0, 1],
     "runs": {
@@ -104,7 +104,7 @@ CELLS = {
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(RECIPE)
+    return make_plan(STUDY)
 
 
 def made(plan: Plan, **change: list[Scores]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_bases_of_one_name_are_apart_only_where_a_method_has_several() -> None:
             },
             **more,
         }
-        plan = make_plan({**RECIPE, "runs": runs})
+        plan = make_plan({**STUDY, "runs": runs})
         found, _ = setups_of([Finished(run, tuple(one_budget([0.5, 0.5, 0.5]))) for run in plan.runs])
         return [(one.title, [series.label for series in one.series]) for one in found]
 
@@ -189,7 +189,7 @@ def test_generated_text_takes_two_of_three_metrics_at_a_budget_too_where_they_we
     """At r 4 the second is behind in the headline, and ahead in two of three metrics if all are known."""
     base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": ["rougeL", "rouge1", "exact_match"]}}
     runs = {"A, r 4": {"method": {"name": "lora", "rank": 4}}, "B": {"method": {"name": "fedp2eft", "rank": 2}}}
-    plan = make_plan({**RECIPE, "base": base, "runs": runs, "seeds": [0]})
+    plan = make_plan({**STUDY, "base": base, "runs": runs, "seeds": [0]})
     alike = {name: [0.5] * 3 for name in ("accuracy", "rougeL", "rouge1", "exact_match")}
     headline = {"rougeL r4": [0.4] * 3}
     for more, best in (({**headline, "rouge1 r4": [0.6] * 3, "exact_match r4": [0.6] * 3}, "B"), (headline, "A")):
@@ -215,14 +215,14 @@ def test_only_the_metrics_that_count_decide_a_win() -> None:
     )
     for wins, best in ((counted, "B"), (None, None)):
         base = {"benchmark": {"name": "skills"}, "evaluate": {"metrics": measured, "wins": wins}}
-        plan = make_plan({**RECIPE, "base": base, "runs": runs, "seeds": [0]})
+        plan = make_plan({**STUDY, "base": base, "runs": runs, "seeds": [0]})
         cells = [replace(cell(0, one), metric="rougeL") for one in (a, b)]
         results = summarise(plan, [Finished(run, (one,)) for run, one in zip(plan.runs, cells, strict=True)], [])
         (one,) = results["wins"]
         assert one["at"][""]["groups"]["ar"]["best"] == best and one["metrics"] == (wins or measured)
     both = {"A": {**runs["A"], "set": {"evaluate.wins": ["rougeL"]}}, "B": runs["B"]}
     with pytest.raises(ConfigError, match=r"evaluate\.wins: must be the same for all runs"):
-        make_plan({**RECIPE, "base": base, "runs": both, "seeds": [0]})
+        make_plan({**STUDY, "base": base, "runs": both, "seeds": [0]})
 
 
 def test_newcomers_are_counted_apart(plan: Plan) -> None:
@@ -257,7 +257,7 @@ def test_a_method_that_was_not_measured_has_lost_nothing(plan: Plan) -> None:
 
 def test_without_budgets_every_run_is_a_method() -> None:
     runs = {"A": {"method": {"name": "local"}}, "B, r 4": {"method": {"name": "fedit", "rank": 4}}}
-    plan = make_plan({**RECIPE, "runs": runs})
+    plan = make_plan({**STUDY, "runs": runs})
     cells = {"A": one_budget([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]), "B, r 4": one_budget([0.6, 0.6, 0.4], [0.6, 0.6, 0.4])}
     results = summarise(plan, [Finished(run, tuple(cells[run.label])) for run in plan.runs], [])
     (one,) = results["wins"]
@@ -300,7 +300,7 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
 
 def test_many_methods_in_few_groups_are_rows() -> None:
     runs = {f"M{index}": {"method": {"name": "local"}, "set": {"train.lr": 0.1 + index}} for index in range(9)}
-    plan = make_plan({**RECIPE, "runs": runs})
+    plan = make_plan({**STUDY, "runs": runs})
     found = [
         Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
         for index, run in enumerate(plan.runs)
