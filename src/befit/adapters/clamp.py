@@ -21,7 +21,7 @@ class _ClampThrough(torch.autograd.Function):
 
 
 def clamp_through(value: Tensor, low: float, high: float) -> Tensor:
-    """`min(max(value, low), high)` whose gradient is that of the identity, outside the bounds too (fedp2eft.md, 2.2).
+    """`min(max(value, low), high)` with the gradient of the identity, outside the bounds too (Lee et al. 2025, eq. 6).
 
     A straight-through estimator: an entry that is clamped still learns which way to go.
 

@@ -29,7 +29,7 @@ Sampling = Literal["frequency", "uniform"]
 
 @dataclass(frozen=True)
 class Stream:
-    """The stream of one client (FedMosaic specification, section 1: PFL-Static, PFL-Dynamic, memory-only training).
+    """The stream of one client (Seo et al. 2026, FedMosaic: PFL-Static, PFL-Dynamic, memory-only training).
 
     tasks     positions of the records of each task, in the order of the stream
     kind      "dynamic" goes through the tasks one after the other, "static" through all of them mixed

@@ -1,7 +1,8 @@
 """Data that arrives task by task: which records a round owns, and which of those seen so far a batch is made of.
 
-PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (its specification, section 1), as functions of numbers of
-records and a random generator. Positions count a client's records in the order of its stream.
+PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (Seo et al. 2026, Algorithm 1; slices and counts as in
+snumprlab/fedmosaic), as functions of numbers of records and a random generator. Positions count a client's records in
+the order of its stream.
 """
 
 from __future__ import annotations

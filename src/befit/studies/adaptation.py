@@ -1,4 +1,4 @@
-"""How fast a model adapts to a task that it has not seen (FedMosaic; specification fedmosaic.md, section 6)."""
+"""How fast a model adapts to a task that it has not seen (FedMosaic, Figures 6 and 19)."""
 
 from __future__ import annotations
 

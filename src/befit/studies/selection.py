@@ -1,4 +1,4 @@
-"""Which client should get the larger of two models (FedMosaic, appendix A.3; specification fedmosaic.md, section 6)."""
+"""Which client should get the larger of two models (FedMosaic, appendix A.3, Table 8)."""
 
 from __future__ import annotations
 
