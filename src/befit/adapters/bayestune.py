@@ -1,4 +1,4 @@
-"""BayesTune-LoRA (FedP2EFT, section 2 of the specification fedp2eft.md): `y = W x + b + s B (lambda * (A x))`.
+"""BayesTune-LoRA (Lee et al. 2025, FedP2EFT): `y = W x + b + s B (lambda * (A x))`.
 
 Two slots share one A and B. `Scales` holds one learnt number per rank and computes with it clamped from below, at full
 rank: what is trained to find out which ranks matter. `Budgeted` holds A, B and the scales that a budget kept, zero for
@@ -135,7 +135,7 @@ class Scales:
     """One scale per rank over A and B of the slot `BUDGETED`, to be learnt.
 
     start    their value before anything is known
-    clamped  whether the forward pass uses them clamped; the released code clamps in the penalties alone (trap 9.1-1)
+    clamped  whether the forward pass uses them clamped; the released code clamps in the penalties alone
     """
 
     start: float = LOW
@@ -173,7 +173,7 @@ class _ClampThrough(torch.autograd.Function):
 
 
 def clamp_through(value: Tensor, low: float, high: float) -> Tensor:
-    """`min(max(value, low), high)` whose gradient is that of the identity, outside the bounds too (fedp2eft.md, 2.2).
+    """`min(max(value, low), high)` with the gradient of the identity, outside the bounds too (Lee et al. 2025, eq. 6).
 
     A straight-through estimator: an entry that is clamped still learns which way to go.
 

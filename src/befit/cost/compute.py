@@ -1,8 +1,9 @@
 """What a step of training computes and holds, relative to training one adapter alone, from shapes alone.
 
-The unit is one parameter met by one token (FedMosaic specification, section 7): a forward pass costs N + the entries of
-the active adapters; a backward pass the same for the gradients of activations, and the trained entries once more for
-their own. N counts every parameter of the backbone, embeddings and vision tower too, as if each token met it.
+The unit is one parameter met by one token: a forward pass costs N + the entries of the active adapters; a backward pass
+the same for the gradients of activations, and the trained entries once more for their own. N counts every parameter of
+the backbone, embeddings and vision tower too, as if each token met it. The convention is found from Table 15 of Seo et
+al. 2026 (FedMosaic), which it reproduces: docs/methods/fedmosaic.md, What it costs.
 """
 
 from __future__ import annotations

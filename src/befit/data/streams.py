@@ -1,7 +1,8 @@
 """Data that arrives task by task: which records a round owns, and which of those seen so far a batch is made of.
 
-PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (its specification, section 1), as functions of numbers of
-records and a random generator. Positions count a client's records in the order of its stream.
+PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (Seo et al. 2026, Algorithm 1; slices and counts as in
+snumprlab/fedmosaic), as functions of numbers of records and a random generator. Positions count a client's records in
+the order of its stream.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ Sampling = Literal["frequency", "uniform"]
 
 @dataclass(frozen=True)
 class Stream:
-    """The stream of one client (FedMosaic specification, section 1: PFL-Static, PFL-Dynamic, memory-only training).
+    """The stream of one client (Seo et al. 2026, FedMosaic: PFL-Static, PFL-Dynamic, memory-only training).
 
     tasks     positions of the records of each task, in the order of the stream
     kind      "dynamic" goes through the tasks one after the other, "static" through all of them mixed

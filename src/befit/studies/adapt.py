@@ -1,7 +1,7 @@
 """Fast adaptation out of finished runs: how soon newcomers learn their task, by where they start.
 
 The newcomers of a run's benchmark, or of one's own files, train one adapter alone from several starts; the curves of
-their test scores are what is compared (FedMosaic; specification fedmosaic.md, section 6).
+their test scores are what is compared (FedMosaic, Figures 6 and 19).
 """
 
 from __future__ import annotations

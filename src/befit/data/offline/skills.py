@@ -1,4 +1,4 @@
-"""`skills`: clients that each want another text made of a word (benchmark specification, section 5.3).
+"""`skills`: clients that each want another text made of a word; docs/skills.md.
 
 A client's task is a pair of operations that the backbone knows, in a combination that it has never seen, on real words
 where it was trained on random letters. Words come from `befit.data.offline.skills_words`; which ones a client holds is

@@ -1,4 +1,4 @@
-"""FedL2P against specification fedp2eft.md, section 4.1: the network, a client's round, early stopping."""
+"""FedL2P as docs/methods/fedl2p.md has it: the network, a client's round, early stopping."""
 
 from __future__ import annotations
 

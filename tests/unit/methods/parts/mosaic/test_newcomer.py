@@ -1,4 +1,4 @@
-"""Fast adaptation and the start of a newcomer (FedMosaic specification, section 6), and who gets the larger model."""
+"""Fast adaptation and the start of a newcomer (FedMosaic, Figure 6), and who gets the larger model."""
 
 from __future__ import annotations
 
