@@ -117,3 +117,27 @@ def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rto
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def beside(data: Tensor, branch: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """Logits where `branch(module, x)` is added to the output of every module and of the head, called `classifier`.
+
+    For updates that depend on the input, which no dense weight is.
+    """
+    places = {**MODULES, "classifier": "classifier"}
+    handles = [
+        MODEL.get_submodule(path).register_forward_hook(lambda _, inputs, y, name=name: y + branch(name, inputs[0]))
+        for name, path in places.items()
+    ]
+    try:
+        return MODEL(pixel_values=data).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def apply(adapter: Mapping[str, Tensor], name: str, x: Tensor, scale: float = SCALE) -> Tensor:
+    """`scale B A x` at a module, or `weight x + bias` at the head."""
+    if name == "classifier":
+        return F.linear(x, adapter["classifier/weight"], adapter["classifier/bias"])
+    return scale * x @ adapter[f"{name}/A"].T @ adapter[f"{name}/B"].T
