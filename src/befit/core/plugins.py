@@ -143,7 +143,11 @@ def _reason(error: BaseException, name: str) -> str:
     """The error with the last line of the plugin itself that led to it."""
     if isinstance(error, ConfigError):
         return "; ".join(error.problems)
-    if isinstance(error, ModuleNotFoundError) and error.name and (name == error.name or name.startswith(f"{error.name}.")):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and (name == error.name or name.startswith(f"{error.name}."))
+    ):
         return f"Python finds no module {error.name}; install it, or name its file"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
     where = f", line {frames[-1].lineno}" if frames else ""

@@ -13,3 +13,32 @@ demands.py     what a request has to be              replies.py     what a reply
 claim.py       one state folder, one site            doctor.py       what is wrong at a site, and how to
 finding.py     one thing the doctor looked at        doctor_server.py mend it; and at the server
 """
+
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from befit.flower.at_sites import hello, run_at_sites
+    from befit.flower.engine import checked
+    from befit.flower.service import Desk
+    from befit.flower.site_file import SiteFile, load_site
+
+__all__ = [
+    "Desk",
+    "SiteFile",
+    "checked",
+    "hello",
+    "load_site",
+    "run_at_sites",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "at_sites": "hello run_at_sites",
+        "engine": "checked",
+        "service": "Desk",
+        "site_file": "SiteFile load_site",
+    },
+)

@@ -20,7 +20,7 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     Raises ConfigError with everything that the site has not allowed or that is no valid configuration, PayloadMismatch
     for what is no configuration at all.
     """
-    if "plugins" in settings:
+    if _mapping(settings) and "plugins" in settings:
         raise ConfigError(["plugins: a site loads those of its own file, and none that a server names"])
     if not _mapping(settings) or not all(map(_mapping, settings.values())) or not _mapping(method):
         raise PayloadMismatch("the request's settings and method are not mappings of mappings")

@@ -96,9 +96,7 @@ def compare(
     plan = (
         source
         if isinstance(source, Plan)
-        else make_plan(
-            source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins
-        )
+        else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins)
     )
     if jobs < 1:
         raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")
