@@ -7,6 +7,7 @@ Every problem is collected as one line `path: what is wrong, got value`; nothing
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -15,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from befit.core.errors import ConfigError, did_you_mean
 
@@ -31,8 +32,10 @@ __all__ = [
     "parameters_of",
     "plain",
     "type_words",
+    "variant",
 ]
 
+Result = TypeVar("Result")
 REQUIRED = inspect.Parameter.empty
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -102,6 +105,23 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
+
+
+def variant(factory: Callable[..., Result], **fixed: Any) -> Callable[..., Result]:
+    """The function with some of its arguments fixed: the others are its parameters, with their docstring's table.
+
+    >>> [parameter.name for parameter in parameters_of(variant(lambda rank=8, alpha=16: rank, alpha=1))]
+    ['rank']
+    """
+
+    @functools.wraps(factory)
+    def build(**values: Any) -> Result:
+        return factory(**values, **fixed)
+
+    signature = inspect.signature(factory)
+    free = [parameter for name, parameter in signature.parameters.items() if name not in fixed]
+    build.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
+    return build
 
 
 def check_values(

@@ -7,6 +7,9 @@ from typing import Any
 Record = Mapping[str, Any]
 
 
+SPLITS = ("train", "val", "test")
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's records, split for training, validation and test. `info` describes it (language, task, …)."""
@@ -16,6 +19,11 @@ class ClientData:
     val: Sequence[Record] = ()
     test: Sequence[Record] = ()
     info: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many records each split has."""
+        return {split: len(getattr(self, split)) for split in SPLITS}
 
 
 @dataclass(frozen=True)

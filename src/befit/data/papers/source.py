@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.schema import show
 from befit.data.files.gather import gather
 from befit.data.files.readers import SUFFIXES, Row, is_dataset, read_rows, read_table, suffix_of, table_rows
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow
 
-__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files"]
+__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files", "text_of"]
 
 WHERE = "docs/benchmarks.md has the files of every benchmark"
 
@@ -228,6 +229,14 @@ def files_in(folder: Path, split: str) -> list[Path]:
 
 def numbered_files(folder: Path) -> list[Path]:
     return sorted(one for one in folder.glob("[0-9]*") if suffix_of(one)) if folder.is_dir() else []
+
+
+def text_of(row: Row, field: str) -> str:
+    """A field's text without white space around it. Raises DataError for none."""
+    value = row.values[field]
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
+    return value.strip()
 
 
 def check_fields(rows: Sequence[Row], fields: Sequence[str]) -> None:
