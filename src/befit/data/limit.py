@@ -83,17 +83,20 @@ def limited(federation: Federation, limit: LimitSettings, families: Mapping[str,
 
     families  name of every client's and newcomer's family, of each of which the first clients are kept
     """
-    if (said := limit_sentence(asdict(limit))) is not None:
-        logger.warning("%s", said)
+    if (sentence := limit_sentence(asdict(limit))) is not None:
+        logger.warning("%s", sentence)
     if limit.clients is None and limit.records is None:
         return federation
-    cut = {"clients": limit.clients, "records": limit.records}
+
+    def cut(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
+        return tuple(_shorter(client, limit.records) for client in _first(clients, limit.clients, families))
+
     return replace(
         federation,
-        clients=tuple(_shorter(one, limit.records) for one in _first(federation.clients, limit.clients, families)),
-        newcomers=tuple(_shorter(one, limit.records) for one in _first(federation.newcomers, limit.clients, families)),
+        clients=cut(federation.clients),
+        newcomers=cut(federation.newcomers),
         public=_some(federation.public, limit.records),
-        manifest={**federation.manifest, "limit": cut},
+        manifest={**federation.manifest, "limit": {"clients": limit.clients, "records": limit.records}},
     )
 
 

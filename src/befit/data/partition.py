@@ -256,12 +256,12 @@ def natural(
         members.setdefault(group, []).append(index)
     kept = [group for group, indices in members.items() if len(indices) >= minimum][:largest]
     dropped = sorted(index for group, indices in members.items() if group not in kept for index in indices)
-    found = {group: np.array(members[group], dtype=np.int64) for group in kept}
+    parts = {group: np.array(members[group], dtype=np.int64) for group in kept}
     if others is None or not dropped:
-        return found, dropped
-    if others in found:
+        return parts, dropped
+    if others in parts:
         raise DataError(f"a group is called {others!r} already; give the client of all other groups another name")
-    return {**found, others: np.array(dropped, dtype=np.int64)}, []
+    return {**parts, others: np.array(dropped, dtype=np.int64)}, []
 
 
 def redraw_until(
@@ -276,10 +276,10 @@ def redraw_until(
     best = -1
     for attempt in range(_ATTEMPTS):
         parts = draw(generator(seed, federation, stage, attempt))
-        found = size(parts)
-        if found >= minimum:
+        smallest = size(parts)
+        if smallest >= minimum:
             return parts
-        best = max(best, found)
+        best = max(best, smallest)
     raise DataError(
         f"no partition of {federation} in {_ATTEMPTS} attempts gives every client {minimum} examples; the "
         f"best had {best}. Use a larger alpha, fewer clients or a smaller minimum"

@@ -117,14 +117,14 @@ def by_task(
     members: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
         members.setdefault(task, []).append(index)
-    made: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for task, indices in members.items():
         mine = np.array(indices, dtype=np.int64)
         if clients_per_task > len(mine):
             raise DataError(f"task {task} has {len(mine)} records for {clients_per_task} clients")
         parts = iid(len(mine), clients_per_task, seed, federation, f"{stage}/{task}")
-        made[task] = [mine[part] for part in parts]
-    return made
+        partitions[task] = [mine[part] for part in parts]
+    return partitions
 
 
 def _check(count: int, clients: int) -> None:

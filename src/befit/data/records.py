@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.schema import show
-from befit.data.files.gather import gather
 from befit.data.files.readers import Row
 from befit.data.vqa_records import FIELDS, vqa_fields, vqa_record
 
@@ -93,7 +92,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
         kept = {by: row.values[by]} if by in row.values else {}
         return Item({"id": name, **kept, **record}, row.where, digest)
 
-    return gather(item, rows)
+    return map_all(item, rows)
 
 
 def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) -> Any:
@@ -114,11 +113,11 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
         return {field: value[name] for field, name in names.items() if name in value}
     if task == "image-classification" and ("bytes" in value or "path" in value):
         return value  # itself an encoded picture
-    wanted = columns.get(first, first)
-    reason = f" (data.columns.{first})" if wanted != first else ""
+    column = columns.get(first, first)
+    reason = f" (data.columns.{first})" if column != first else ""
     raise DataError(
-        f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
-        f"{did_you_mean(wanted, map(str, value))}".removesuffix(".")
+        f"{where}: there is no {column}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+        f"{did_you_mean(column, map(str, value))}".removesuffix(".")
     )
 
 
@@ -171,7 +170,7 @@ def _optional(row: Row, field: str, column: str, mapped: bool) -> str:
 
 def _texts(row: Row, field: str, column: str) -> list[str]:
     value = _raw(row, field, column)
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise DataError(f"{row.where}: {column} must be a list of texts, got {show(value)}")
     return value
 

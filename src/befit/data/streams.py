@@ -133,35 +133,33 @@ def memory_batches(
     positions = np.concatenate([memory.positions, new])
     counts = np.concatenate([memory.counts, np.zeros(len(new))])
     frequency = sampling == "frequency"
-    held, due = len(memory.positions), 0
+    size, due = len(memory.positions), 0
     batches: list[NDArray[np.int64]] = []
 
     def emit() -> None:
-        known = counts[:held]
+        known = counts[:size]
         if frequency:
             known *= DECAY
-        drawn = draw(known if frequency else np.zeros(held), min(batch_size, held), rng)
+        drawn = draw(known if frequency else np.zeros(size), min(batch_size, size), rng)
         known[drawn] += 1.0
         batches.append(positions[np.resize(drawn, batch_size)])
 
     for position in new:
-        positions[held], counts[held] = position, 0.0
-        held += 1
-        if capacity is not None and held > capacity:
-            leaving = int(rng.integers(held))
-            held -= 1
-            positions[leaving:held], counts[leaving:held] = (
-                positions[leaving + 1 : held + 1],
-                counts[leaving + 1 : held + 1],
-            )
+        positions[size], counts[size] = position, 0.0
+        size += 1
+        if capacity is not None and size > capacity:
+            leaving = int(rng.integers(size))
+            size -= 1
+            for array in (positions, counts):
+                array[leaving:size] = array[leaving + 1 : size + 1]
         due += steps
         for _ in range(due // len(new)):
             emit()
         due %= len(new)
-    if not len(new) and held:
+    if not len(new) and size:
         for _ in range(steps):
             emit()
-    return batches, Memory(positions[:held].copy(), counts[:held].copy())
+    return batches, Memory(positions[:size].copy(), counts[:size].copy())
 
 
 def round_batches(

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from befit.core.errors import ConfigError, DataError
-from befit.data.federation import ClientData, Federation
-from befit.data.files.gather import gather
-from befit.data.files.layout import ALL, Sources, client_sources
+from befit.core.errors import ConfigError, DataError, map_all
+from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.files.client_files import ALL, Sources, client_sources
 from befit.data.files.readers import read_rows
 from befit.data.partition import generator
 from befit.data.records import Item, check_columns, classes_of, column_names, items_of, label_of
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["held_out", "load_files"]
 
-SPLITS = ("train", "val", "test")
 PUBLIC = "public records"  # beside the clients' ids, none of which has a space
 Splits = dict[str, list[Item]]
 
@@ -77,19 +75,18 @@ def load_files(
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if public is None else _public_sources(public, everybody)
-    read = dict(gather(lambda one: (one[0], _read(*one, task, columns, by)), everybody.items()))
+    read = dict(map_all(lambda entry: (entry[0], _read(*entry, task, columns, by)), everybody.items()))
     seen = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
         labelled = {**read, PUBLIC: {"train": seen}}
-        gather(lambda one: _resolve(*one, names, classes, label_names is not None), labelled.items())
+        map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
-    held = tuple(_client(client, splits) for client, splits in read.items())
-    clients_held, newcomers_held = held[: len(sources)], held[len(sources) :]
-    counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
+    members = tuple(_client(client, splits) for client, splits in read.items())
+    clients_held, newcomers_held = members[: len(sources)], members[len(sources) :]
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
@@ -104,7 +101,7 @@ def load_files(
             "held_out": carved,
             "sha256": _fingerprint({**read, PUBLIC: {"train": seen}} if seen else read),
         },
-        "counts": counts,
+        "counts": {client.id: client.sizes for client in members},
     }
     return Federation(
         "files",
@@ -121,14 +118,14 @@ def load_files(
 def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
     """The files of public records. Raises DataError where there are none, or where they are a client's."""
     try:
-        (found,) = client_sources({"public": public}).values()
+        (public_sources,) = client_sources({"public": public}).values()
     except DataError as error:
         raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
-    held = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
-    for path in chain.from_iterable(found.values()):
-        if (owner := held.get(path.resolve())) is not None:
+    owners = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
+    for path in chain.from_iterable(public_sources.values()):
+        if (owner := owners.get(path.resolve())) is not None:
             raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
-    return found
+    return public_sources
 
 
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
@@ -141,13 +138,13 @@ def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> lis
 
 def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
     """Raise DataError for a newcomer that is a client, by its id or by its files."""
-    held = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
+    owners = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
     problems = [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
     problems += [
-        f"newcomer {name}: {path} is client {held[path.resolve()]}'s"
+        f"newcomer {name}: {path} is client {owners[path.resolve()]}'s"
         for name, splits in newcomers.items()
         for path in (path for paths in splits.values() for path in paths)
-        if path.resolve() in held
+        if path.resolve() in owners
     ]
     if problems:
         raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
@@ -155,11 +152,11 @@ def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources
 
 def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str], by: str | None = None) -> Splits:
     """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
-    wanted = {*column_names(task, columns).values(), *[by] * (by is not None)}
+    names = {*column_names(task, columns).values(), *[by] * (by is not None)}
     splits: Splits = {"train": []}
     try:
         for split, paths in sources.items():
-            rows = [row for path in paths for row in read_rows(path, wanted)]
+            rows = [row for path in paths for row in read_rows(path, names)]
             splits["train" if split == ALL else split] = items_of(rows, task, columns, by)
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
@@ -171,7 +168,7 @@ def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping
         item.record["label"] = label_of(item, names, classes, given)
 
     try:
-        gather(resolve, chain.from_iterable(splits.values()))
+        map_all(resolve, chain.from_iterable(splits.values()))
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
 
@@ -213,9 +210,9 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
     groups = list(members.values())
     exact = [count * len(group) / len(labels) for group in groups]
     taken = [int(share) for share in exact]
-    order = sorted(range(len(groups)), key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]))
-    for one in order[: count - sum(taken)]:
-        taken[one] += 1
+    order = sorted(range(len(groups)), key=lambda at: (len(groups[at]) - taken[at] <= 1, taken[at] - exact[at]))
+    for at in order[: count - sum(taken)]:
+        taken[at] += 1
     chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
     return sorted(int(index) for part in chosen for index in part)
 
@@ -231,14 +228,14 @@ def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
     for client, splits in read.items():
         trained = {item.digest for item in splits["train"]}
         repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
-    found = {client: count for client, count in repeats.items() if count}
-    if found:
-        worst = max(found, key=lambda client: found[client])
+    affected = {client: count for client, count in repeats.items() if count}
+    if affected:
+        worst = max(affected, key=lambda client: affected[client])
         logger.warning(
             "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
             "from the files for a fair score",
-            sum(found.values()),
-            found[worst],
+            sum(affected.values()),
+            affected[worst],
             worst,
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from befit.core.errors import ConfigError, DataError
 from befit.core.schema import variant
-from befit.data.federation import ClientData, Federation
+from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.offline.name_strings import BABEL, pinned_babel
 from befit.data.offline.skills_tasks import CLIENT_PAIRS, HELD_OUT, NEWCOMER_PAIRS, answer, generated_records
 from befit.data.registry import benchmark
@@ -157,7 +157,7 @@ def words_hash(clients: Sequence[ClientData]) -> str:
     """SHA-256 of who holds which words in which split."""
     digest = hashlib.sha256()
     for member in clients:
-        for split in ("train", "val", "test"):
+        for split in SPLITS:
             words = " ".join(row["input"] for row in getattr(member, split))
             digest.update(f"{member.id}/{split}: {words}\n".encode())
     return digest.hexdigest()

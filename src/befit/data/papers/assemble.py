@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from befit.core.errors import DataError
-from befit.data.federation import ClientData, Federation, Record
+from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.readers import Row
 from befit.data.papers.source import Place, Source
 from befit.data.partition import generator
@@ -18,9 +18,7 @@ from befit.data.partition import generator
 logger = logging.getLogger(__name__)
 One = TypeVar("One")
 
-__all__ = ["SPLITS", "assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
-
-SPLITS = ("train", "val", "test")
+__all__ = ["assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
 
 
 def digest(values: Any) -> str:
@@ -94,20 +92,20 @@ def assemble(
     notes      further lines of the manifest
     """
     everybody = [*clients, *newcomers]
-    if repeated := len(everybody) - len({one.id for one in everybody}):
+    if repeated := len(everybody) - len({client.id for client in everybody}):
         raise DataError(f"{name}: {repeated} ids of clients are there twice")
-    held = hashlib.sha256()
+    hashed = hashlib.sha256()
     trained: set[str] = set()
     tested: list[str] = []
-    for one in everybody:
+    for client in everybody:
         for split in SPLITS:
-            for record in getattr(one, split):
-                held.update(f"{one.id}/{split}/{record['id']}\n".encode())
+            for record in getattr(client, split):
+                hashed.update(f"{client.id}/{split}/{record['id']}\n".encode())
                 if split == "test":
                     tested.append(identity(record))
                 else:
                     trained.add(identity(record))
-    leaked = sum(one in trained for one in tested)
+    leaked = sum(key in trained for key in tested)
     if leaked:
         logger.warning(
             "%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
@@ -117,14 +115,14 @@ def assemble(
             len(tested),
         )
     manifest = {
-        "sources": [dict(one) for one in sources],
+        "sources": [dict(source) for source in sources],
         "partition": {
             "name": partition,
             "args": dict(arguments),
             "seed": arguments["seed"],
-            "sha256": held.hexdigest(),
+            "sha256": hashed.hexdigest(),
         },
-        "counts": {one.id: {split: len(getattr(one, split)) for split in SPLITS} for one in everybody},
+        "counts": {client.id: client.sizes for client in everybody},
         "test_records_in_training": leaked,
         **(notes or {}),
     }
@@ -140,7 +138,7 @@ def identity(record: Record) -> str:
         content = image if isinstance(image, (bytes, str)) else image.tobytes()
         return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
     if "conversation" in record:
-        images = [one if isinstance(one, str) else hashlib.sha256(one).hexdigest() for one in record["images"]]
+        images = [image if isinstance(image, str) else hashlib.sha256(image).hexdigest() for image in record["images"]]
         return digest([images, *(same_text(turn["content"]) for turn in record["conversation"])])
     texts = [record.get(field) for field in ("text", "text_pair", "instruction", "input") if record.get(field)]
     return digest([same_text(str(text)) for text in texts])

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from befit.core.errors import DataError
 from befit.core.schema import POSITIVE, between, variant
-from befit.data.federation import ClientData, Federation
-from befit.data.papers.assemble import SPLITS, assemble, content_hash, digest, source_entry
+from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.papers.assemble import assemble, content_hash, digest, source_entry
 from befit.data.papers.source import Place, Source, read_split
 from befit.data.partition import Partition, Rounding, dirichlet_shares, generator, redraw_until, split_by_shares
 from befit.data.registry import benchmark

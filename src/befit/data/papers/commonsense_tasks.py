@@ -89,11 +89,11 @@ def lettered(stem: str) -> Callable[[Row], Question]:
         choices = row.values["choices"]
         if not isinstance(choices, Mapping) or not {"text", "label"} <= set(choices):
             raise DataError(f"{row.where}: choices must be {{text: [...], label: [...]}}, got {show(choices)}")
-        labels, texts = list(choices["label"]), [str(one).strip() for one in choices["text"]]
+        labels, texts = list(choices["label"]), [str(option).strip() for option in choices["text"]]
         if len(labels) != len(texts) or len(texts) < 2:
             raise DataError(f"{row.where}: choices has {len(texts)} texts and {len(labels)} labels")
         return Question(
-            text_of(row, stem), tuple(texts), one_of(row, "answerKey", {one: at for at, one in enumerate(labels)})
+            text_of(row, stem), tuple(texts), one_of(row, "answerKey", {label: at for at, label in enumerate(labels)})
         )
 
     return question
@@ -109,7 +109,7 @@ def hellaswag(row: Row) -> Question:
         raise DataError(f"{row.where}: endings must be four texts, got {show(endings)}")
     start = f"{text_of(row, 'activity_label')}: {text_of(row, 'ctx')}"
     return Question(
-        start, tuple(str(one).strip() for one in endings), one_of(row, "label", {str(at): at for at in range(4)})
+        start, tuple(str(ending).strip() for ending in endings), one_of(row, "label", {str(at): at for at in range(4)})
     )
 
 

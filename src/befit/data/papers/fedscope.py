@@ -114,12 +114,12 @@ def fedscope_5(
 def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int) -> Pools:
     """A test of different prompts than the training records'; a prompt that comes twice is used once."""
     once: dict[str, dict[str, Any]] = {}
-    for one in records:
-        once.setdefault(same_text(f"{one['instruction']}\n{one.get('input', '')}"), one)
+    for record in records:
+        once.setdefault(same_text(f"{record['instruction']}\n{record.get('input', '')}"), record)
     order = shuffled(list(once.values()), seed, "fedscope-5", name)
     if len(order) <= test:
         raise DataError(f"{name}: {len(order)} records are too few to hold out {test}")
-    named = [{"id": f"{name}-{at:05d}", "task": name, **one} for at, one in enumerate(order)]
+    named = [{"id": f"{name}-{at:05d}", "task": name, **each} for at, each in enumerate(order)]
     return {"train": named[test:], "test": named[:test]}
 
 
@@ -127,17 +127,17 @@ def gsm8k(place: Place, entries: list[dict[str, Any]], seed: int) -> Pools:
     fields = ("question", "answer")
     rows, sha256 = ordered(read_split(place, GSM8K, "train", fields), fields)
     entries.append(source_entry(place, GSM8K, "train", len(rows), sha256))
-    made = []
+    records = []
     for row in rows:
         answer = text_of(row, "answer")
         if answer.count("####") != 1:
             raise DataError(f"{row.where}: answer must have one mark #### before its number, got {show(answer)}")
         working, _, number = answer.partition("####")
-        made.append(
+        records.append(
             {"instruction": text_of(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}."}
         )
-    quarters = iid(len(made), 4, seed, "fedscope-5", "gsm8k")
-    return {f"gsm8k-{number}": [made[at] for at in part] for number, part in enumerate(quarters)}
+    quarters = iid(len(records), 4, seed, "fedscope-5", "gsm8k")
+    return {f"gsm8k-{number}": [records[at] for at in part] for number, part in enumerate(quarters)}
 
 
 def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:

@@ -157,10 +157,10 @@ def groups(pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
             if len(who) <= common:
                 for other in who[1:]:
                     parent[root(other)] = root(who[0])
-    found: dict[int, list[int]] = {}
+    members_of: dict[int, list[int]] = {}
     for at in range(len(pairs)):
-        found.setdefault(root(at), []).append(at)
-    return sorted(found.values(), key=lambda one: one[0])
+        members_of.setdefault(root(at), []).append(at)
+    return sorted(members_of.values(), key=lambda group: group[0])
 
 
 def hash_of(text: str) -> bytes:
@@ -174,15 +174,15 @@ def by_group(known: Sequence[Sequence[int]], sizes: Mapping[str, int], seed: int
     A group goes to one split alone.
     """
     order = shuffled(list(known), seed, "flan-8", client)
-    made: dict[str, list[int]] = {}
+    splits: dict[str, list[int]] = {}
     at = 0
     for split, size in sizes.items():
         taken: list[int] = []
         while at < len(order) and len(taken) < size:
             taken += list(order[at])[: 1 if split != "train" else size - len(taken)]
             at += 1
-        made[split] = taken
-    return made
+        splits[split] = taken
+    return splits
 
 
 def flan_feddpa(
@@ -201,10 +201,10 @@ def flan_feddpa(
         raise place.missing(folder / "*test*.jsonl", FEDDPA)
     if len(tests) > 1:
         raise DataError(
-            f"{folder} must have one file of tests, *test*.jsonl; found {', '.join(one.name for one in tests)}"
+            f"{folder} must have one file of tests, *test*.jsonl; found {', '.join(file.name for file in tests)}"
         )
     tested = triples(tests[0])
-    if unknown := sorted({str(one["task"]) for one in tested} - set(tasks)):
+    if unknown := sorted({str(record["task"]) for record in tested} - set(tasks)):
         raise DataError(f"{tests[0]}: has the tasks {', '.join(unknown)}; set {number} has {', '.join(tasks)}")
     clients, entries = [], [entry(place, tests[0], tested)]
     for index, task in enumerate(tasks):
@@ -212,14 +212,14 @@ def flan_feddpa(
         if not path.is_file():
             raise place.missing(path, FEDDPA, f"which has the training records of {task}")
         known = triples(path)
-        if other := sorted({str(one["task"]) for one in known} - {task}):
+        if other := sorted({str(record["task"]) for record in known} - {task}):
             raise DataError(f"{path} holds the task {', '.join(other)}, and client {index} of set {number} is {task}")
         entries.append(entry(place, path, known))
         mixed = shuffled(known, seed, place.benchmark, task)
         count = max(5, round(val_fraction * len(mixed))) if val_fraction else 0
         if count >= len(mixed):
             raise DataError(f"{path}: {len(mixed)} records are too few to hold out {count} for validation")
-        test = tuple(one for one in tested if one["task"] == task)
+        test = tuple(record for record in tested if record["task"] == task)
         clients.append(ClientData(task, tuple(mixed[count:]), tuple(mixed[:count]), test, {"task": task}))
     return assemble(
         place.benchmark,
@@ -244,7 +244,7 @@ for _number, _word in (("1", "first"), ("2", "second")):
 
 
 def entry(place: Place, path: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    hashed = content_hash([digest(dict(one)) for one in records])
+    hashed = content_hash([digest(dict(record)) for record in records])
     return {**source_entry(place, FEDDPA, path.name, len(records), hashed), "config": ""}
 
 

@@ -56,15 +56,15 @@ def as_published(row: Row, with_name_only: bool) -> dict[str, Any]:
     """
     instruction, answer = row.values["instruction"], row.values["answer"]
     extra, output = row.values["input"], row.values["output"]
-    if not all(isinstance(one, str) for one in (instruction, answer, extra, output)):
+    if not all(isinstance(value, str) for value in (instruction, answer, extra, output)):
         raise DataError(f"{row.where}: instruction, input, output and answer must be text")
     text = "\n".join(part for part in (instruction.strip(), extra.strip()) if part)
-    if (found := _NAMES.search(text)) is None:
+    if (match := _NAMES.search(text)) is None:
         raise DataError(
             f'{row.where}: instruction must end in a line such as "Answer format: answer1/answer2", got '
             f"{show(text[-60:])}"
         )
-    names: Sequence[str] = found[1].split("/")
+    names: Sequence[str] = match[1].split("/")
     if answer not in names or output.strip() != sentence(answer):
         raise DataError(
             f"{row.where}: answer must be one of {', '.join(names)}, and output {show(sentence(names[0]))} "

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.schema import show
-from befit.data.files.gather import gather
 from befit.data.files.readers import SUFFIXES, Row, is_dataset, read_rows, read_table, suffix_of, table_rows
 
 if TYPE_CHECKING:
@@ -73,16 +72,16 @@ class Place:
     def _absent(self, sources: Sequence[Source]) -> str:
         """What to do where a root was given and has no such directories."""
         root = Path(self.root).expanduser()
-        listed = ", ".join(dict.fromkeys(str(root / one.folder) for one in sources))
+        listed = ", ".join(dict.fromkeys(str(root / source.folder) for source in sources))
         steps = dict.fromkeys(how_to_get(source, root) for source in sources)
         counted = "a path counts from the configuration's folder"
-        said = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
-        return "\n    ".join([said, *steps, WHERE])
+        problem = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
+        return "\n    ".join([problem, *steps, WHERE])
 
     def missing(self, path: Path | str, source: Source, why: str = "") -> DataError:
         """The error for a file that is not there."""
-        said = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
-        return DataError("\n    ".join([said, how_to_get(source, Path(self.root).expanduser()), WHERE]))
+        problem = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
+        return DataError("\n    ".join([problem, how_to_get(source, Path(self.root).expanduser()), WHERE]))
 
     def revision(self, source: Source) -> str:
         return (self.revisions or {}).get(source.id, source.revision)
@@ -121,8 +120,8 @@ class Place:
         ]
         if problems:
             raise ConfigError(problems, "the benchmark")
-        absent = [one for one in sources if self.root and not (Path(self.root).expanduser() / one.folder).is_dir()]
-        if absent:
+        root = Path(self.root).expanduser()
+        if absent := [source for source in sources if self.root and not (root / source.folder).is_dir()]:
             raise DataError(self._absent(absent))
 
 
@@ -173,7 +172,7 @@ def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
     revision = place.revision(source)
     files = {split: source.files.format(split=split)} if source.files else None
     try:
-        found = datasets.load_dataset(
+        dataset = datasets.load_dataset(
             source.id, None if files else source.config or None, data_files=files, revision=revision, split=split
         )
     except Exception as error:  # whatever a library and a network may raise: the way out is one
@@ -182,28 +181,27 @@ def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
             f"{source.id} (config {source.config or 'default'}, revision {revision}, split {split}) cannot "
             f"be loaded from the hub: {type(error).__name__}: {error}. {way}"
         ) from error
-    assert isinstance(found, datasets.Dataset)
-    return found
+    assert isinstance(dataset, datasets.Dataset)
+    return dataset
 
 
 def split_files(place: Place, source: Source, split: str) -> list[Path]:
     """The files of a split in order, or the directory that `datasets` saved; in exactly one of the known places."""
     folder = place.folder(source)
     if source.files:
-        found = {folder: sorted(folder.glob(source.files.format(split=split)))}
+        candidates = [sorted(folder.glob(source.files.format(split=split)))]
         looked = str(folder / source.files.format(split=split))
     else:
+        parents = [folder, folder / "data", folder / source.config, folder / "data" / source.config]
+        parents = list(dict.fromkeys(parents))
         # Split directories as in converted branches of the hub: CONFIG/SPLIT/0000.parquet.
-        flat = [folder, folder / "data", folder / source.config, folder / "data" / source.config]
-        deep = [one / split for one in flat]
-        found = {one: files_in(one, split) for one in dict.fromkeys(flat)}
-        found |= {one: numbered_files(one) for one in dict.fromkeys(deep)}
-        looked = f"{split}.*, {split}-*-of-* or {split}/ ({', '.join(SUFFIXES)}, datasets) in " + ", ".join(
-            str(one) for one in dict.fromkeys(flat)
-        )
-    hits = {one: files for one, files in found.items() if files}
-    saved = [one / split for one in [folder, folder / source.config] if not source.files and is_dataset(one / split)]
-    places = [*hits.values(), *([one] for one in dict.fromkeys(saved))]
+        candidates = [files_in(parent, split) for parent in parents]
+        candidates += [numbered_files(parent / split) for parent in parents]
+        saved = dict.fromkeys([folder / split, folder / source.config / split])
+        candidates += [[directory] for directory in saved if is_dataset(directory)]
+        listed = ", ".join(map(str, parents))
+        looked = f"{split}.*, {split}-*-of-* or {split}/ ({', '.join(SUFFIXES)}, datasets) in {listed}"
+    places = [files for files in candidates if files]
     if not places:
         raise place.missing(f"{split} split of {source.id}; looked for {looked}", source)
     if len(places) > 1:
@@ -218,8 +216,8 @@ def files_in(folder: Path, split: str) -> list[Path]:
     """`SPLIT.parquet`, or all of `SPLIT-00000-of-00002.parquet`; one form alone."""
     if not folder.is_dir():
         return []
-    whole = [one for suffix in SUFFIXES if (one := folder / f"{split}{suffix}").is_file()]
-    parts = sorted(one for one in folder.glob(f"{split}-*-of-*") if suffix_of(one))
+    whole = [path for suffix in SUFFIXES if (path := folder / f"{split}{suffix}").is_file()]
+    parts = sorted(path for path in folder.glob(f"{split}-*-of-*") if suffix_of(path))
     if len(whole) + bool(parts) > 1:
         raise DataError(f"{folder} has the {split} split more than once: {', '.join(o.name for o in [*whole, *parts])}")
     if parts and len(parts) != (count := int(parts[0].name.split("-of-")[1].split("-")[0].split(".")[0])):
@@ -228,7 +226,7 @@ def files_in(folder: Path, split: str) -> list[Path]:
 
 
 def numbered_files(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.glob("[0-9]*") if suffix_of(one)) if folder.is_dir() else []
+    return sorted(path for path in folder.glob("[0-9]*") if suffix_of(path)) if folder.is_dir() else []
 
 
 def text_of(row: Row, field: str) -> str:
@@ -248,4 +246,4 @@ def check_fields(rows: Sequence[Row], fields: Sequence[str]) -> None:
                 f"{row.where}: there is no {', '.join(missing)}; found {', '.join(row.fields) or 'nothing'}"
             )
 
-    gather(check, rows)
+    map_all(check, rows)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from befit.core.errors import DataError
+from befit.core.errors import DataError, map_all
 from befit.core.schema import between, show, variant
 from befit.data.federation import ClientData, Federation
-from befit.data.files.gather import gather
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
 from befit.data.papers.public import public_records
@@ -142,7 +141,7 @@ def part_records(
             raise place.missing(path, SOURCES[place.benchmark], f"which {part.dataset}.tar has")
         rows = read_rows(path, ())
         check_fields(rows, ("conversations",))
-        splits[split] = gather(lambda numbered: record(folder, part, *numbered), list(enumerate(rows)))
+        splits[split] = map_all(lambda numbered: record(folder, part, *numbered), list(enumerate(rows)))
         hashed = content_hash([digest([each["conversation"], image_names(each, folder)]) for each in splits[split]])
         entries.append({**source_entry(place, SOURCES[place.benchmark], split, len(rows), hashed), "config": part.name})
     if val_fraction:

@@ -36,15 +36,15 @@ def client_sources(
     for client in given:
         if not re.fullmatch(r"[A-Za-z0-9._-]+", client) or not client.strip("."):
             raise DataError(f"client {client!r}: an id is ASCII letters, digits, '.', '_' and '-', and not only dots")
-    found: dict[str, Sources] = {}
+    sources_of: dict[str, Sources] = {}
     for client, value in given.items():
         try:
-            found[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
+            sources_of[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
     missing = [
         (client, path)
-        for client, sources in found.items()
+        for client, sources in sources_of.items()
         for paths in sources.values()
         for path in paths
         if not path.exists()
@@ -52,7 +52,7 @@ def client_sources(
     if missing:
         listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
         raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
-    return found
+    return sources_of
 
 
 def client_entries(folder: Path) -> dict[str, Path]:
@@ -113,7 +113,7 @@ def _one(path: Path, trains: bool) -> Sources:
         sources.setdefault(split, []).append(entry)
     for split, paths in sources.items():
         if len(paths) != shards.get(split, 1):
-            names = ", ".join(one.name for one in paths)
+            names = ", ".join(each.name for each in paths)
             raise DataError(f"{path} must have {shards.get(split, 1)} of {split}, and has {len(paths)} of it: {names}")
     return _checked(sources, str(path), trains)
 
