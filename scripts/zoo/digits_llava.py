@@ -121,7 +121,7 @@ def training_batches(task: Task) -> Iterator[Batch]:
     images, labels = load()
     records = generated_records(images, pool_of(labels, BLOCKS["public"]), "zoo")
     while True:
-        pool = sorted(islice(records, POOL * BATCH), key=lambda one: len(one["images"]))
+        pool = sorted(islice(records, POOL * BATCH), key=lambda record: len(record["images"]))
         examples = task.prepare(pool)
         for first in torch.randperm(POOL):
             yield examples.batch(torch.arange(BATCH) + first * BATCH)

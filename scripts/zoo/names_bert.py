@@ -47,14 +47,14 @@ def byte_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate((*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token="[PAD]",
         cls_token="[CLS]",
         sep_token="[SEP]",
@@ -129,16 +129,16 @@ def federated(federation: Federation, tokenizer: Any, pretrained: Path) -> Any:
         model = BertForSequenceClassification.from_pretrained(
             pretrained, id2label=named, label2id={name: index for index, name in named.items()}
         )
-    held = {client.id: task.prepare(client.train) for client in federation.clients}
+    examples = {client.id: task.prepare(client.train) for client in federation.clients}
     for number in range(1, FEDERATED["rounds"] + 1):
         generator = torch.Generator().manual_seed(derive_seed(SEED, "cohort", number))
-        chosen = torch.randperm(len(held), generator=generator)[: FEDERATED["cohort"]].tolist()
+        chosen = torch.randperm(len(examples), generator=generator)[: FEDERATED["cohort"]].tolist()
         cohort: list[ClientData] = [federation.clients[index] for index in sorted(chosen)]
         start: State = {key: value.clone() for key, value in model.state_dict().items()}
         updates: list[State] = []
         for client in cohort:
             model.load_state_dict(start)
-            train_locally(model, task, held[client.id], derive_seed(SEED, number, client.id))
+            train_locally(model, task, examples[client.id], derive_seed(SEED, number, client.id))
             updates.append({key: value.clone() for key, value in model.state_dict().items()})
         model.load_state_dict(weighted_mean(updates, [len(client.train) for client in cohort]))
         if number % 3 == 0:
@@ -172,10 +172,10 @@ def main() -> None:
     torch.set_num_threads(1)  # the number of threads decides the order of sums, and so the last bits of the weights
     federation, tokenizer = names(), byte_tokenizer()
     here = FOLDER
-    wanted = sys.argv[1:] or ["names-bert-mlm", "names-bert-fl"]
-    if "names-bert-mlm" in wanted:
+    chosen = sys.argv[1:] or ["names-bert-mlm", "names-bert-fl"]
+    if "names-bert-mlm" in chosen:
         ship("names-bert-mlm", masked_language_model(federation, tokenizer))
-    if "names-bert-fl" in wanted:
+    if "names-bert-fl" in chosen:
         ship("names-bert-fl", federated(federation, tokenizer, here / "names-bert-mlm"))
 
 

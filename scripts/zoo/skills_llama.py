@@ -78,7 +78,7 @@ def character_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel({symbol: index for index, symbol in enumerate(symbols)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<bos>",
@@ -86,8 +86,8 @@ def character_tokenizer() -> Any:
         model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = CHAT
-    return made
+    wrapped.chat_template = CHAT
+    return wrapped
 
 
 def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
@@ -140,7 +140,7 @@ def training_batches(task: Task, seed: int, mixed_case: bool) -> Iterator[Batch]
     """Batches of one length or nearly, in random order."""
     records = generated_records(seed, {word.lower() for word in english_words()}, mixed_case)
     while True:
-        pool = sorted(islice(records, POOL * BATCH), key=lambda one: sum(map(len, one.values())))
+        pool = sorted(islice(records, POOL * BATCH), key=lambda record: sum(map(len, record.values())))
         examples = task.prepare(pool)
         for first in torch.randperm(POOL):
             yield examples.batch(torch.arange(BATCH) + first * BATCH)

@@ -82,7 +82,7 @@ def check_target(out: Path, inputs: list[Path], force: bool, config: str) -> Non
     With `force`, an adapter that is there is replaced; another folder or a file never is written to.
     """
     problem = ""
-    if any(out.resolve() == one.resolve() for one in inputs):
+    if any(out.resolve() == path.resolve() for path in inputs):
         problem = "is one of the adapters to merge"
     elif out.exists() and not out.is_dir():
         problem = "is a file"
