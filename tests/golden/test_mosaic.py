@@ -16,7 +16,6 @@ from torch import Tensor
 from tests.golden.play import CLIENTS, LORA, Played
 from tests.golden.reference import (
     HEAD,
-    MODEL,
     MODULES,
     RATE,
     SCALE,
@@ -50,7 +49,9 @@ def update(adapter: Arrays, basis: Arrays, weight: dict[str, Tensor]) -> Arrays:
 
 def gated(own: Arrays, mixture: Arrays, basis: Arrays) -> Arrays:
     """`h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`, one beta for each module."""
-    b = {key.removeprefix("gate ").removesuffix("/beta"): value.sigmoid() for key, value in own.items() if "beta" in key}
+    b = {
+        key.removeprefix("gate ").removesuffix("/beta"): value.sigmoid() for key, value in own.items() if "beta" in key
+    }
     return plus(update(own, basis, {name: 1 - value for name, value in b.items()}), update(mixture, basis, b))
 
 
@@ -115,4 +116,4 @@ def test_a_run(name: str, options: dict[str, Any]) -> None:
 def test_clients_weigh_each_other_differently() -> None:
     """Or equal weights would pass for relevance."""
     W = relevance(Played({"name": "fedit", **LORA}, rounds=1), False)
-    assert float((W - 0.5).abs().max()) > 0.05 and MODEL.get_parameter(LAST).shape == (16, 24)
+    assert all(abs(float(W[i, j]) - 0.5) > 0.02 for i, j in ((0, 1), (1, 2), (2, 0))), W
