@@ -286,7 +286,7 @@ def test_fedl2p() -> None:
     for round_ in (1, 2):
         each, losses = [], []
         for client in CLIENTS:
-            train, val = ((lambda own, data=parts[client][name]: loss(data, change(own))) for name in ("train", "val"))
+            train, val = ((lambda own, name=name: loss(parts[client][name], change(own))) for name in ("train", "val"))
             theta = {key: value.clone().requires_grad_(True) for key, value in net.items()}
             weights = [value for key, value in theta.items() if key != "eta/value"]
             meta = torch.optim.Adam([{"params": weights, "lr": 3e-3}, {"params": [theta["eta/value"]], "lr": 1e-2}])

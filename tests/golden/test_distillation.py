@@ -57,7 +57,7 @@ def test_perada() -> None:
             each.append(shared.now)
             assert_near(played.sent(round_, client), each[-1])
         target = (answers_of(each, pixels) / T).softmax(-1)
-        common = trained(mean(each), lambda s, t=target: soft_loss(t, logits(pixels, change(s)) / T), steps=2)
+        common = trained(mean(each), lambda student: soft_loss(target, logits(pixels, change(student)) / T), steps=2)
     for client in CLIENTS:
         assert_near(played.kept(client, "personal"), personal[client].now)
         assert_answers(played, client, personal[client].now)
@@ -73,13 +73,13 @@ def test_takfl(own_weight: float) -> None:
     pixels, _ = played.public
     common = played.start("shared")
     for round_ in (1, 2):
-        each = [trained(common, lambda own, c=c: loss(played.data(c), change(own))) for c in CLIENTS]
+        each = [trained(common, lambda own: loss(played.data(c), change(own))) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected, atol=5e-5)
         theta, said = mean(each), answers_of(each, pixels)
         itself = answers_of([theta], pixels)
 
-        def objective(student: Arrays, said: Tensor = said, itself: Tensor = itself) -> Tensor:
+        def objective(student: Arrays) -> Tensor:
             rows = logits(pixels, change(student))
             taught = soft_loss((said / T).softmax(-1), rows / T)
             kept = soft_loss((itself / other).softmax(-1), rows / other)

@@ -20,9 +20,9 @@ def branches(played: Played) -> tuple[Arrays, dict[str, Arrays]]:
     common = start = played.start("shared")
     assert all(torch.equal(value, played.start("personal")[key]) for key, value in start.items())
     for _ in range(2):
-        each = [trained(common, lambda own, c=c: loss(played.data(c), change(own))) for c in CLIENTS]
+        each = [trained(common, lambda own: loss(played.data(c), change(own))) for c in CLIENTS]
         common = mean(each, EXAMPLES)
-    return common, {c: trained(start, lambda own, c=c: loss(played.data(c), change(own)), steps=6) for c in CLIENTS}
+    return common, {c: trained(start, lambda own: loss(played.data(c), change(own)), steps=6) for c in CLIENTS}
 
 
 def line(fed: Arrays, local: Arrays, w: float) -> Arrays:
@@ -71,9 +71,7 @@ def test_fisher_merging(space: str) -> None:
         w = b / (a + b)
         head = {key: w * common[key] + (1 - w) * local[key] for key in HEAD}
 
-        def by_entry(
-            key: str, mine: Tensor, other: Tensor, F_f: Arrays = F_f, F_l: Arrays = F_l, eps: float = eps
-        ) -> Tensor:
+        def by_entry(key: str, mine: Tensor, other: Tensor) -> Tensor:
             return ((F_f[key] + eps) * mine + (F_l[key] + eps) * other) / (F_f[key] + F_l[key] + 2 * eps)
 
         if space == "lora":

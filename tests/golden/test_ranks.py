@@ -71,8 +71,8 @@ def test_hetlora() -> None:
             rank, start = ranks[client], cut(common, ranks[client])
             kept = max(1, int(gamma * rank))
 
-            def objective(own: Arrays, c: str = client, rank: int = rank, kept: int = kept) -> Tensor:
-                return loss(played.data(c), change(own)) + (eta * tail(own, kept) if rank > 1 else 0.0)
+            def objective(own: Arrays) -> Tensor:
+                return loss(played.data(client), change(own)) + (eta * tail(own, kept) if rank > 1 else 0.0)
 
             after = trained(start, objective)
             if rank > 1 and float(tail(after, kept)) < float(tail(start, kept)):
@@ -100,7 +100,7 @@ def test_flexlora() -> None:
     for round_ in (1, 2):
         each = []
         for client in CLIENTS:
-            after = trained(cut(common, RANKS[client]), lambda own, c=client: loss(played.data(c), change(own)))
+            after = trained(cut(common, RANKS[client]), lambda own: loss(played.data(client), change(own)))
             each.append(after)
             sent = played.sent(round_, client)
             assert not any(sent[f"{name}/A"][RANKS[client] :].any() for name in MODULES)
@@ -120,7 +120,7 @@ def test_flexlora() -> None:
 def test_relora(space: str) -> None:
     """Lialin et al. 2024, algorithm 1, with the merged update of a round in the place of one's own: `W += s B A` of mean
     factors, or `W += sum_k n_k / n s B_k A_k` in full; B = 0, a new A and a new optimiser in every round. Used is the
-    backbone that the client trained on last, with its adapter. The draws of A are befit's."""
+    backbone that the client trained on last, with its adapter. A is drawn by befit."""
     played = Played({"name": "relora", "rank": 2, "alpha": 4.0, "merge": {"space": space}})
     moved: Arrays = {}
     shapes = {f"personal/{key}": TensorSpec(tuple(value.shape)) for key, value in played.start("personal").items()}

@@ -1,8 +1,8 @@
 """What a server does with the mean of the clients' adapters: FedAvgM, FedAdagrad, FedAdam, FedYogi, SCAFFOLD.
 
-With `D_t = mean_k theta_k - theta_t`, the optimisers of the server step along D_t (Reddi et al. 2021, algorithm 2), of
-which FedAvgM (Hsu et al. 2019, section 4.3) and FedAdagrad are `torch.optim.SGD` and `torch.optim.Adagrad` with `-D_t` as the
-gradient; Adam and Yogi are written out, since PyTorch's Adam corrects its averages for their start.
+With `D_t = mean_k theta_k - theta_t`, the server steps along D_t (Reddi et al. 2021, algorithm 2). FedAvgM (Hsu et al.
+2019, section 4.3) and FedAdagrad are `torch.optim.SGD` and `torch.optim.Adagrad` with `-D_t` as the gradient; Adam and
+Yogi are written out, since PyTorch's Adam corrects its averages for their start.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_server_optimisers(name: str) -> None:
     played = Played({"name": name, **LORA, **options}, rounds=3, optimiser="sgd")
     step, theta = make(), played.start("shared")
     for round_ in (1, 2, 3):
-        each = [trained(theta, lambda own, c=c: loss(played.data(c), change(own)), sgd) for c in CLIENTS]
+        each = [trained(theta, lambda own: loss(played.data(c), change(own)), sgd) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected, atol=5e-5)
         theta = step(theta, mean(each, shares))

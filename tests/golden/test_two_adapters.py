@@ -58,7 +58,7 @@ def test_fedalt() -> None:
             data, labels = played.data(client)
             own[client] = trained(
                 own[client],
-                lambda mine, data=data, labels=labels, c=client: F.cross_entropy(gated(data, mine, world[c]), labels),
+                lambda mine: F.cross_entropy(gated(data, mine, world[client]), labels),
             )
             sent = {key: value for key, value in own[client].items() if not key.startswith("gate")}
             assert_near(played.sent(round_, client, "personal"), sent)
@@ -90,7 +90,7 @@ def test_feddpa(variant: str) -> None:
             if variant == "T" and round_ == 2:  # from the second round on, and before the shared one
                 for _ in range(STEPS):
                     own.step(loss(data, halves(common, own.arrays)))
-            each.append(trained(common, lambda shared, data=data: loss(data, change(shared))))
+            each.append(trained(common, lambda shared: loss(data, change(shared))))
             if variant == "halves":
                 for _ in range(STEPS):
                     own.step(loss(data, halves(each[-1], own.arrays)))
@@ -184,7 +184,7 @@ def test_guidance(guide: str) -> None:
             data, labels = played.data(client)
             beta = options["beta"] if options and round_ > 1 else 0.0
 
-            def objective(mine: Arrays, data: Tensor = data, labels: Tensor = labels, beta: float = beta) -> Tensor:
+            def objective(mine: Arrays) -> Tensor:
                 rows = logits(data, change(mine))
                 task = F.cross_entropy(rows, labels)
                 if guide == "parametric":
