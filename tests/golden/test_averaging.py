@@ -1,6 +1,6 @@
 """LoRA trained alone, averaged, and averaged in part: every round by dense weights, `torch.optim` and a loop.
 
-LoRA: Hu et al. 2021, eq. 3. FedAvg: McMahan et al. 2017, algorithm 1; FedIT (Zhang et al. 2024) is that of A and B.
+LoRA: Hu et al. 2021, eq. 3. FedAvg: McMahan et al. 2017, Algorithm 1; FedIT (Zhang et al. 2024) is that of A and B.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def assert_answers(played: Played, client: str, *changes: Arrays) -> None:
     [({"name": "local", **LORA}, "personal"), ({"name": "lora", "rank": 2, "scale": 2.0}, "budgeted")],
 )
 def test_training_alone_is_one_uninterrupted_run_of_AdamW(block: dict[str, Any], slot: str) -> None:
-    """Two rounds of three steps are six steps of one optimiser (Loshchilov and Hutter 2019, algorithm 2)."""
+    """Two rounds of three steps are six steps of one optimiser (Loshchilov and Hutter 2019, Algorithm 2)."""
     played = Played(block)
     for client in CLIENTS:
         expected = trained(played.start(slot), lambda own: loss(played.data(client), change(own)), steps=6)
@@ -74,7 +74,7 @@ def test_fedit(weights: str, shares: list[float]) -> None:
 
 
 def test_fedsa() -> None:
-    """Guo et al. 2025, section 3.3: A is averaged, each client keeps B, and here the head with it."""
+    """Guo et al. 2025, Figure 1c: A is averaged, each client keeps B, and here the head with it."""
     played = Played({"name": "fedsa", **LORA})
     start = played.start("shared")
     common, own = only(start, "/A"), dict.fromkeys(CLIENTS, only(start, "/B", "/weight", "/bias"))
@@ -91,7 +91,7 @@ def test_fedsa() -> None:
 
 
 def test_ffa_lora() -> None:
-    """Sun et al. 2024, section 3: A stays at its start, B is trained and averaged."""
+    """Sun et al. 2024; Guo et al. 2025, Figure 1b: A stays at its start, B is trained and averaged."""
     played = Played({"name": "ffa_lora", **LORA})
     frozen, common = only(played.start("shared"), "/A"), only(played.start("shared"), "/B", "/weight", "/bias")
     for round_ in (1, 2):
@@ -105,7 +105,7 @@ def test_ffa_lora() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "dept"])
 def test_all_weights(name: str) -> None:
-    """FedAvg of every parameter, at half the rate; in DEPT (Iacob et al. 2025, SPEC) without the embeddings,
+    """FedAvg of every parameter, at half the rate; in DEPT (Iacob et al. 2025, variant SPEC) without the embeddings,
     which stay with each client. What travels is the difference from the backbone."""
     played = Played({"name": name, "lr_scale": 0.5}, optimiser="sgd")
     common = {key: torch.zeros_like(value) for key, value in WEIGHTS.items()}
@@ -151,7 +151,7 @@ def test_fedprox() -> None:
 
 
 def test_ditto() -> None:
-    """Li et al. 2021, algorithm 1, with the penalty `mu ||v - w||^2`, w as received, and one step of both a batch."""
+    """Li et al. 2021, Algorithm 1, with the penalty `mu ||v - w||^2`, w as received, and one step of both a batch."""
     played = Played({"name": "ditto", **LORA, "mu": 0.7})
     common = played.start("shared")
     personal = {client: Learner(played.start("personal")) for client in CLIENTS}
@@ -172,7 +172,7 @@ def test_ditto() -> None:
 
 
 def test_feddpa_t() -> None:
-    """Lee et al. 2025, appendix on baselines: the shared adapter first, then the personal one on top of it as just
+    """Lee et al. 2025, Table 3: the shared adapter first, then the personal one on top of it as just
     trained, each by a new optimiser; the personal one has no head. Used are both."""
     played = Played({"name": "feddpa_t", **LORA})
     common, own = played.start("shared"), dict.fromkeys(CLIENTS, played.start("personal"))

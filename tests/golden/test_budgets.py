@@ -47,7 +47,7 @@ def clamped(values: Tensor, low: float = LOW, high: float = HIGH) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize(("orthogonal", "interval"), [(0.1, 1), (0.0, 3)])
 def test_adalora(orthogonal: float, interval: int) -> None:
-    """Fourteen steps in two rounds, from the same start: PEFT's AdaLoraModel on the same model, its head trained too."""
+    """Zhang et al. 2023: fourteen steps in two rounds, as PEFT's AdaLoraModel takes them from there, its head too."""
     rounds, steps = 2, 7
     block = {"name": "adalora", "rank": 2, "orthogonal": orthogonal, "interval": interval}
     played = Played(block, rounds=rounds, max_steps=steps)
@@ -111,7 +111,7 @@ def scaled(adapter: Arrays, scales: Tensor) -> Arrays:
 
 
 def searched(data: tuple[Tensor, Tensor], start: Arrays, scales: Tensor, alpha_s: float, alpha_p: float) -> Tensor:
-    """The scales after a round's search (Lee et al. 2025, eqs. 3 and 4): cross-entropy and
+    """The scales after a round's search (Lee et al. 2025, eqs. 1 to 5): cross-entropy and
     `alpha_s / N sum |B[:, k]|_1 / lambda_k + alpha_p / N sum (log lambda_k + 100 lambda_k)`, lambda in [1e-4, 1000];
     AdamW for A, B and the head, whose gradients are cut to norm 1, and Adam at 0.01 for the scales."""
     weights, slow = Learner(start), torch.optim.Adam([scales := scales.clone().requires_grad_(True)], lr=1e-2)
@@ -144,7 +144,8 @@ def fine_tuned(data: tuple[Tensor, Tensor], start: Arrays, scales: Tensor, round
 
 
 def test_bayestune() -> None:
-    """Search alone, keep two ranks per module on average of four, and train those afresh (Lee et al. 2025, section 3)."""
+    """Lee et al. 2025: search alone, keep two ranks per module on average of four, and train those afresh (eqs. 1 to
+    5)."""
     played = Played({"name": "bayestune", "rank": 2, "rank_max": 2, "rounds_search": 1, "alpha_s": 0.02})
     start = {key: value for key, value in played.start("budgeted").items() if not key.endswith("lambda")}
     first = torch.stack([played.start("search")[f"{name}/lambda"] for name in MODULES])
@@ -177,14 +178,14 @@ def comparable(net: Arrays, seen: Tensor) -> Arrays:
 
 
 def generated(net: Arrays, seen: Tensor) -> Tensor:
-    """`clamp(W2 prelu(W1 f + b1) + b2)` (Lee et al. 2025, section 3.2)."""
+    """`clamp(W2 prelu(W1 f + b1) + b2)` (Lee et al. 2025, Figure 1)."""
     hidden = net["first/W"] @ seen + net["first/b"]
     hidden = torch.where(hidden > 0, hidden, net["activation/slope"] * hidden)
     return clamped(net["second/W"] @ hidden + net["second/b"])
 
 
 def test_fedp2eft() -> None:
-    """Lee et al. 2025, algorithm 1: scales from the generator, a search from there, ten steps of Adam on the L1 distance
+    """Lee et al. 2025, Figure 2: scales from the generator, a search from there, ten steps of Adam on the L1 distance
     to what it found; the mean of generators by examples. At the end the generator's scales are pruned and used."""
     block = {"name": "fedp2eft", "rank": 2, "rank_max": 2, "alpha_s": 0.02, "generator_lr": 1e-2}
     played = Played(block)
@@ -217,7 +218,7 @@ def test_fedp2eft() -> None:
 
 
 def predicted(net: Arrays, seen: Tensor) -> Tensor:
-    """`clamp(W3 relu(W2 relu(W1 f + b1) + b2) + b3; 0, 1000) eta` (Lee et al. 2023, section 3.2), one for each tensor."""
+    """`clamp(W3 relu(W2 relu(W1 f + b1) + b2) + b3; 0, 1000) eta` (Lee et al. 2023), one for each tensor."""
     hidden = seen
     for name in ("first", "second", "third"):
         hidden = net[f"{name}/W"] @ hidden + net[f"{name}/b"]
@@ -226,7 +227,7 @@ def predicted(net: Arrays, seen: Tensor) -> Tensor:
 
 
 class AtRates:
-    """Adam (Kingma and Ba 2015, algorithm 1) with a rate for every tensor; `directions` is what it last went against."""
+    """Adam (Kingma and Ba 2015, Algorithm 1) with a rate for every tensor; it last went against `directions`."""
 
     def __init__(self, start: Arrays) -> None:
         self.arrays = {key: value.clone().requires_grad_(True) for key, value in start.items()}
@@ -247,7 +248,7 @@ class AtRates:
 
 def hypergradient(learner: AtRates, train: Callable[[Arrays], Tensor], val: Callable[[Arrays], Tensor]) -> Tensor:
     """`-<(H p)_o, u_o>` for each tensor o, `p = sum_{j <= 3} (I - 0.1 H)^j grad L_V`, H of L_T in full (Lorraine et al.
-    2020, algorithm 3)."""
+    2020, Algorithm 3)."""
     keys = list(learner.arrays)
     sizes = [learner.arrays[key].numel() for key in keys]
     flat = torch.cat([learner.arrays[key].detach().flatten() for key in keys])
@@ -270,9 +271,10 @@ def hypergradient(learner: AtRates, train: Callable[[Arrays], Tensor], val: Call
 
 
 def test_fedl2p() -> None:
-    """Lee et al. 2023, algorithm 1, with two records a client, one to learn from and one to judge by, so that nothing is
-    drawn: train at the network's rates, then a step of Adam on its hypergradient, whose entries are cut to [-1, 1]; twice
-    a round. At the end the network with the lowest mean validation loss gives the rates of an ordinary training."""
+    """Lee et al. 2023, hypergradient by the implicit function theorem, with two records a client, one to learn from and
+    one to judge by, so that nothing is drawn: train at the network's rates, then a step of Adam on its hypergradient,
+    whose entries are cut to [-1, 1]; twice a round. At the end the network with the lowest mean validation loss gives
+    the rates of an ordinary training."""
     played = Played({"name": "fedl2p", "rank": 2, "outer": 2, "draws": 1, "validation": 0.5, "lr_net": 3e-3}, rows=2)
     net, start = played.start("rates"), played.start("budgeted")
     parts = {}

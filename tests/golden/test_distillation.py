@@ -39,8 +39,8 @@ def assert_answers(played: Played, client: str, adapter: Arrays) -> None:
 
 
 def test_perada() -> None:
-    """Xie et al. 2024, algorithm 1: clients as in Ditto; the mean adapter then learns `KL(softmax(t / T) || softmax(s / T))`
-    at the server, t the mean logits of the clients' shared adapters."""
+    """Xie et al. 2024, Algorithm 1: clients as in Ditto; the mean adapter then learns at the server
+    `KL(softmax(t / T) || softmax(s / T))`, t the mean logits of the clients' shared adapters."""
     T = 2.0
     played = Played({"name": "perada", **LORA, "mu": 0.7, "temperature": T, "distil": DISTIL})
     pixels, _ = played.public
@@ -65,8 +65,9 @@ def test_perada() -> None:
 
 @pytest.mark.parametrize("own_weight", [0.01, 0.5])
 def test_takfl(own_weight: float) -> None:
-    """Morafah et al. 2024, eqs. 5 and 6, with one family: `theta_1` learns `T^2 KL_T(mean of clients) + w T'^2 KL_T'(what
-    theta itself says)` from theta, the mean; the server's is `theta + lambda (theta_1 - theta)`."""
+    """Morafah et al. 2024, task arithmetic of distilled students, with one family: `theta_1` learns `T^2 KL_T(mean of
+    clients) + w T'^2 KL_T'(what theta itself says)` from theta, the mean; the server's is `theta + lambda (theta_1 -
+    theta)`."""
     T, other, strength = 3.0, 20.0, 0.6
     block = {"name": "takfl", **LORA, "own_weight": own_weight, "strength": strength, "distil": DISTIL}
     played = Played(block)
@@ -92,9 +93,9 @@ def test_takfl(own_weight: float) -> None:
 
 
 def test_fedmkt() -> None:
-    """Fan et al. 2025, algorithms 1 and 2, with one tokenizer: of each record the client with the lowest loss teaches the
-    server's model, where that is below the server's own loss; a client learns from the server's model where that one's is
-    below its own. Cross-entropy at temperature 1, by an optimiser of its own, before a client's ordinary steps."""
+    """Fan et al. 2025, DualMinCE, with one tokenizer: of each record the client with the lowest loss teaches the
+    server's model, where that is below the server's own loss; a client learns from the server's model where that one's
+    is below its own. Cross-entropy at temperature 1, by an optimiser of its own, before a client's ordinary steps."""
     played = Played({"name": "fedmkt", **LORA, "distil": DISTIL}, rounds=3)
     pixels, labels = played.public
 

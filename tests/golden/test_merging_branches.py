@@ -57,8 +57,8 @@ def test_interpolation_picks_the_most_accurate_weight_on_validation_examples() -
 
 @pytest.mark.parametrize("space", ["lora", "dense"])
 def test_fisher_merging(space: str) -> None:
-    """Matena and Raffel 2022, eq. 4: `(F_f + eps) W_f + (F_l + eps) W_l` over the sum of both weights, entry by entry of
-    A and B, or of the whole updates; F the mean square of single examples' gradients, eps delta times its mean. The head,
+    """Matena and Raffel 2022: `(F_f + eps) W_f + (F_l + eps) W_l` over the sum of both weights, entry by entry of A and
+    B, or of the whole updates; F the mean square of single examples' gradients, eps delta times its mean. The head,
     which has no information of its own, at `tr(1/(F_l + eps)) / (tr(1/(F_f + eps)) + tr(1/(F_l + eps)))`."""
     delta = 0.01
     played = Played({"name": "fisher_merging", **LORA, "space": space, "delta": delta})
