@@ -9,8 +9,7 @@ from befit.adapters.layout import lora
 from befit.adapters.model import model_shapes
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
-from befit.cost.compute import relative_compute, relative_memory
-from befit.cost.parameters import count
+from befit.cost.compute import count, relative_compute, relative_memory
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.work import Work
 

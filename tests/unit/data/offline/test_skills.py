@@ -9,10 +9,9 @@ import pytest
 from befit.config.experiment import ModelSettings
 from befit.core.errors import ConfigError, DataError
 from befit.data import registry
-from befit.data.offline import skills_words
-from befit.data.offline.skills import skills, skills_10, skills_low, skills_shift
+from befit.data.offline import skills as skills_words
+from befit.data.offline.skills import english_words, halves, skills, skills_10, skills_low, skills_shift
 from befit.data.offline.skills_tasks import ALLOWED_PAIRS, CLIENT_PAIRS, HELD_OUT, OPERATIONS, answer, generated_records
-from befit.data.offline.skills_words import english_words, halves
 from befit.models import load_backbone
 from befit.tasks import make_task
 from befit.zoo import zoo_names, zoo_path

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.bayestune import HIGH, LOW
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import HIGH, LOW, clamp_through
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed

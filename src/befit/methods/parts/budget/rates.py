@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import clamp_through
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.keys import factor, join, slot
 from befit.core.values import Tick
 from befit.protocol.site import Site

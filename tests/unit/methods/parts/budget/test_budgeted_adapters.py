@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.forms import ModuleShape
 from befit.adapters.keys import factor, join, slot
 from befit.methods.parts.budget.budget import affordable, compact, expand, keep, kept_ranks, order

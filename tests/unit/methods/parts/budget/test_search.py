@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Scales
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Scales, clamp_through
 from befit.adapters.keys import factor, join, select, slot
 from befit.core.values import Payload, Tick
 from befit.methods.bayestune import BayesTune

@@ -14,7 +14,7 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.core.values import Payload, Tick
-from befit.data.stream import Stream
+from befit.data.streams import Stream
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedl2p import FedL2P
