@@ -13,7 +13,7 @@ KINDS = {".py", ".md", ".yaml", ".toml", ".j2", ".jinja"}
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in KINDS]
 FILES += sorted(ROOT.glob("*.md"))
 PAGE = r"(?<![\w/.])((?:docs|studies|tests|examples)/[\w/.-]+\.md)"
-UNKNOWN = r"[\w-]+\.md,? (?:sections? )?\d[\d.]*|[Ss]pecification(?:\W+\w+){0,4}\W+sections?"
+UNKNOWN = r"[\w-]+\.md,? (?:sections? )?\d[\d.]*|\(sections? \d[\d.]*|[Ss]pecification(?:\W+\w+){0,4}\W+sections?"
 
 
 def offences(found: Callable[[str], list[str]]) -> dict[str, list[str]]:
