@@ -116,4 +116,4 @@ def test_a_run(name: str, options: dict[str, Any]) -> None:
 def test_clients_weigh_each_other_differently() -> None:
     """Or equal weights would pass for relevance."""
     W = relevance(Played({"name": "fedit", **LORA}, rounds=1), False)
-    assert all(abs(float(W[i, j]) - 0.5) > 0.02 for i, j in ((0, 1), (1, 2), (2, 0))), W
+    assert abs(float(W[0, 1]) - 0.5) > 0.1 and abs(float(W[2, 1]) - 0.5) > 0.1
