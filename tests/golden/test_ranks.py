@@ -121,11 +121,11 @@ def test_relora(space: str) -> None:
     """Lialin et al. 2023, Algorithm 1, with a round's merged update in the place of one's own: `W += s B A` of mean
     factors, or `W += sum_k n_k / n s B_k A_k` in full; B = 0, a new A and a new optimiser in every round. Used is the
     backbone that the client trained on last, with its adapter. A is drawn by befit."""
-    played = Played({"name": "relora", "rank": 2, "alpha": 4.0, "merge": {"space": space}})
+    played = Played({"name": "relora", "rank": 2, "alpha": 4.0, "merge": {"space": space}}, rounds=3)
     moved: Arrays = {}
     shapes = {f"personal/{key}": TensorSpec(tuple(value.shape)) for key, value in played.start("personal").items()}
     starts = set()
-    for round_ in (1, 2):
+    for round_ in (1, 2, 3):
         fresh = of(initial_values(shapes, derive_seed(0, "relora", str(round_))), "personal")
         starts.add(float(fresh["block.00.q_proj/A"].sum()))
         below, each = moved, []
@@ -140,7 +140,7 @@ def test_relora(space: str) -> None:
         else:
             merged = plus(*(change(one, n / sum(EXAMPLES)) for n, one in zip(EXAMPLES, each, strict=True)))
         moved = plus(moved, merged)
-    assert len(starts) == 2
+    assert len(starts) == 3
     for client, own in zip(CLIENTS, each, strict=True):
         pixels, _ = played.data(client, "test")
         torch.testing.assert_close(played.answers(client), logits(pixels, below, change(own)), rtol=1e-3, atol=1e-3)
