@@ -29,9 +29,11 @@ PROMISED = re.findall(
     Recipe Pass Use Merge LocalTraining Remember Adopt Broadcast LeaveOneOut two_branches
     L2 ProductDistance Distil Tilt Term
     lora whole Layout Slot slot factor module block Selector
-    Method Exchange Stage Personal Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite train_client
+    Method Exchange Stage Personal Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
+    train_client
     weighted_mean interpolate add scale norm cosine rename select_state
-    BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained NotEnoughReplies RunError
+    BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained
+    NotEnoughReplies RunError
     """,
 )
 
