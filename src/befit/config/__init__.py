@@ -6,9 +6,8 @@ from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.config.experiment import Experiment, load_experiment, run_names, to_dict, to_yaml
-    from befit.config.overrides import apply_overrides
+    from befit.config.overrides import apply_overrides, parse_seeds, with_seed
     from befit.config.parse import parse_experiment
-    from befit.config.seeds import parse_seeds, with_seed
 
 __all__ = [
     "Experiment",
@@ -26,8 +25,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "experiment": "Experiment load_experiment run_names to_dict to_yaml",
-        "overrides": "apply_overrides",
+        "overrides": "apply_overrides parse_seeds with_seed",
         "parse": "parse_experiment",
-        "seeds": "parse_seeds with_seed",
     },
 )
