@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,16 @@ def test_a_configuration_is_compared_with_a_method_that_import_names(folder: Pat
     words = ("compare", "digits.yaml", "--import", "lab/mine.py", "--methods", "fedit,half_b", "--out", "c", "-q")
     ok(*words, "--json", cwd=folder)
     assert len(list((folder / "c" / "runs").iterdir())) == 2
+
+
+def test_the_plugin_that_the_page_shows_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "ours.py").write_text(code)
+    config = CONFIG.replace("few_digits", "{name: threes, clients: 2}").replace("half_b", "ours")
+    (tmp_path / "mine.yaml").write_text(f"plugins: [ours.py]\n{config}")
+    ok("run", "mine.yaml", "--out", "run", "-q", cwd=tmp_path)
+    assert len(weights(tmp_path / "run")) == 2
 
 
 def distribution(folder: Path, module: str) -> dict[str, str]:
