@@ -20,8 +20,9 @@ from befit.core.errors import ConfigError
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.methods.parts.recipe.branches import keep_best, two_branches
+from befit.methods.parts.recipe.branches import MergeBranches, keep_best, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Method
 from befit.protocol.registry import register
 from befit.protocol.site import Site
 from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
@@ -108,6 +109,15 @@ def potara(
         weights=Merge(weights),
         splits=(stat_split, *(["val"] if guard == "validation" else [])),
     )
+
+
+def merge_rule(method: Method) -> PotaraMerge:
+    """How a method that `potara` made merges. Raises TypeError for any other method."""
+    stages = method.then if isinstance(method, Recipe) else ()
+    rules = [stage.rule for stage in stages if isinstance(stage, MergeBranches)]
+    if len(rules) == 1 and isinstance(rules[0], PotaraMerge):
+        return rules[0]
+    raise TypeError("the method does not merge as Potara does")
 
 
 def _problems(
