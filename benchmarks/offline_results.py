@@ -17,6 +17,7 @@ from typing import Any
 
 from befit.report.markdown import markdown_table
 from befit.report.numbers import NOTHING, plain, spread_text
+from befit.report.table import markdown
 from befit.studies.compare.beside import beside_tables
 from befit.studies.compare.summary import verdict
 from befit.studies.compare.texts import difference_text, p_text
@@ -52,7 +53,7 @@ def section(results: dict[str, Any], name: str, study: str) -> str:
         )
     wins = [one for one in wins_tables(results) if not one.detail] if results.get("budgets") else []
     for one in [*beside_tables(results), *budget_tables(results), *wins]:
-        parts += [f"**{one.title}**", markdown_table(one.table)]
+        parts += [f"**{one.title}**", markdown(one)]
     return "\n\n".join(parts)
 
 

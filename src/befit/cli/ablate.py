@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, print_table, screen, show_table, warnings_to
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 
@@ -131,9 +131,7 @@ def _show(done: Finished) -> None:
     for one in done.findings.tables:
         if not one.detail:
             console.print()
-            print_table(console, *one.table, title=one.title)
-            if one.note:
-                console.print(one.note, style="dim", markup=False)
+            show_table(console, one)
     console.print()
     for sentence in done.findings.sentences:
         console.print(sentence, markup=False)

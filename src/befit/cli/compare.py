@@ -16,6 +16,7 @@ from befit.cli.output import (
     print_table,
     print_warning,
     screen,
+    show_table,
     warnings_to,
 )
 
@@ -141,9 +142,7 @@ def _show(plan: Plan, done: Compared) -> None:
     console = screen()
     for one in screen_tables(done.results):
         console.print()
-        print_table(console, *one.table, title=one.title, wrap=0)
-        if one.note:
-            console.print(one.note, style="dim", markup=False)
+        show_table(console, one)
     console.print()
     for sentence in done.results["sentences"]:
         console.print(sentence, markup=False)

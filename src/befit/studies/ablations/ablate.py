@@ -93,7 +93,7 @@ def ablate(
         results["findings"] = {
             "sentences": list(findings.sentences),
             "tables": [
-                {"title": one.title, "headers": one.table[0], "rows": one.table[1], "note": one.note}
+                {"title": one.title, "headers": one.titles, "rows": one.texts, "note": one.note}
                 for one in findings.tables
             ],
         }

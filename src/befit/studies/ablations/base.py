@@ -8,24 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from befit.report.ablation_figures import Figure
-from befit.report.tables import Table
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.studies.ablations.pairs import Client
 
-__all__ = ["Ablation", "Findings", "Row", "Titled", "evenly"]
+__all__ = ["Ablation", "Findings", "Row", "evenly"]
 
 Row = dict[str, Any]  # plain values: numbers, text, true, false, null
-
-
-@dataclass(frozen=True)
-class Titled:
-    """A table; `detail` ones are in the files but not on the screen."""
-
-    title: str
-    table: Table
-    note: str = ""
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +23,7 @@ class Findings:
     """What an ablation found: a few sentences, the most important first, and tables and figures."""
 
     sentences: Sequence[str]
-    tables: Sequence[Titled] = field(default_factory=tuple)
+    tables: Sequence[Table] = field(default_factory=tuple)
     figures: Sequence[Figure] = field(default_factory=tuple)
 
 

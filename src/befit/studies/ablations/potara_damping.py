@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import curve, spread, thin_lines
@@ -87,4 +88,4 @@ class DampingSweep(Ablation):
         )
         note = "Damped: entries of the statistics with less Fisher information than the damping adds."
         headers = ["delta", "mean w", "damped", metric]
-        return Findings(sentences, [Titled("Every size of the damping", (headers, table), note)], [figure])
+        return Findings(sentences, [Table("Every size of the damping", headers, table, note)], [figure])

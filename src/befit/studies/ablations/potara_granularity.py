@@ -9,7 +9,8 @@ from typing import Any, get_args
 from befit.methods.potara import Granularity, weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import Spread, mean_bars, spread
@@ -103,9 +104,7 @@ class GranularitySweep(Ablation):
             "Traces with the correlation on and off come from different estimates of the same errors: compare them "
             "only within one setting."
         )
-        return Findings(
-            _sentences(rows, kinds, metric), [Titled("Every granularity", (headers, table), note)], [figure]
-        )
+        return Findings(_sentences(rows, kinds, metric), [Table("Every granularity", headers, table, note)], [figure])
 
 
 def _range(low: Spread | None, high: Spread | None) -> str:

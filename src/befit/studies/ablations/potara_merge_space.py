@@ -10,7 +10,8 @@ from befit.merge.pair import comparison
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Bars, Figure, Panel
 from befit.report.drawing import MANY
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import clients_of, mean_bars, seeds_of, spread
@@ -82,4 +83,4 @@ class MergeSpace(Ablation):
                 panel = Panel(bars=bars, groups=clients, score=True, fits=True)
                 note = "The axis does not begin at zero."
                 figures.append(Figure(f"Every client, seed {seed}", note, [panel], height=3.0))
-        return Findings(sentences, [Titled("Every space", (["space", metric, "mean w"], table))], figures)
+        return Findings(sentences, [Table("Every space", ["space", metric, "mean w"], table)], figures)

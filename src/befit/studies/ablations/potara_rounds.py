@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING, bytes_text
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled, evenly
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row, evenly
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import curve, spread
@@ -84,7 +85,7 @@ class Rounds(Ablation):
             "zero means that merging is as good as knowing which of the two to take."
         )
         return Findings(
-            _sentences(at, metric), [Titled("Merging after each checkpoint", (headers, table), note)], _figures(rows)
+            _sentences(at, metric), [Table("Merging after each checkpoint", headers, table, note)], _figures(rows)
         )
 
 

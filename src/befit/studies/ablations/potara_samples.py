@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import curve, spread, thin_lines
@@ -105,4 +106,4 @@ class Samples(Ablation):
         if moved:
             words = ", ".join(moved.values())
             sentences = [f"Standard deviation of a client's weight over {self.draws} draws of examples: {words}."]
-        return Findings(sentences, [Titled("Every number of examples", (headers, table), note)], [figure])
+        return Findings(sentences, [Table("Every number of examples", headers, table, note)], [figure])

@@ -11,7 +11,8 @@ from befit.methods.potara import weigh
 from befit.report.ablation_figures import Bars, Figure, Panel
 from befit.report.drawing import MANY
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import clients_of, mean_bars, seeds_of, spread
@@ -89,7 +90,7 @@ class Statistics(Ablation):
                 figures.append(Figure(f"Weight of every client, seed {seed}", "", [panel], height=2.6))
         headers = ["statistics", "examples used", "mean w", "weights of clients", metric]
         note = "A client with fewer examples than the configured number gives all of them."
-        return Findings(sentences, [Titled("Every source", (headers, table), note)], figures)
+        return Findings(sentences, [Table("Every source", headers, table, note)], figures)
 
 
 def _sentences(groups: Mapping[str, Sequence[Row]], metric: str) -> list[str]:

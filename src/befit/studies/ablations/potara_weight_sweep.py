@@ -9,7 +9,8 @@ from befit.methods.potara import merged_trace, weigh
 from befit.report.ablation_figures import Figure, Line, Panel, Point
 from befit.report.drawing import MANY
 from befit.report.numbers import NOTHING, score_text
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
+from befit.report.table import Table
+from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.pairs import Client, single
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.summary import clients_of, curve, seeds_of, spread
@@ -95,7 +96,7 @@ def _sentences(rows: Sequence[Row], picks: Sequence[Row], metric: str) -> list[s
     ]
 
 
-def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
+def _tables(picks: Sequence[Row], metric: str) -> list[Table]:
     named = {
         "local alone (w = 0)": ("local", None),
         "federated alone (w = 1)": ("federated", None),
@@ -131,8 +132,8 @@ def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
     missing = sum(row["w_validation"] is None for row in picks)
     note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
     return [
-        Titled("Mean over clients", (["weight", metric, "mean w"], means), note),
-        Titled("Every client", (headers, each), detail=several),
+        Table("Mean over clients", ["weight", metric, "mean w"], means, note),
+        Table("Every client", headers, each, detail=several),
     ]
 
 

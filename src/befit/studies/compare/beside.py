@@ -8,9 +8,9 @@ from typing import Any
 
 from befit.report.newcomers import newcomers_of
 from befit.report.numbers import NOTHING, plain, score_of, spread_text
+from befit.report.table import Table
 from befit.report.tables import OVER_TIME
 from befit.report.words import OVER_TIME_NOTE
-from befit.studies.ablations.base import Titled
 from befit.studies.compare.texts import difference_text, p_text
 
 __all__ = ["COMPARED", "GROUPS", "Group", "beside_tables", "scores_beside"]
@@ -67,10 +67,10 @@ def scores_beside(results: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def beside_tables(results: Mapping[str, Any]) -> list[Titled]:
+def beside_tables(results: Mapping[str, Any]) -> list[Table]:
     """A table for each group that some run was scored in."""
-    made = [Titled(group.title, _table(results, group), f"{group.note} {_TEST_NOTE}") for group in GROUPS]
-    return [one for one in made if one.table[1]]
+    made = [Table(group.title, *_table(results, group), f"{group.note} {_TEST_NOTE}") for group in GROUPS]
+    return [one for one in made if one]
 
 
 def _table(results: Mapping[str, Any], group: Group) -> tuple[list[str], list[list[str]]]:

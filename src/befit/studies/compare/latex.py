@@ -110,7 +110,7 @@ def _beside(results: Mapping[str, Any]) -> list[str]:
     """Scores over time, on other clients' examples and of newcomers, where there are any."""
     made = []
     for one in beside_tables(results):
-        headers, rows = one.table
+        headers, rows = one.titles, one.texts
         body = [latex_line(row) for row in rows]
         caption = f"{escape_latex(one.title)}: {unit_text(results)}, {seeds_text(results)}"
         name = one.title.split()[0].lower()

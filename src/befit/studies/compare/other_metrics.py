@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.report.numbers import plain, score_of, spread_text
+from befit.report.table import Table
 from befit.runs.groups import Rows
-from befit.studies.ablations.base import Titled
 from befit.studies.compare.collect import Finished
 from befit.studies.compare.series import metrics_of, pools_of
 from befit.studies.compare.statistics import spread
@@ -64,7 +64,7 @@ def _run(by_seed: Mapping[int, Rows], metrics: Sequence[str]) -> dict[str, Any]:
     return {"scores": scores, "seeds": seeds}
 
 
-def other_tables(results: Mapping[str, Any]) -> list[Titled]:
+def other_tables(results: Mapping[str, Any]) -> list[Table]:
     """A row for each run, a column for each metric beside the headline; newcomers apart."""
     made = []
     for one in results["other_metrics"]:
@@ -76,7 +76,7 @@ def other_tables(results: Mapping[str, Any]) -> list[Titled]:
         note = f"Mean over {pool} on {results['split']} examples, ± SD over seeds (n - 1), of what was measured beside "
         note += f"{results['metric']}.{UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
         title = "Other metrics" + ", newcomers" * (pool == "newcomers")
-        made.append(Titled(title, (["run", *map(plain, metrics)], rows), note))
+        made.append(Table(title, ["run", *map(plain, metrics)], rows, note))
     return made
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from befit.report.numbers import NOTHING, bytes_text, gain_text, plain, score_text, seconds_text, spread_text
-from befit.report.tables import Table
-from befit.studies.ablations.base import Titled
+from befit.report.table import Table
 from befit.studies.compare.beside import beside_tables
 from befit.studies.compare.other_metrics import other_tables
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL
@@ -32,31 +31,31 @@ COST_NOTE = (
 WIDE = 8  # clients are in columns where they are no more than this, and runs are more
 
 
-def screen_tables(results: Mapping[str, Any]) -> list[Titled]:
+def screen_tables(results: Mapping[str, Any]) -> list[Table]:
     """What the terminal shows: all but the per-client table, which is wide."""
     return [one for one in all_tables(results) if not one.detail]
 
 
-def all_tables(results: Mapping[str, Any]) -> list[Titled]:
+def all_tables(results: Mapping[str, Any]) -> list[Table]:
     """Grids first, in the paper's form, and who wins at which budget, then every run and what was scored beside it."""
-    made = [Titled(one["title"], grid_table(results, one), grid_note(results, one)) for one in results["tables"]]
+    made = [Table(one["title"], *grid_table(results, one), grid_note(results, one)) for one in results["tables"]]
     wins = wins_tables(results)
     made += [*budget_tables(results), *(one for one in wins if not one.detail)]
-    made.append(Titled("All runs", summary_table(results), summary_note(results)))
+    made.append(Table("All runs", *summary_table(results), summary_note(results)))
     if len(results["runs"]) > 1:
         made.append(
-            Titled(
-                f"Differences from {plain(results['reference'])}", difference_table(results), difference_note(results)
+            Table(
+                f"Differences from {plain(results['reference'])}", *difference_table(results), difference_note(results)
             )
         )
     made += [*other_tables(results), *beside_tables(results)]
-    made.append(Titled("Cost", cost_table(results), COST_NOTE))
+    made.append(Table("Cost", *cost_table(results), COST_NOTE))
     made += [one for one in wins if one.detail]
-    made.append(Titled("Clients", client_table(results), client_note(results), detail=True))
+    made.append(Table("Clients", *client_table(results), client_note(results), detail=True))
     return made
 
 
-def grid_table(results: Mapping[str, Any], grid: Mapping[str, Any]) -> Table:
+def grid_table(results: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
     """Mean ± SD over seeds in every cell, and the paper's number in brackets where there is one."""
     by_label = {run["label"]: run for run in results["runs"]}
     headers = [plain(grid["corner"]), *(plain(", ".join(one)) for one in grid["columns"])]
@@ -84,7 +83,7 @@ def grid_note(results: Mapping[str, Any], grid: Mapping[str, Any]) -> str:
     return plain(" ".join(parts))
 
 
-def summary_table(results: Mapping[str, Any]) -> Table:
+def summary_table(results: Mapping[str, Any]) -> Any:
     """Per run: mean over seeds of the mean over clients, its SD, the worst client, wins, and the paper's number.
 
     How many seeds a run has is shown where any lacks one.
@@ -126,7 +125,7 @@ def summary_note(results: Mapping[str, Any]) -> str:
     return plain(text.strip())
 
 
-def difference_table(results: Mapping[str, Any]) -> Table:
+def difference_table(results: Mapping[str, Any]) -> Any:
     """Per run: mean difference from the reference with half its interval, both tests, and what follows."""
     metric = results["metric"]
     headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
@@ -163,7 +162,7 @@ def difference_note(results: Mapping[str, Any]) -> str:
     )
 
 
-def cost_table(results: Mapping[str, Any]) -> Table:
+def cost_table(results: Mapping[str, Any]) -> Any:
     headers = ["run", "steps per client", "up", "down", "client time"]
     rows = [
         [
@@ -178,7 +177,7 @@ def cost_table(results: Mapping[str, Any]) -> Table:
     return headers, rows
 
 
-def client_table(results: Mapping[str, Any]) -> Table:
+def client_table(results: Mapping[str, Any]) -> Any:
     """Every client's mean ± SD over seeds, clients in rows, or in columns where they are few and runs are many."""
     runs, metric = results["runs"], results["metric"]
     clients = clients_of(results)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from befit.report.numbers import NOTHING, listing, plain, spread_text
-from befit.report.tables import Table
-from befit.studies.ablations.base import Titled
+from befit.report.table import Table
 
 __all__ = ["OVERALL", "Words", "alone", "budget_name", "budget_tables", "count_or_nothing", "win_rows", "wins_tables"]
 
@@ -35,7 +34,7 @@ class Words:
 OVERALL, IN_ONE_METRIC = Words("best", "wins"), Words("ahead", "ahead")
 
 
-def budget_tables(results: Mapping[str, Any]) -> list[Titled]:
+def budget_tables(results: Mapping[str, Any]) -> list[Table]:
     """The mean over clients of every method at every budget, clients and newcomers apart."""
     made = []
     for one in results.get("budgets", []):
@@ -51,11 +50,11 @@ def budget_tables(results: Mapping[str, Any]) -> list[Titled]:
         ]
         newcomers = one["pool"] == "newcomers"
         note = f"Mean over {one['pool']}, ± SD over seeds. A budget is a run's rank, or one of those that it measured."
-        made.append(Titled("Budgets" + ", newcomers" * newcomers, (headers, rows), note))
+        made.append(Table("Budgets" + ", newcomers" * newcomers, headers, rows, note))
     return made
 
 
-def wins_tables(results: Mapping[str, Any]) -> list[Titled]:
+def wins_tables(results: Mapping[str, Any]) -> list[Table]:
     """How often each method is best, for each pool and thing that is known of clients; then all groups, as details."""
     wins: Sequence[Mapping[str, Any]] = results.get("wins", [])
     counted: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -79,7 +78,7 @@ def alone(one: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Words]]
         yield metric, {**one, "at": at}, IN_ONE_METRIC
 
 
-def _counts(metric: str, pool: str, by: str, found: Sequence[Mapping[str, Any]]) -> Titled:
+def _counts(metric: str, pool: str, by: str, found: Sequence[Mapping[str, Any]]) -> Table:
     based, budgets = any(one["setup"] for one in found), found[0]["budgets"]
     names = [budget_name(name) if name else "wins" for name in budgets]
     headers = ["method", *["setup"] * based, *names, *["all"] * (len(budgets) > 1)]
@@ -93,7 +92,7 @@ def _counts(metric: str, pool: str, by: str, found: Sequence[Mapping[str, Any]])
             shown = [count_or_nothing(count) for count in counts]
             rows.append([plain(label), *[plain(one["setup"])] * based, *shown, *total])
     title = f"Wins by {by}" + (", newcomers" if pool == "newcomers" else "")
-    return Titled(title, (headers, rows), f"{WINS_NOTE}{_metrics_note(metric, found[0])}{_seeds_note(found)}")
+    return Table(title, headers, rows, f"{WINS_NOTE}{_metrics_note(metric, found[0])}{_seeds_note(found)}")
 
 
 def by_text(one: Mapping[str, Any]) -> str:
@@ -118,12 +117,12 @@ def _seeds_note(found: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _groups(metric: str, one: Mapping[str, Any], note: str, words: Words = OVERALL, name: str = "") -> Titled:
+def _groups(metric: str, one: Mapping[str, Any], note: str, words: Words = OVERALL, name: str = "") -> Table:
     """Every group's scores in one metric at every budget, who is best, and the mean over groups."""
     parts = [f"Scores by {by_text(one)}", *[plain(one["setup"])] * bool(one["setup"])]
     title = ", ".join([*parts, *["newcomers"] * (one["pool"] == "newcomers"), *[plain(name)] * bool(name)])
     table = _narrow(metric, one, words) if _turned(one) else _wide(metric, one, words)
-    return Titled(title, table, note, detail=True)
+    return Table(title, *table, note, detail=True)
 
 
 def _turned(one: Mapping[str, Any]) -> bool:
@@ -131,7 +130,7 @@ def _turned(one: Mapping[str, Any]) -> bool:
     return len(one["methods"]) > MANY_METHODS and groups <= FEW_GROUPS
 
 
-def _wide(metric: str, one: Mapping[str, Any], words: Words) -> Table:
+def _wide(metric: str, one: Mapping[str, Any], words: Words) -> Any:
     """Methods are columns; the rows of a budget stand together and end with the mean over groups."""
     methods, budgeted = one["methods"], one["budgets"] != [""]
     headers = [*["budget"] * budgeted, plain(one["by"]), "test examples", *map(plain, methods), words.best]
@@ -147,7 +146,7 @@ def _wide(metric: str, one: Mapping[str, Any], words: Words) -> Table:
     return headers, rows
 
 
-def _narrow(metric: str, one: Mapping[str, Any], words: Words) -> Table:
+def _narrow(metric: str, one: Mapping[str, Any], words: Words) -> Any:
     """Groups are columns; the last row of a budget says who is best."""
     budgeted = one["budgets"] != [""]
     names = list(dict.fromkeys(name for at in one["at"].values() for name in at["groups"]))

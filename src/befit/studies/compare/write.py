@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from markupsafe import Markup
 
 from befit.core.storage import atomic_write, write_json
 from befit.core.yamlfile import write_yaml
-from befit.report.markdown import escape, markdown_table
+from befit.report.markdown import escape, markdown_table, section
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
-from befit.studies.ablations.base import Titled
+from befit.report.table import Table
 from befit.studies.ablations.page import rows_as_csv
 from befit.studies.compare.collect import collect
 from befit.studies.compare.execute import CellFailure
@@ -69,18 +70,18 @@ def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+def render_markdown(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
     first, *rest = results["sentences"]
     parts = [f"# {escape(plain(results['title']))}", f"**{escape(plain(first))}**", escape(plain(" ".join(rest)))]
     parts += [escape(plain(results["about"])), "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results))]
     for one in tables:
-        parts += [f"## {escape(plain(one.title))}", markdown_table(one.table), escape(one.note)]
+        parts += section(one)
     if results["failures"]:
         parts += ["## Failed", markdown_table(failure_table(results))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+def render_page(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """The page. Everything from outside is escaped by the template engine; only the SVG is not, whose serialiser has
     escaped the names inside."""
     first, *rest = map(plain, results["sentences"])
@@ -94,8 +95,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
             sentences=rest,
             about=plain(results["about"]),
             plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in plots_of(results)],
-            tables=[one for one in tables if not one.detail],
-            details=[one for one in tables if one.detail],
+            tables=[replace(one, detail=False) for one in sorted(tables, key=lambda one: one.detail)],
             failures=failure_table(results),
             facts=_facts(results),
             grouped=bool(results["wins"]),

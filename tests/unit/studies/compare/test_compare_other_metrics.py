@@ -78,7 +78,7 @@ def made(
 
 
 def table_of(results: Mapping[str, Any], title: str) -> tuple[list[str], list[list[str]]]:
-    headers, rows = next(one.table for one in all_tables(results) if one.title == title)
+    headers, rows = next((one.titles, one.texts) for one in all_tables(results) if one.title == title)
     return list(headers), [list(row) for row in rows]
 
 

@@ -299,7 +299,9 @@ def with_beside(plan: Plan, **change: Any) -> dict[str, Any]:
 def test_scores_on_others_examples_are_paired_with_the_reference(plan: Plan) -> None:
     """Fed_IT minus Alone on others: .25 and .35, mean .3; a run that was not measured there has no difference."""
     results = with_beside(plan)
-    title, (headers, rows), note = next((one.title, one.table, one.note) for one in beside_tables(results))
+    title, (headers, rows), note = next(
+        (one.title, (one.titles, one.texts), one.note) for one in beside_tables(results)
+    )
     assert title == "Own and other clients' examples" and "Holm" in note
     assert headers == ["run", "own, over time", "others, last", "others, last: minus Alone ± 95%", "p (t, seeds)"]
     t = by_label(results)["Fed_IT"]["beside_against"]["others_last"]
@@ -317,7 +319,7 @@ def test_scores_beside_of_other_data_are_not_paired(plan: Plan) -> None:
 def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan) -> None:
     newcomers = beside_tables(with_beside(plan))[1]
     assert newcomers.title == "Newcomers"
-    assert [row[1] for row in newcomers.table[1]] == ["50.0% ± 0.0", NOTHING, NOTHING]
+    assert [row[1] for row in newcomers.texts] == ["50.0% ± 0.0", NOTHING, NOTHING]
     assert beside_tables(made(plan)) == []
 
 
@@ -325,7 +327,7 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
     def headers(later: float) -> list[str]:
         values = [{"others_last": 0.5, "others_auc": 0.5}, {"others_last": 0.5, "others_auc": later}]
         cells = {"Alone": [scores(seed, [0.5], beside=one) for seed, one in enumerate(values)]}
-        return beside_tables(made(plan, cells))[0].table[0]
+        return beside_tables(made(plan, cells))[0].titles
 
     assert "others, over time" not in headers(0.5)
     assert "others, over time" in headers(0.7)

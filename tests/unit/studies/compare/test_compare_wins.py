@@ -250,7 +250,7 @@ def test_a_client_without_a_score_leaves_its_group_unmeasured(plan: Plan) -> Non
 def test_a_method_that_was_not_measured_has_lost_nothing(plan: Plan) -> None:
     results = made(plan, **{"Plain, r 4": one_budget([None, None, None], [None, None, None])})
     assert clients_without_base(results)["at"]["r4"]["wins"] == {"Plain": None, "Several": None}
-    counts = next(one.table[1] for one in all_tables(results) if one.title == "Wins by language")
+    counts = next(one.texts for one in all_tables(results) if one.title == "Wins by language")
     assert counts[0] == ["Plain", "without a base", "1", NOTHING, "1"]
     assert r"Plain & 1 & -- \\" in render_latex(results)
 
@@ -263,7 +263,7 @@ def test_without_budgets_every_run_is_a_method() -> None:
     (one,) = results["wins"]
     assert one["setup"] == "" and one["at"][""]["wins"] == {"A": 1, "B, r 4": 1} and results["budgets"] == []
     (counts,) = [one for one in screen_tables(results) if one.title.startswith("Wins")]
-    assert counts.table == (["method", "wins"], [["A", "1"], ["B, r 4", "1"], ["nobody", "0"]])
+    assert (counts.titles, counts.texts) == (["method", "wins"], [["A", "1"], ["B, r 4", "1"], ["nobody", "0"]])
 
 
 def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
@@ -272,14 +272,16 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
     assert titles[:3] == ["Budgets", "Budgets, newcomers", "Wins by language"]
     assert titles[-3:] == ["Scores by language, without a base", "Scores by language, on FedIT", "Clients"]
     assert [one.title for one in screen_tables(results)] == titles[:-3]
-    wins = next(one.table for one in all_tables(results) if one.title == "Wins by language")
+    wins = next((one.titles, one.texts) for one in all_tables(results) if one.title == "Wins by language")
     assert wins[0] == ["method", "setup", "r 2", "r 4", "all"]
     assert wins[1][:3] == [
         ["Plain", "without a base", "1", "2", "3"],
         ["Several", "without a base", "0", "0", "0"],
         ["nobody", "without a base", "1", "0", "1"],
     ]
-    groups = next(one.table for one in all_tables(results) if one.title == "Scores by language, without a base")
+    groups = next(
+        (one.titles, one.texts) for one in all_tables(results) if one.title == "Scores by language, without a base"
+    )
     assert groups[1][0] == ["r 2", "ar", "40", "50.0% ± 0.0", "30.0% ± 0.0", "Plain"]
     assert groups[1][1][-1] == "tie of 2" and groups[1][2][:2] == ["r 2", "mean"]
     page, text = render_page(results, all_tables(results)), render_markdown(results, all_tables(results))
@@ -305,6 +307,8 @@ def test_many_methods_in_few_groups_are_rows() -> None:
         Finished(run, (cell(0, {"accuracy": [0.1 * index] * 3}), cell(1, {"accuracy": [0.1 * index] * 3})))
         for index, run in enumerate(plan.runs)
     ]
-    table = next(one.table for one in all_tables(summarise(plan, found, [])) if one.title == "Scores by language")
+    table = next(
+        (one.titles, one.texts) for one in all_tables(summarise(plan, found, [])) if one.title == "Scores by language"
+    )
     assert table[0] == ["method", "ar", "bg", "mean", "wins"] and table[1][-1] == ["best", "M8", "M8", "", ""]
     assert table[1][8] == ["M8", "80.0% ± 0.0", "80.0% ± 0.0", "80.0% ± 0.0", "2"]
