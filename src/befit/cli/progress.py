@@ -138,6 +138,9 @@ class Progress:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind, now = event["kind"], self.clock()
+        if kind == "planned":
+            self.planned = event["runs"]
+            return
         if kind == "run_started":
             sums = event.get("bytes_up", 0), event.get("bytes_down", 0)
             self.runs[event["run"]] = RunProgress(

@@ -25,7 +25,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Method
 from befit.protocol.registry import register
 from befit.protocol.site import Site
-from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
+from befit.train.paired_fisher import Damping, PairedFisher, Variances, estimate, group_traces
 
 _LOG = logging.getLogger(__name__)
 
@@ -239,6 +239,19 @@ def merged_trace(a: float, b: float, c: float, w: float) -> float:
     return w * w * a + (1 - w) ** 2 * b + 2 * w * (1 - w) * c
 
 
+def coordinate_trace(variances: Variances) -> float:
+    """`sum_j (v_f v_l - c^2) / (v_f + v_l - 2c)`, the least trace when every coordinate has its own weight.
+
+    Where that is flat, both ends are alike: `v_f`. The least of eq. 13 for one weight, coordinate by coordinate.
+    """
+    v_f, v_l, c = variances.fed, variances.local, variances.cross
+    curvature = v_f + v_l - 2 * c
+    flat = curvature <= 1e-12 * (v_f + v_l)
+    # c may be min(v_f, v_l): written so that no two nearly equal products are subtracted.
+    least = v_f - (v_f - c).square() / curvature.where(~flat, curvature.new_ones(()))
+    return float(v_f.where(flat, least).sum())
+
+
 def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor | float], dict[str, float]]:
     """Weights by key without its slot (a number, or a tensor for single coordinates), and what goes into the log.
 
@@ -252,6 +265,7 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
     total = 0.0
     if stage.granularity == "coordinate":
         weights |= variances.coordinate_weights()
+        total = coordinate_trace(variances)
     elif stage.granularity != "client":
         for keys, (ga, gb, gc) in group_traces(variances, stage.granularity).items():
             group_weight, _ = closed_form_weight(ga, gb, gc)
@@ -267,7 +281,7 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
         "samples": float(moments.count),
         **variances.counts,
     }
-    if stage.granularity not in ("client", "coordinate"):
+    if stage.granularity != "client":
         numbers["trace_merged_groups"] = total
     if used := [torch.as_tensor(value).flatten().double() for key, value in weights.items() if key]:
         numbers |= {"w_min": float(torch.cat(used).min()), "w_max": float(torch.cat(used).max())}

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
+from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
 from befit.runs.outbound import Outbound
 
-__all__ = ["Observer", "RunJournal"]
+__all__ = ["Observer", "RunJournal", "kept_path"]
 
 _LOG = logging.getLogger(__name__)
+
+
+def kept_path(run: Path, round_: int) -> Path:
+    """Where a run directory keeps what its server held after a federated round; see `checkpoint.keep`."""
+    return run / "kept" / f"{round_:05d}.safetensors"
+
+
 Observer = Callable[[dict[str, Any]], None]
 
 
@@ -24,13 +32,15 @@ class RunJournal:
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
 
     committed  called with every checkpoint, once it is durable
+    keep       stages, by their number, and rounds after which the server's memory stays in `kept/`
     """
 
     def __init__(
         self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
+        keep: Container[tuple[int, int]] = (),
     ) -> None:
-        self._committed = committed
+        self._committed, self._keep = committed, keep
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
         self._point, self.outbound = directory.restore(store)
@@ -88,6 +98,8 @@ class RunJournal:
             self._observer({**event, "run": self._name, **sums})
 
     def completed(self, point: Checkpoint, force: bool) -> None:
+        if (point.stage, point.round) in self._keep:
+            write_payload(kept_path(self._directory.path, point.round), point.server)
         if force or self._directory.due():
             self._directory.commit(point, self._store, self.outbound)
             if self._committed is not None:

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from befit.config.experiment import Experiment
 from befit.core.storage import read_json
 from befit.runs.host import Host
 from befit.runs.runner import run, shared
@@ -88,12 +89,18 @@ class Runner:
     def __init__(self) -> None:
         self._host: Host | None = None
 
+    def host(self, experiment: Experiment) -> Host:
+        """The backbone and data of an experiment: those of the last cell, where they fit."""
+        host, self._host = self._host, None  # after a failure there is none that could be trusted
+        if host is None or shared(host.experiment) != shared(experiment):
+            host = None  # the old backbone may go before the new one comes
+            host = Host(experiment)
+        self._host = host
+        return host
+
     def __call__(self, cell: Cell, path: Path, observer: Tell, openings: Path | None = None) -> float | None:
         """The cell's mean over clients. `openings` is where cells share stages. Raises whatever stopped it."""
-        host, self._host = self._host, None  # after a failure there is none that could be trusted
-        if host is None or shared(host.experiment) != shared(cell.experiment):
-            host = None  # the old backbone may go before the new one comes
-            host = Host(cell.experiment)
+        host, self._host = self.host(cell.experiment), None
         done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
         self._host = host
         return done.results["summary"]["mean"]
