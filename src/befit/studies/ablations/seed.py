@@ -87,8 +87,7 @@ class Seed:
         """The directory of a finished run of a method; it is run unless it was before. Raises whatever stopped it."""
         cell = self._cell(label, block)
         path = find_folder(self.root, cell)
-        tell = lambda event: self.tell({**event, "run": self.label(label)})  # noqa: E731
-        self.runner(cell, path, tell, self.root / "shared")
+        self.runner(cell, path, lambda event: self.tell({**event, "run": self.label(label)}), self.root / "shared")
         return path
 
     def _cell(self, label: str, block: Mapping[str, Any]) -> Cell:
