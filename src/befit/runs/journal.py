@@ -36,7 +36,11 @@ class RunJournal:
     """
 
     def __init__(
-        self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
+        self,
+        directory: RunDirectory,
+        store: Memories,
+        name: str,
+        observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
         keep: Container[tuple[int, int]] = (),
     ) -> None:
@@ -71,21 +75,42 @@ class RunJournal:
     def scored(self, at: Tick, score: Score) -> None:
         where = {"stage": at.stage, "round": at.last, "client": score.client}
         for name, value in score.metrics.items():
-            self._directory.log("metrics", {
-                "kind": "score", **where, "split": score.split, "metric": name, "value": value,
-                "examples": score.examples,
-            })
+            self._directory.log(
+                "metrics",
+                {
+                    "kind": "score",
+                    **where,
+                    "split": score.split,
+                    "metric": name,
+                    "value": value,
+                    "examples": score.examples,
+                },
+            )
         self._spent(where, "score", score.cost)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
-        self._directory.log("ledger", {
-            **where, "purpose": purpose, "bytes_up": cost.bytes_up, "bytes_down": cost.bytes_down,
-            "seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib,
-        })
+        self._directory.log(
+            "ledger",
+            {
+                **where,
+                "purpose": purpose,
+                "bytes_up": cost.bytes_up,
+                "bytes_down": cost.bytes_down,
+                "seconds": cost.seconds,
+                "peak_memory_mib": cost.peak_memory_mib,
+            },
+        )
 
     def failed(self, failure: Failure) -> None:
-        _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
-                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")
+        _LOG.warning(
+            "client %s, stage %s, round %d: %s: %s%s",
+            failure.client,
+            failure.stage,
+            failure.round,
+            failure.kind,
+            failure.reason,
+            f"\n{failure.traceback}" if failure.traceback else "",
+        )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})

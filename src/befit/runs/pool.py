@@ -59,8 +59,10 @@ class PoolEngine:
             worker.send({"do": "hello"})
         answers = [worker.receive()[0]["clients"] for worker in self._workers]
         if any(answer != [asdict(info) for info in infos] for answer in answers):
-            raise RunError("worker processes make other clients of the configuration than this one has: data that is "
-                           "handed over in memory needs engine.workers: 1")
+            raise RunError(
+                "worker processes make other clients of the configuration than this one has: data that is "
+                "handed over in memory needs engine.workers: 1"
+            )
 
     def __enter__(self) -> PoolEngine:
         return self
@@ -256,10 +258,18 @@ def _answer(
     if isinstance(reply, Failure):
         return {"kind": "failure", "failure": asdict(reply)}, {}
     if isinstance(reply, Score):
-        return {"kind": "score", "metrics": dict(reply.metrics), "examples": reply.examples,
-                "cost": asdict(reply.cost)}, {}
-    return {"kind": "update", "scalars": reply.payload.scalars, "report": reply.report,
-            "cost": asdict(reply.cost)}, reply.payload.arrays
+        return {
+            "kind": "score",
+            "metrics": dict(reply.metrics),
+            "examples": reply.examples,
+            "cost": asdict(reply.cost),
+        }, {}
+    return {
+        "kind": "update",
+        "scalars": reply.payload.scalars,
+        "report": reply.report,
+        "cost": asdict(reply.cost),
+    }, reply.payload.arrays
 
 
 if __name__ == "__main__":
