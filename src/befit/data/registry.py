@@ -35,7 +35,9 @@ class Benchmark:
     seeded: bool = True
 
 
-BENCHMARKS: Registry[Benchmark] = Registry("benchmark", ("befit.data.offline", "befit.data.papers"))
+BENCHMARKS: Registry[Benchmark] = Registry(
+    "benchmark", ("befit.data.offline", "befit.data.papers"), "befit.benchmarks"
+)
 
 
 def benchmark(

@@ -4,7 +4,8 @@
     def fedsa(rank: int = 8, alpha: float = 16.0) -> Recipe:
         \"\"\"Train both factors, share only A.\"\"\"
 
-Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for.
+Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for. Methods of
+your own come from plugins: see `befit.core.plugins`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class MethodEntry:
         return self.docstring.split("\n", 1)[0]
 
 
-METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",))
+METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
 
 
 def register(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment, ReportSettings, load_experiment, to_dict
-from befit.config.seeds import seeded
+from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import write_yaml

@@ -210,8 +210,8 @@ class DampingSweep(Sweep):
 
     deltas  sizes of the damping, of the configured kind
 
-    The statistics stay, only `delta` changes: damping shrinks the weight towards one half, and too little of it lets a
-    few coordinates decide.
+    The statistics stay, only `delta` changes. Damping is ours (docs/methods/potara.md): it shrinks the weight towards
+    one half, and too little of it lets a few coordinates decide.
     """
 
     deltas: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -247,9 +247,9 @@ class GranularitySweep(Sweep):
 
     granularities  those to compare, from coarse to fine
 
-    Each with and without the correlation. Refining a partition can only lower the total trace; whether it raises the
-    score is the question. Traces are shares of the better parent's, `min(a, b)`, at each client. Without correlation,
-    coordinates are Fisher merging.
+    Each with and without the correlation. The paper has one weight per client; refining a partition can only lower the
+    total trace. Whether it raises the score is the question. Traces are shares of the better parent's, `min(a, b)`, at
+    each client. Without correlation, coordinates are Fisher merging.
     """
 
     granularities: tuple[Granularity, ...] = get_args(Granularity)
@@ -297,8 +297,9 @@ class GranularitySweep(Sweep):
 class MergeSpace(Sweep):
     """Merge A and B, their product, or that cut to the rank.
 
-    With the same weights. `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l)`: the product gap is
-    the size of the last term over that of the first two, for one weight for each client.
+    With the same weights. The paper merges factors (appendix B): `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f -
+    B_l)(A_f - A_l)`. The product gap is the size of the last term over that of the first two, for one weight for each
+    client.
     """
 
     axes: ClassVar = ("space",)
@@ -324,8 +325,8 @@ class MergeSpace(Sweep):
 class Statistics(Sweep):
     """Training or validation data, true or sampled labels.
 
-    At true labels, a model that has learned its training examples by heart has small gradients, which reads as little
-    information. Held-out examples and sampled labels are the safeguards.
+    The paper takes true labels of training examples; there, a model that has learned its training examples by heart has
+    small gradients, which reads as little information. Held-out examples and sampled labels are the safeguards.
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "val")
