@@ -35,9 +35,7 @@ class Benchmark:
     seeded: bool = True
 
 
-BENCHMARKS: Registry[Benchmark] = Registry(
-    "benchmark", ("befit.data.offline", "befit.data.papers"), "befit.benchmarks"
-)
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark", ("befit.data.offline", "befit.data.papers"), "befit.benchmarks")
 
 
 def benchmark(

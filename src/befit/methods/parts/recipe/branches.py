@@ -25,6 +25,11 @@ from befit.train.loop import Pass
 __all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
 
 
+def _nothing(memory: Payload) -> Payload:
+    """The part of a memory that the branches neither read nor write."""
+    return Payload()
+
+
 class BranchMerge(Protocol):
     """How two branches become one."""
 
@@ -74,7 +79,7 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
-        begins=Opening(branches, stages=2, own=lambda memory: Payload()),
+        begins=Opening(branches, stages=2, own=_nothing),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
     )
 
