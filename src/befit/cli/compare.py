@@ -140,12 +140,13 @@ def _names(text: str | None) -> list[str] | None:
 def _show(plan: Plan, done: Compared) -> None:
     if done.results is None:
         return
-    from befit.studies.compare.tables import screen_tables
+    from befit.studies.compare.tables import all_tables
 
     console = screen()
-    for one in screen_tables(done.results):
-        console.print()
-        show_table(console, one)
+    for table in all_tables(done.results):
+        if not table.detail:
+            console.print()
+            show_table(console, table)
     console.print()
     for sentence in done.results["sentences"]:
         console.print(sentence, markup=False)

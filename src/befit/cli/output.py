@@ -147,8 +147,8 @@ def show_table(console: Console, table: Table, limit: int | None = None) -> None
     console.print(make_table(table.titles, table.texts[:limit], table.title, 0, console.width, bold=bold), crop=False)
     if limit is not None and len(table.rows) > limit:
         console.print(f"and {len(table.rows) - limit} more, in the report", style="dim")
-    if table.note:
-        console.print(table.note, style="dim", markup=False)
+    for paragraph in table.paragraphs:
+        console.print(paragraph, style="dim", markup=False)
 
 
 def make_table(

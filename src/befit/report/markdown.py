@@ -77,11 +77,10 @@ def _section(title: str, table: tables.Table, note: str = "") -> list[str]:
     return [f"## {escape(title)}", markdown_table(table), escape(note)] if table[1] else []
 
 
-def section(one: Table, level: int = 2) -> list[str]:
+def section(table: Table, level: int = 2) -> list[str]:
     """A table below its title and above its note; nothing without rows."""
-    return (
-        [f"{'#' * level} {escape_markdown(plain(one.title))}", markdown(one), escape_markdown(one.note)] if one else []
-    )
+    title = f"{'#' * level} {escape_markdown(plain(table.title))}"
+    return [title, markdown(table), *map(escape_markdown, table.paragraphs)] if table else []
 
 
 def markdown_table(table: tables.Table) -> str:

@@ -114,7 +114,7 @@ def environment() -> Environment:
 
 def section(one: Table) -> Markup:
     """A table below its title and above its note; what is a detail can be folded."""
-    note = Markup('<p class="note">{}</p>\n').format(one.note) if one.note else ""
+    note = Markup("").join(Markup('<p class="note">{}</p>\n').format(paragraph) for paragraph in one.paragraphs)
     frame = "<details><summary>{}</summary>\n{}{}</details>\n" if one.detail else "<h2>{}</h2>\n{}{}\n"
     return Markup(frame).format(plain(one.title), Markup(html(one)), note)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape as escape_html
-from typing import Any
 
+from befit.core.metrics import Spread
 from befit.report.numbers import (
     MINUS,
     NOTHING,
@@ -110,15 +110,15 @@ class Cell:
         return f"{self.text}{spread}{f' {plain(self.note)}' if self.note else ''}"
 
 
-def mean_cell(spread: Mapping[str, Any] | None, metric: str, bold: bool = False, note: str = "") -> Cell:
-    """A mean over seeds with its standard deviation, as {"mean": …, "sd": …}; None is nothing to tell.
+def mean_cell(over: Spread | None, metric: str, bold: bool = False, note: str = "") -> Cell:
+    """A mean score with its standard deviation; None is nothing to tell.
 
-    >>> str(mean_cell({"mean": 0.5, "sd": 0.012}, "accuracy")), str(mean_cell({"mean": 0.5, "sd": None}, "accuracy"))
-    ('50.0% ± 1.2', '50.0%')
+    >>> str(mean_cell({"mean": 0.5, "sd": 0.012, "n": 2}, "accuracy")), str(mean_cell(None, "accuracy"))
+    ('50.0% ± 1.2', '–')
     """
-    if spread is None:
+    if over is None:
         return Cell(None, note=note)
-    return Cell(spread["mean"], score(metric), spread["sd"], bold, note)
+    return Cell(over["mean"], score(metric), over["sd"], bold, note)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Table:
 
     headers  one for each column: a text, or a tuple of the labels above each other, the outermost first
     rows     cells; texts and numbers stand for plain ones
-    note     what the numbers are, in sentences
+    note     what the numbers are, in paragraphs with an empty line between them
     detail   whether it is left out on the screen, being long
     last     whether the last row is the one that the table is about, and stands out
     """
@@ -156,6 +156,11 @@ class Table:
     def titles(self) -> list[str]:
         """Every column's header in one line."""
         return [plain(one if isinstance(one, str) else ", ".join(one)) for one in self.headers]
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The note's."""
+        return [plain(paragraph) for paragraph in self.note.split("\n\n") if paragraph]
 
     def column(self, title: str) -> list[str]:
         """All cells below a header."""
@@ -262,7 +267,7 @@ def latex(table: Table) -> str:
         for one, in_percent in zip(levels, percent, strict=True)
     ]
     body = [[_latex_cell(table, i, j, percent[j]) for j in range(len(row))] for i, row in enumerate(table.rows)]
-    caption = " ".join(filter(None, (f"{table.title}{' (%)' * everything}.", table.note)))
+    caption = " ".join(filter(None, (f"{table.title}{' (%)' * everything}.", *table.paragraphs)))
     sides = "".join("r" if index and table.is_numeric(index) else "l" for index in range(len(levels)))
     depth = max(map(len, levels), default=1)
     return "\n".join(
@@ -283,8 +288,8 @@ def latex(table: Table) -> str:
 
 
 def _is_percent(table: Table, column: int) -> bool:
-    texts = {row[column].text for row in table.cells} - {"", NOTHING}
-    return bool(texts) and all(text.endswith("%") for text in texts)
+    measured = [row[column].text for row in table.cells if row[column].unit is not PLAIN]
+    return bool(measured) and all(text.endswith("%") or text == NOTHING for text in measured)
 
 
 def _latex_cell(table: Table, row: int, column: int, in_percent: bool) -> str:

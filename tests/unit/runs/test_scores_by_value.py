@@ -253,7 +253,7 @@ def test_the_field_is_for_one_machine_and_leaves_other_runs_as_they_were() -> No
 def test_all_runs_of_a_comparison_are_scored_by_one_field() -> None:
     runs = {"A": {"method": "local"}, "B": {"method": "fedit", "set": {"evaluate.by": "label"}}}
     with pytest.raises(ConfigError, match=r"evaluate\.by: must be the same for all runs"):
-        make_plan({"recipe": {"title": "t"}, "base": {"benchmark": "digits"}, "seeds": [0], "runs": runs})
+        make_plan({"study": {"title": "t"}, "base": {"benchmark": "digits"}, "seeds": [0], "runs": runs})
 
 
 def test_a_field_of_own_records_changes_neither_their_names_nor_the_split(own: dict[str, Any]) -> None:
