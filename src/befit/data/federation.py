@@ -1,4 +1,4 @@
-"""A federation as data: who the clients are and what each one holds."""
+"""A federation as data: its clients and their records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A federation at a glance, before anything is trained: how many records of what each client holds."""
+"""How many records of each label, task or language every client has, before anything is trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientCounts:
     counts: Mapping[str, Mapping[str, int]]
 
     def largest_share(self, split: str) -> float | None:
-        """The share of the kind that it has most of; None without records."""
+        """The share of its most frequent kind; None without records."""
         counts = self.counts[split]
         return max(counts.values()) / self.sizes[split] if counts else None
 
@@ -48,16 +48,16 @@ class RecordCounts:
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
 
-        def rows(holdings: Sequence[ClientCounts]) -> list[dict[str, Any]]:
+        def rows(clients: Sequence[ClientCounts]) -> list[dict[str, Any]]:
             return [
                 {
-                    "client": holding.client,
-                    "info": dict(holding.info),
-                    **holding.sizes,
-                    "largest_share": holding.largest_share("train"),
-                    "counts": {split: dict(counts) for split, counts in holding.counts.items()},
+                    "client": counted.client,
+                    "info": dict(counted.info),
+                    **counted.sizes,
+                    "largest_share": counted.largest_share("train"),
+                    "counts": {split: dict(counts) for split, counts in counted.counts.items()},
                 }
-                for holding in holdings
+                for counted in clients
             ]
 
         return {
@@ -81,11 +81,11 @@ def count_records(federation: Federation) -> RecordCounts:
             return federation.label_names[record["label"]]
         return str(record[kind]) if kind != "records" else "records"
 
-    def holding(client: ClientData) -> ClientCounts:
+    def counts_of(client: ClientData) -> ClientCounts:
         counts = {split: dict(Counter(map(name_of, getattr(client, split)))) for split in SPLITS}
         return ClientCounts(client.id, dict(client.info), client.sizes, counts)
 
-    clients, newcomers = (tuple(map(holding, some)) for some in (federation.clients, federation.newcomers))
+    clients, newcomers = (tuple(map(counts_of, some)) for some in (federation.clients, federation.newcomers))
     if kind == "label":
         names = federation.label_names
     else:
@@ -104,6 +104,6 @@ def count_records(federation: Federation) -> RecordCounts:
 
 
 def kind_of(clients: Sequence[ClientData]) -> str:
-    """The first field that every record has; else `records`, and there is nothing to tell them apart by."""
+    """The first field that every record has; else `records`: then only their number is counted."""
     records = [record for client in clients for split in SPLITS for record in getattr(client, split)]
     return next((field for field in ("task", "language") if records and all(r.get(field) for r in records)), "records")

@@ -31,7 +31,7 @@ LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "choice_names",
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A record before its label is resolved, where it comes from, and the SHA-256 of what it says (but its id)."""
+    """A record whose label is not yet a number, where it comes from, and the SHA-256 of its content without the id."""
 
     record: dict[str, Any]
     where: str
@@ -58,8 +58,8 @@ def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
 
 
 def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
-    """Every row as a record of the task. Columns that the task does not know are left out, but the one called `by`,
-    which is no part of what a record says.
+    """Every row as a record of the task. Columns that the task does not know are left out, except the one called `by`,
+    which does not count for the digest.
 
     Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
     content comes again. Raises DataError that names file, line, field and value.

@@ -1,4 +1,4 @@
-"""Data that arrives task by task: which records a round owns, and which of those seen so far a batch is made of.
+"""Data that arrives task by task: the records that are new in a round, and batches drawn from all records so far.
 
 PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (Seo et al. 2026, Algorithm 1; slices and counts as in
 snumprlab/fedmosaic), as functions of numbers of records and a random generator. Positions count a client's records in
@@ -124,8 +124,8 @@ def memory_batches(
     has no record twice unless the memory is smaller than a batch: then its records are repeated in turn. Without new
     records all batches are from what is remembered; where nothing is, there are none.
 
-    Deviation: the share of a batch that is due with each record is counted in whole numbers, so that none is lost to
-    rounding and none has to be added at the end. Raises DataError for sizes below one.
+    Deviation: the share of a batch that is due with each record is counted in whole numbers, so that rounding
+    changes nothing. Raises DataError for sizes below one.
     """
     if steps < 1 or batch_size < 1 or (capacity is not None and capacity < 1):
         raise DataError(f"steps, batch_size and capacity must be at least 1, got {steps}, {batch_size} and {capacity}")

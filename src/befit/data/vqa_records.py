@@ -1,4 +1,4 @@
-"""Rows of a user's file as `vqa` records: LLaVA's spelling and ours, images, and the answers to choose from.
+"""Rows of a user's file as `vqa` records, in LLaVA's form or befit's, with images and the answers to choose from.
 
 Spellings are mapped here and nowhere else: `conversations` with {from, value} and `messages` are
 `conversation` with {role, content}, `image` is `images`.

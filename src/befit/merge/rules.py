@@ -126,7 +126,7 @@ def apply_elementwise(
     weights: Sequence[float],
     draw: Callable[[int, str], torch.Generator],
 ) -> Iterator[tuple[Entry, Tensor]]:
-    """One merged tensor for every entry, in order. Entries may be made anew at each call of `entries`.
+    """One merged tensor for every entry, in order. Each call of `entries` may compute them again.
 
     weights  one per client, non-negative; what they sum to matters only for `combine="sum"`
     draw     the generator for a client (by number) and an entry's name

@@ -116,7 +116,7 @@ class _Search:
 
     def descend(self, rank: int) -> None:
         """Fix the digit of the entry that is number `rank` from the top."""
-        if not self.counts.any():  # an adapter without any entry, in a basis of rank 0
+        if not self.counts.any():  # an adapter without entries, in a basis of rank 0
             self.shift -= _DIGIT
             return
         above = self.counts.flip(0).cumsum(0).flip(0)  # entries with this digit or a larger one

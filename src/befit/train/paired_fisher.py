@@ -81,7 +81,7 @@ class PairedFisher:
             self.sums[1] += g_l
             for row, (left, right) in enumerate(((g_f, g_f), (g_l, g_l), (g_f, g_l)), start=2):
                 self.sums[row].addcmul_(left, right)
-        # Squares of finite float32 numbers are finite in float64, so what is not came from a gradient that is not.
+        # Squares of finite float32 numbers are finite in float64, so an infinite sum comes from an infinite gradient.
         if not torch.isfinite(self.sums[2:4].sum()):
             raise FloatingPointError("a per-sample gradient is not finite")
 

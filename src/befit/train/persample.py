@@ -40,7 +40,7 @@ def sample_gradients(
     belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`.
     Gradient checkpointing does not matter: it belongs to training mode, and a model that recomputes in any mode runs
     its hooks once all the same. Raises ModelError for a layer whose input does not lead with the samples, and for one
-    that backward passes do not reach because it runs without gradients.
+    that runs without gradients, where no backward pass arrives.
     """
     samples = len(next(iter(batch.values())))
     gradients: dict[str, Tensor] = {}

@@ -39,7 +39,9 @@ def client_sources(
     sources_of: dict[str, Sources] = {}
     for client, value in given.items():
         try:
-            sources_of[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
+            sources_of[client] = (
+                _from_mapping(value, trains) if isinstance(value, Mapping) else _from_path(Path(value), trains)
+            )
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
     missing = [
@@ -56,7 +58,7 @@ def client_sources(
 
 
 def client_entries(folder: Path) -> dict[str, Path]:
-    """Client id to file or folder. Hidden files and Markdown are no clients; anything else that is none is an error."""
+    """Client id to file or folder. Hidden files and Markdown are skipped; any other file that cannot be read is an error."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
     entries: dict[str, Path] = {}
@@ -72,14 +74,14 @@ def client_entries(folder: Path) -> dict[str, Path]:
                 "above it, or write clients: {id: folder, …}"
             )
         if client in entries:
-            raise DataError(f"client {client} is there twice: {entries[client].name} and {path.name} in {folder}")
+            raise DataError(f"there are two clients {client}: {entries[client].name} and {path.name} in {folder}")
         entries[client] = path
     if not entries:
         raise DataError(f"{folder} has no clients: expected a folder or a file for each")
     return entries
 
 
-def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
+def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     sources: Sources = {}
     for name, path in splits.items():
         if name not in SPLITS:
@@ -90,7 +92,7 @@ def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     return _checked(sources, "the mapping", trains)
 
 
-def _one(path: Path, trains: bool) -> Sources:
+def _from_path(path: Path, trains: bool) -> Sources:
     if not path.is_dir() or is_dataset(path):
         return {ALL: [path]}
     sources: Sources = {}

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["held_out", "load_files"]
 
-PUBLIC = "public records"  # beside the clients' ids, none of which has a space
+PUBLIC = "public records"  # a key beside the clients' ids, which never have a space
 Splits = dict[str, list[Item]]
 
 
@@ -197,7 +197,7 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
 def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
     """`count` indices at random, every label by its share (largest remainders), in ascending order.
 
-    The last record of a label goes only when there is no other way to `count`.
+    The last record of a label is taken only where `count` cannot be reached otherwise.
 
     >>> len(held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
     5
@@ -223,7 +223,7 @@ def _client(client: str, splits: Splits) -> ClientData:
 
 
 def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
-    """Say once how many test records their own client also trains on: their score is no measure of the unseen."""
+    """Warn of test records that their own client also trains on, since they make its score too good."""
     repeats = {}
     for client, splits in read.items():
         trained = {item.digest for item in splits["train"]}

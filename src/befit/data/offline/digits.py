@@ -182,7 +182,7 @@ def shipped(clients: int, alpha: float, seed: int) -> dict[str, Partition] | Non
 
 
 def write_shipped() -> str:
-    """The content of digits_partitions.json, drawn anew (a maintainer's command)."""
+    """The content of digits_partitions.json, drawn again (a maintainer's command)."""
     _, labels = load()
     shipping = [(10, 0.5, seed) for seed in range(5)] + [(20, 0.5, 0), (3, 10.0, 0)]
     return stored_text(

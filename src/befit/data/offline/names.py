@@ -232,7 +232,7 @@ def record(row: Name) -> dict[str, Any]:
 
 
 def write_shipped() -> str:
-    """The content of names_partitions.json, drawn anew (a maintainer's command)."""
+    """The content of names_partitions.json, drawn again (a maintainer's command)."""
     pools, _ = split_pools(name_strings())
     return stored_text(
         {

@@ -16,7 +16,7 @@ from befit.data.papers.source import Place, Source
 from befit.data.partition import generator
 
 logger = logging.getLogger(__name__)
-One = TypeVar("One")
+Value = TypeVar("Value")
 
 __all__ = ["assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
 
@@ -34,18 +34,18 @@ def digest(values: Any) -> str:
 
 
 def content_hash(digests: Sequence[str]) -> str:
-    """One hash of many records, the same in whatever order they came."""
+    """Value hash of many records, the same in whatever order they came."""
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
 def ordered(rows: Sequence[Row], fields: Sequence[str]) -> tuple[list[Row], str]:
-    """Rows by the SHA-256 of what they say in `fields`, so that the order of files does not matter; and their hash."""
+    """Rows sorted by the SHA-256 of their `fields`, so that the order of files does not matter; and the hash of all."""
     keyed = sorted(((digest({field: row.values[field] for field in fields}), row) for row in rows), key=lambda o: o[0])
     return [row for _, row in keyed], content_hash([key for key, _ in keyed])
 
 
-def shuffled(values: Sequence[One], seed: int, federation: str, stage: str) -> list[One]:
-    """In random order, by the stream of its own of this purpose."""
+def shuffled(values: Sequence[Value], seed: int, federation: str, stage: str) -> list[Value]:
+    """The values in random order, drawn from the generator of this purpose."""
     return [values[index] for index in generator(seed, federation, stage).permutation(len(values))]
 
 
@@ -85,7 +85,7 @@ def assemble(
     public: Sequence[Record] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """A federation, with counts, the hash of who holds what, and how many test records somebody trains on.
+    """A federation, with counts, the hash of who holds what, and the number of test records that any client trains on.
 
     partition  name of the rule that made the clients
     arguments  of the benchmark, its seed among them, without where the data was

@@ -38,7 +38,7 @@ FLAN = Source(
     "Muennighoff/flan",
     "FLAN code Apache-2.0, data as its sources",
     revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548",
-    wanted=tuple(f"train/{name}_10templates_train.jsonl" for name in TASKS.values()),
+    needed=tuple(f"train/{name}_10templates_train.jsonl" for name in TASKS.values()),
 )
 FEDDPA = Source(
     "the data of the repository Lydia-yang/FedDPA",

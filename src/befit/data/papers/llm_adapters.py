@@ -52,7 +52,7 @@ def as_published(row: Row, with_name_only: bool) -> dict[str, Any]:
     """A causal-lm record as `befit.data.papers.commonsense_tasks.rendered` has it, with the text of the file.
 
     The answers to choose from are those of the line "Answer format: answer1/answer2" with which the text ends. Raises
-    DataError for a record without it, and for one whose answer is none of them or not what its output says.
+    DataError for a record without that line, or whose answer is not listed there or differs from its output.
     """
     instruction, answer = row.values["instruction"], row.values["answer"]
     extra, output = row.values["input"], row.values["output"]

@@ -21,8 +21,8 @@ def public_records(
 ) -> tuple[dict[str, Any], ...]:
     """At most 5,000 records of the file `name` below `folder`, drawn by seed, of its rows with images or of the others.
 
-    record  what becomes of a row; its id is given here
-    Raises DataError for a file that is not below the folder, and for one without such rows.
+    record  makes a record of a row; its id is added here
+    Raises DataError for a file that is outside of the folder or has no such rows.
     """
     path = folder / name
     if ".." in PurePosixPath(name).parts or Path(name).is_absolute() or not path.is_file():

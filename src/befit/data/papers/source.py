@@ -28,10 +28,10 @@ class Source:
     licence   as far as it is known
     folder    below the root, for benchmarks of several data sets; empty is the root itself
     config    its name on the hub
-    revision  commit, or branch where none is pinned
+    revision  commit or branch
     files     where files lie below the folder, with {split}; empty: as `datasets` names them
     on_hub    whether `datasets` can load the id
-    wanted    files of a large repository that are all that is read
+    needed    the only files that are read, of a large repository
     layout    what then lies in the folder, where the id does not say it
     """
 
@@ -42,7 +42,7 @@ class Source:
     revision: str = "main"
     files: str = ""
     on_hub: bool = True
-    wanted: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
     layout: str = ""
 
 
@@ -87,7 +87,7 @@ class Place:
         return (self.revisions or {}).get(source.id, source.revision)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise ConfigError for a place that cannot be, saying what to get where none is given."""
+        """Raise ConfigError for contradicting arguments, or for none with what to download."""
         known = [source.id for source in sources if source.on_hub]
         if not self.hub and not self.root:
             known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
@@ -130,7 +130,7 @@ def how_to_get(source: Source, root: Path) -> str:
     there = f", so that it has {source.layout}" if source.layout else ""
     if not source.on_hub:
         return f"Get {source.id} and put it into {target}{there}"
-    words = ["hf download", source.id, *source.wanted, "--repo-type dataset", f"--revision {source.revision}"]
+    words = ["hf download", source.id, *source.needed, "--repo-type dataset", f"--revision {source.revision}"]
     return f"Get it with: {' '.join(words)} --local-dir {target}{there}"
 
 
@@ -207,7 +207,7 @@ def split_files(place: Place, source: Source, split: str) -> list[Path]:
     if len(places) > 1:
         listed = ", ".join(str(files[0]) for files in places)
         raise DataError(
-            f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. Keep one"
+            f"{place.benchmark}: the {split} split of {source.id} exists {len(places)} times: {listed}. Keep one of them"
         )
     return places[0]
 
