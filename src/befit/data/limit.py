@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from befit.core.schema import POSITIVE
-from befit.data.federation import ClientData, Federation
+from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.streams import by_task
 
 __all__ = ["TRIAL", "LimitSettings", "limit_sentence", "limited", "trial_overrides"]
@@ -112,12 +112,7 @@ def _first_clients(clients: Sequence[ClientData], most: int | None, families: Ma
 
 
 def _cut_client(client: ClientData, most: int | None) -> ClientData:
-    return replace(
-        client,
-        train=_first_of_each_task(client.train, most),
-        val=_first_of_each_task(client.val, most),
-        test=_first_of_each_task(client.test, most),
-    )
+    return replace(client, **{split: _first_of_each_task(getattr(client, split), most) for split in SPLITS})
 
 
 def _first_of_each_task(records: Sequence[Record], most: int | None) -> Sequence[Record]:

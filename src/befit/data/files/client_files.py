@@ -40,7 +40,7 @@ def client_sources(
     for client, value in given.items():
         try:
             sources_of[client] = (
-                _from_mapping(value, trains) if isinstance(value, Mapping) else _from_path(Path(value), trains)
+                _from_mapping(value, trains) if isinstance(value, Mapping) else _from_path(value, trains)
             )
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
@@ -58,7 +58,7 @@ def client_sources(
 
 
 def client_entries(folder: Path) -> dict[str, Path]:
-    """Client id to file or folder. Hidden files and Markdown are skipped; any other file that cannot be read is an error."""
+    """Client id to file or folder. Hidden files and Markdown are skipped; other unreadable files are errors."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
     entries: dict[str, Path] = {}
@@ -92,7 +92,8 @@ def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     return _checked(sources, "the mapping", trains)
 
 
-def _from_path(path: Path, trains: bool) -> Sources:
+def _from_path(value: str | Path, trains: bool) -> Sources:
+    path = Path(value)
     if not path.is_dir() or is_dataset(path):
         return {ALL: [path]}
     sources: Sources = {}

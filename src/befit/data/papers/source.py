@@ -207,7 +207,7 @@ def split_files(place: Place, source: Source, split: str) -> list[Path]:
     if len(places) > 1:
         listed = ", ".join(str(files[0]) for files in places)
         raise DataError(
-            f"{place.benchmark}: the {split} split of {source.id} exists {len(places)} times: {listed}. Keep one of them"
+            f"{place.benchmark}: the {split} split of {source.id} exists {len(places)} times: {listed}. Keep one"
         )
     return places[0]
 
