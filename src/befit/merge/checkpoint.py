@@ -22,36 +22,13 @@ __all__ = ["CONFIG", "WEIGHTS", "Checkpoint", "Module", "check_mergeable", "open
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.
-_UNDERSTOOD = {
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "bias",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "inference_mode",
-    "init_lora_weights",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "modules_to_save",
-    "peft_type",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    "runtime_config",
-    "target_modules",
-    "task_type",
-    "use_rslora",
-}
+_NAMES = """
+alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
+fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout
+lora_ga_config megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern revision
+runtime_config target_modules task_type use_rslora
+"""
+_UNDERSTOOD = frozenset(_NAMES.split())
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 # Must agree, since the same factors would mean something else.
 _SAME = ("base_model_name_or_path", "revision", "task_type", "fan_in_fan_out")

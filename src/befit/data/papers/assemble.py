@@ -14,6 +14,7 @@ from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.readers import Row
 from befit.data.papers.source import Place, Source
 from befit.data.partition import generator
+from befit.data.registry import get
 
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -73,8 +74,6 @@ def same_text(text: str) -> str:
 
 def assemble(
     name: str,
-    version: str,
-    task: str,
     clients: Sequence[ClientData],
     *,
     partition: str,
@@ -85,7 +84,7 @@ def assemble(
     public: Sequence[Record] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """A federation, with counts, the hash of who holds what, and the number of test records that any client trains on.
+    """The federation of a registered benchmark, with its manifest: counts, hash, and test records that clients train on.
 
     partition  name of the rule that made the clients
     arguments  of the benchmark, its seed among them, without where the data was
@@ -126,9 +125,9 @@ def assemble(
         "test_records_in_training": leaked,
         **(notes or {}),
     }
-    return Federation(
-        name, version, task, tuple(clients), tuple(label_names), tuple(newcomers), tuple(public), manifest
-    )
+    entry = get(name)
+    members = (tuple(clients), tuple(label_names), tuple(newcomers), tuple(public))
+    return Federation(name, entry.version, entry.task, *members, manifest)
 
 
 def identity(record: Record) -> str:

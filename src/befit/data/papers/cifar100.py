@@ -92,14 +92,7 @@ def cifar100(
         train, val, test = (records(images, labels, split, parts[split][client]) for split in SPLITS)
         federation.append(ClientData(f"client-{client:02d}", train, val, test))
     return assemble(
-        name,
-        "1",
-        "image-classification",
-        federation,
-        partition="dirichlet_class",
-        arguments=arguments,
-        sources=entries,
-        label_names=FINE_LABELS,
+        name, federation, partition="dirichlet_class", arguments=arguments, sources=entries, label_names=FINE_LABELS
     )
 
 

@@ -94,8 +94,6 @@ def commonsense(
         del arguments["files"]
     return assemble(
         name,
-        "1",
-        "causal-lm",
         clients,
         partition="by_task",
         arguments=arguments,

@@ -135,26 +135,19 @@ def winogrande(row: Row) -> Question:
     )
 
 
-ARC = ("question", "choices", "answerKey")
 CORRECT = "Choose the correct answer to the question."
 TASKS = (
-    Task(
-        "arc_challenge",
-        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Challenge"),
-        CORRECT,
-        "answer",
-        ARC,
-        "test",
-        lettered("question"),
-    ),
-    Task(
-        "arc_easy",
-        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Easy"),
-        CORRECT,
-        "answer",
-        ARC,
-        "test",
-        lettered("question"),
+    *(
+        Task(
+            config.lower().replace("-", "_"),
+            Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", config),
+            CORRECT,
+            "answer",
+            ("question", "choices", "answerKey"),
+            "test",
+            lettered("question"),
+        )
+        for config in ("ARC-Challenge", "ARC-Easy")
     ),
     Task(
         "boolq",

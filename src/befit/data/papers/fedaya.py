@@ -92,8 +92,6 @@ def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed
     }
     return assemble(
         "fedaya-38",
-        "1",
-        "causal-lm",
         [member for at, member in enumerate(everybody) if at not in NEWCOMERS],
         newcomers=[everybody[at] for at in NEWCOMERS],
         partition="natural",
@@ -211,4 +209,4 @@ def aya_users(
         members.append(client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user}))
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)
-    return assemble("aya-users", "1", "causal-lm", members, partition="natural", arguments=arguments, sources=[entry])
+    return assemble("aya-users", members, partition="natural", arguments=arguments, sources=[entry])

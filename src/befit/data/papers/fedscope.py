@@ -36,16 +36,8 @@ CLIENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("large", ("python", "go", "pascal", "scala")),
 )
 IDS = ((0, 1, 2, 3), (10, 11, 12, 13), (14, 15, 16, 17), (20, 21, 22, 23), (24, 25, 26, 27))  # of the released files
-LANGUAGES = {
-    "java": "java",
-    "c": "c+php",
-    "php": "c+php",
-    "c#": "c#",
-    "c++": "c++",
-    "python": "python",
-    "go": "go",
-    "pascal": "pascal",
-    "scala": "scala",
+LANGUAGES = {"c": "c+php", "php": "c+php"} | {
+    name: name for name in ("java", "c#", "c++", "python", "go", "pascal", "scala")
 }
 Pools = dict[str, list[dict[str, Any]]]
 
@@ -100,8 +92,6 @@ def fedscope_5(
     shared = public_texts(Path(root).expanduser(), public, seed, "fedscope-5")
     return assemble(
         "fedscope-5",
-        "1",
-        "causal-lm",
         clients,
         partition="natural",
         sources=entries,

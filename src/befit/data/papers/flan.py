@@ -23,17 +23,9 @@ from befit.data.registry import benchmark
 
 __all__ = ["TASKS", "flan_8", "flan_feddpa", "groups"]
 
+_SAME = ("arc_challenge", "cosmos_qa", "definite_pronoun_resolution", "glue_qqp", "hellaswag")
 # FLAN has no mnli, only mnli_matched and mnli_mismatched.
-TASKS = {
-    "arc_challenge": "arc_challenge",
-    "cosmos_qa": "cosmos_qa",
-    "definite_pronoun_resolution": "definite_pronoun_resolution",
-    "glue_qqp": "glue_qqp",
-    "hellaswag": "hellaswag",
-    "mnli": "mnli_matched",
-    "squad_v1": "squad_v1",
-    "sst2": "sst2",
-}
+TASKS = {name: name for name in (*_SAME, "mnli", "squad_v1", "sst2")} | {"mnli": "mnli_matched"}
 FLAN = Source(
     "Muennighoff/flan",
     "FLAN code Apache-2.0, data as its sources",
@@ -109,8 +101,6 @@ def flan_8(
     arguments = {"train": train, "val": val, "test": test, "on_shortage": on_shortage, "seed": seed}
     return assemble(
         "flan-8",
-        "1",
-        "causal-lm",
         clients,
         partition="by_task",
         arguments=arguments,
@@ -223,8 +213,6 @@ def flan_feddpa(
         clients.append(ClientData(task, tuple(mixed[count:]), tuple(mixed[:count]), test, {"task": task}))
     return assemble(
         place.benchmark,
-        "1",
-        "causal-lm",
         clients,
         partition="by_task",
         sources=entries,

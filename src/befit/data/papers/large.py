@@ -127,8 +127,6 @@ def authors_clients(
         )
     return assemble(
         place.benchmark,
-        "1",
-        "causal-lm",
         clients,
         partition="natural",
         arguments={"public": public, "seed": seed},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from befit.core.errors import DataError
@@ -15,17 +15,7 @@ from befit.data.papers.source import Place, Source, check_fields
 __all__ = ["LLM_ADAPTERS", "adapters_rows", "as_published"]
 
 FIELDS = ("instruction", "input", "output", "answer")
-# By our names of the data sets, the folders of the repository.
-FOLDERS: Mapping[str, str] = {
-    "arc_challenge": "ARC-Challenge",
-    "arc_easy": "ARC-Easy",
-    "boolq": "boolq",
-    "hellaswag": "hellaswag",
-    "openbookqa": "openbookqa",
-    "piqa": "piqa",
-    "social_i_qa": "social_i_qa",
-    "winogrande": "winogrande",
-}
+FOLDERS = {"arc_challenge": "ARC-Challenge", "arc_easy": "ARC-Easy"}  # the others are called as here
 LLM_ADAPTERS = Source(
     "the repository AGI-Edgerunners/LLM-Adapters",
     "as the data sets in it",
@@ -40,7 +30,7 @@ def adapters_rows(place: Place, task: str, split: str) -> tuple[list[Row], str]:
 
     The repository's mixture of all of them, commonsense_170k.json, does not say which record is of which data set.
     """
-    path = place.folder(LLM_ADAPTERS) / "dataset" / FOLDERS[task] / f"{split}.json"
+    path = place.folder(LLM_ADAPTERS) / "dataset" / FOLDERS.get(task, task) / f"{split}.json"
     if not path.is_file():
         raise place.missing(path, LLM_ADAPTERS)
     rows = read_rows(path, FIELDS)

@@ -95,8 +95,6 @@ def masakhanews_320(
                 members.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
     return assemble(
         "masakhanews-320",
-        "2",
-        "text-classification",
         pools[0],
         newcomers=pools[1],
         label_names=LABELS,

@@ -99,8 +99,6 @@ def sni_10(
     arguments = {"tasks": list(records), "train": train, "val": val, "test": test, "seed": seed}
     return assemble(
         "sni-10",
-        "1",
-        "causal-lm",
         clients,
         partition="by_task",
         arguments=arguments,

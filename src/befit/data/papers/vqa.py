@@ -103,8 +103,6 @@ def streams_of_questions(
     }
     return assemble(
         name,
-        "1",
-        "vqa",
         [member for member, _ in members],
         newcomers=[member for member, _ in new],
         partition="natural",

@@ -115,8 +115,6 @@ def xnli_600(
                 members.append(ClientData(f"client-{number:03d}", splits["train"], (), splits["test"], info))
     return assemble(
         "xnli-600",
-        "1",
-        "text-classification",
         pools[0],
         newcomers=pools[1],
         label_names=LABELS,
