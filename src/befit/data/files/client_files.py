@@ -1,4 +1,4 @@
-"""Which files hold which split of which client: from what a user writes down to paths."""
+"""Which files hold which split of which client: from a user's setting to paths."""
 
 from __future__ import annotations
 

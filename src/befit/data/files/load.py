@@ -50,9 +50,9 @@ def load_files(
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
     test_fraction  share of them held out before, where a client has no test file; 0 holds out none
     seed           of what is held out
-    newcomers      where the records of clients lie that take no part in training; they may have a test split alone
+    newcomers      where the records of clients lie that take no part in training; a test split alone is enough
     public         a file, or a folder of one client's form, of records that server and all clients may see
-    by             a column to keep where it is there, though the task does not know it (`evaluate.by`)
+    by             a further column to keep in every record that has it (`evaluate.by`)
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; each class (or task) gives its share where it has enough records.
@@ -64,29 +64,24 @@ def load_files(
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
-        raise ConfigError(
-            [
-                f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
-                f"and {test_fraction}"
-            ]
-        )
+        got = f"{val_fraction} and {test_fraction}"
+        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {got}"])
     sources = client_sources(clients)
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if public is None else _public_sources(public, everybody)
     read = dict(map_all(lambda entry: (entry[0], _read(*entry, task, columns, by)), everybody.items()))
-    seen = _read_public(shared, task, columns)
+    public_items = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
-        labelled = {**read, PUBLIC: {"train": seen}}
+        labelled = {**read, PUBLIC: {"train": public_items}}
         map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
     members = tuple(_client(client, splits) for client, splits in read.items())
-    clients_held, newcomers_held = members[: len(sources)], members[len(sources) :]
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
@@ -99,7 +94,7 @@ def load_files(
             "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
             "seed": seed,
             "held_out": carved,
-            "sha256": _fingerprint({**read, PUBLIC: {"train": seen}} if seen else read),
+            "sha256": _fingerprint({**read, PUBLIC: {"train": public_items}} if public_items else read),
         },
         "counts": {client.id: client.sizes for client in members},
     }
@@ -107,11 +102,11 @@ def load_files(
         "files",
         "1",
         task,
-        clients_held,
-        label_names=names,
-        newcomers=newcomers_held,
-        public=tuple(item.record for item in seen),
-        manifest=manifest,
+        members[: len(sources)],
+        names,
+        members[len(sources) :],
+        tuple(item.record for item in public_items),
+        manifest,
     )
 
 

@@ -84,7 +84,7 @@ def assemble(
     public: Sequence[Record] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """The federation of a registered benchmark; its manifest has counts, a hash, and test records that clients train on.
+    """The federation of a registered benchmark, with counts, a hash and a warning of test records that are trained on.
 
     partition  name of the rule that made the clients
     arguments  of the benchmark, its seed among them, without where the data was
