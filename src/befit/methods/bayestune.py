@@ -12,6 +12,7 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout, ModelShapes
 from befit.core.values import Payload
+from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.onbase import OnBase
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
 from befit.methods.parts.budget.search import Prior, Search
@@ -56,7 +57,7 @@ class BayesTune(OnBase):
     parameters: int | None = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
     rounds_search: int = 1

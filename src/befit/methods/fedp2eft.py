@@ -15,6 +15,7 @@ from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.methods.parts.budget.base import (
+    MethodBlock,
     base_opening,
     base_slots,
     base_stages,
@@ -81,7 +82,7 @@ class FedP2EFT(Method):
     parameters: int | None = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
     lr_lambda: float = 1e-2

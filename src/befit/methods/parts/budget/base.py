@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import EVERYTHING, slot_of, split
 from befit.adapters.layout import Layout
 from befit.adapters.mixers import constant_weights
 from befit.core.errors import ConfigError, NotTrained
-from befit.core.schema import check_values, parameters_of, show
+from befit.core.schema import Mark, check_values, parameters_of, show
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.rates import RATES, VALIDATION
@@ -24,7 +24,19 @@ from befit.protocol.per_family import join, part
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Personal, Stage
 
-__all__ = ["base_opening", "base_slots", "base_stages", "load_base", "make_base", "own", "with_base", "with_layout"]
+__all__ = [
+    "MethodBlock",
+    "base_opening",
+    "base_slots",
+    "base_stages",
+    "load_base",
+    "make_base",
+    "own",
+    "with_base",
+    "with_layout",
+]
+
+MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
 BASE, FIXED = "base", "fixed"
 _OF_A_BASE = ("rounds", "train", "dropout")
