@@ -45,8 +45,7 @@ def ablate(
         _list(as_json)
         return
     from befit.config.experiment import load_experiment
-    from befit.config.overrides import apply_overrides
-    from befit.config.seeds import parse_seeds
+    from befit.config.overrides import apply_overrides, parse_seeds
     from befit.studies.ablations import registry
 
     if config is None:

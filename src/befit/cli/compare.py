@@ -58,7 +58,7 @@ def compare(
     The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
     """
     from befit.cli.compare_progress import CompareProgress
-    from befit.config.seeds import parse_seeds
+    from befit.config.overrides import parse_seeds
 
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):

@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.doctor import doctor
 from befit.cli.output import print_json, print_table, screen
 from befit.core.errors import ConfigError
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
-app.command("doctor", hidden=True)(doctor)  # where it was at first
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 

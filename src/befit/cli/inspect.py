@@ -38,7 +38,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
-    from befit.runs.check import check_everything
+    from befit.runs.estimate import check_everything
     from befit.studies.compare.study import is_study
 
     if is_study(config):

@@ -40,7 +40,7 @@ def select(
         raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
     with only_json(as_json), warnings_to(messages()):
         from befit.config.experiment import load_experiment
-        from befit.config.seeds import parse_seeds
+        from befit.config.overrides import parse_seeds
         from befit.studies.select import choose_models
 
         wanted = parse_seeds(seeds)

@@ -1,7 +1,7 @@
 """How records become clients: functions of labels and a seed, the same on every machine with one NumPy.
 
-A partition is a list of index arrays, one per client; every index is in exactly one of them. Rules and their names
-are those of the benchmark specification, section 3.1.
+A partition is a list of index arrays, one per client; every index is in exactly one of them. What each rule is and who
+uses it: docs/benchmarks.md, Partitions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitioners that decide how much a client holds: balanced Dirichlet, quantity skew, classes and tasks per client.
 
-Rules D2, `quantity`, the variant of `shards` and `by_task` of the benchmark specification, section 3.1. None of the
-four papers uses D2; it is what other libraries call a Dirichlet partition.
+Balanced Dirichlet, `quantity`, classes per client and `by_task` of docs/benchmarks.md, Partitions. None of the
+four papers uses the first; it is what other libraries call a Dirichlet partition.
 """
 
 from __future__ import annotations

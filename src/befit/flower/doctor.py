@@ -12,11 +12,9 @@ from pathlib import Path
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ModelError, RunError, did_you_mean
 from befit.flower.call import worker_file
-from befit.flower.claim import claim
-from befit.flower.consent import place_of
-from befit.flower.doctor_server import authority, server_seen, servers_own
-from befit.flower.finding import Finding
-from befit.flower.site_file import SiteFile, load_site
+from befit.flower.doctor_server import Finding, authority, server_seen, servers_own
+from befit.flower.policy import place_of
+from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
 
 __all__ = ["Finding", "examine"]

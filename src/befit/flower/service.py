@@ -20,12 +20,11 @@ from befit.core.values import Failure, Payload, State, Update
 from befit.core.version import __version__
 from befit.core.wire import cast
 from befit.data.federation import Federation
-from befit.flower.claim import claim
-from befit.flower.consent import experiment_here, names_a_place
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
-from befit.flower.memory import SiteMemory, Stamp
+from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.requests import DOES, check_request, is_name, tick_of
-from befit.flower.site_file import SiteFile
+from befit.flower.site_file import SiteFile, claim
+from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
@@ -36,13 +35,13 @@ from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.runs.runner import pick_threads
 
-__all__ = ["Desk"]
+__all__ = ["SiteService"]
 
 _LOG = logging.getLogger(__name__)
 Header = dict[str, Any]
 
 
-class Desk:
+class SiteService:
     """Answers requests for one site. It holds one backbone, and keeps it for the next request."""
 
     def __init__(self, site: SiteFile) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from befit.config.experiment import BENCHMARK_PATHS, DEVICE
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, RunError
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
-__all__ = ["SiteFile", "load_site"]
+__all__ = ["SiteFile", "claim", "load_site", "owner"]
 
+_MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(
     lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
     "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
@@ -88,3 +90,44 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
         }
     models = {name: model(value) for name, value in site.models.items()}
     return replace(site, data=data, models=models, benchmarks=benchmarks, state=resolve(site.state))
+
+
+def claim(site: SiteFile) -> Path:
+    """The site's state folder, which is made and marked as its own by the first who comes.
+
+    Raises RunError where it is another site's, or cannot be written.
+    """
+    folder = Path(site.state)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if owner(folder) is None:
+            _mark(folder, site.client)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror or error} (state)") from error
+    if (held := owner(folder)) != site.client:
+        raise RunError(
+            f"state: {folder} is the folder of site {held}, and this is site {site.client}. Give it one of "
+            f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
+            f"the old one goes on, remove {folder / _MARK}"
+        )
+    return folder
+
+
+def owner(folder: Path) -> str | None:
+    """The client whose state is in a folder; None where it is nobody's yet."""
+    try:
+        return (folder / _MARK).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _mark(folder: Path, client: str) -> None:
+    """Whole or not at all, and never over another's: a link fails where a file is."""
+    written = folder / f".{_MARK}.{os.getpid()}"
+    try:
+        written.write_text(f"{client}\n", encoding="utf-8")
+        os.link(written, folder / _MARK)
+    except FileExistsError:
+        pass
+    finally:
+        written.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Potara (2026): merge a federated and a local adapter, with a weight in closed form from their Fisher information.
+"""Potara (Zou et al. 2026): a federated and a local adapter, merged by a weight in closed form.
 
-The equations, in the order of the specification potara.md, section 2 and 3, are in `befit.train.paired_fisher`
-(statistics) and here (`closed_form_weight`, the merge). `f` is the federated adapter, `l` the local one.
+The equations, in the order of docs/methods/potara.md, are in `befit.train.paired_fisher` (statistics) and here
+(`closed_form_weight`, the merge). `f` is the federated adapter, `l` the local one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def potara(
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
-    Source: specification potara.md.
+
+    Source: Zou et al. 2026, eqs. 3, 4, 13, 17 to 20 and 53 to 59; Zou et al. 2026, appendix B; docs/methods/potara.md.
     """
     if problems := _problems(granularity, estimate_space, merge_space, samples, delta, rho_shrink):
         raise ConfigError(problems, "potara")
@@ -187,7 +188,7 @@ class PotaraMerge:
 
 
 def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
-    """Say when the weight rests on the damping, or on a gauge that the parents do not share (sections 3.2 and 3.3)."""
+    """Say when the weight rests on the damping, or on a gauge that the parents do not share."""
     if numbers["damped_share"] > 0.5:
         _LOG.warning(
             "client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
@@ -263,7 +264,7 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
     if used := [torch.as_tensor(value).flatten().double() for key, value in weights.items() if key]:
         numbers |= {"w_min": float(torch.cat(used).min()), "w_max": float(torch.cat(used).max())}
     if stage.damping.kind == "relative":
-        for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping (specification, section 3.2)
+        for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping
             name, damping = f"w_at_delta_{delta:.0e}", stage.damping.with_delta(delta)
             if delta == stage.damping.size:
                 numbers[name] = w

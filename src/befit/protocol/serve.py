@@ -65,7 +65,7 @@ def score(
     """Measure the client's current model on one split of its own data.
 
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
-            headline over those clients is the metric `others` (FedMosaic specification, section 6)
+            headline over those clients is the metric `others` (Others, Seo et al. 2026)
 
     What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
     scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.

@@ -26,7 +26,7 @@ def method_results(
     federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
     ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
 
-    `summary.over_time` has A_last and A_AUC (FedMosaic specification, section 6): the last value and the mean over all
+    `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
     that failed.

@@ -1,4 +1,4 @@
-"""FFA-LoRA, FedDPA, Fisher merging and the guard, as the specification potara.md, sections 5 and 8, wants them."""
+"""FFA-LoRA, FedDPA, Fisher merging and the guard, against what their pages in docs/methods say."""
 
 from __future__ import annotations
 

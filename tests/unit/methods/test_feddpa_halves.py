@@ -1,4 +1,4 @@
-"""FedDPA as FedMosaic's authors run it (FedMosaic specification, section 5), each round written out by hand."""
+"""FedDPA as in snumprlab/fedmosaic, federated_methods/feddpa.py, each round written out by hand."""
 
 from __future__ import annotations
 

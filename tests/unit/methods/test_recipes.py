@@ -106,7 +106,7 @@ SGD = replace(BUDGET, optimiser="sgd", momentum=0.0)
 def test_fedit_with_one_client_is_local_training_to_the_bit(
     settings: dict[str, Any], budget: TrainSettings, rounds: int, same: bool
 ) -> None:
-    """FedMosaic specification, property 14: "FedIT with one client = SFT"."""
+    """FedIT with one client is training alone."""
     alone = build_method({"name": "local", "rank": 2})
     assert isinstance(alone, Recipe) and isinstance(alone.before[0], LocalTraining)
     alone = replace(alone, before=(replace(alone.before[0], name="federate"),))  # batches are drawn by this name
@@ -154,7 +154,7 @@ def test_fedsa_sends_A_only_and_each_client_keeps_its_own_B_and_head() -> None:
 def test_all_weights_learn_at_their_part_of_the_rate_and_in_dept_each_client_keeps_its_embeddings(
     name: str, scale: float
 ) -> None:
-    """0.1 is the default. An embedding is what the specification's code takes for one: by its name."""
+    """0.1 is the default. An embedding is what the code of FedP2EFT takes for one: by its name."""
     clients = Clients(build_method({"name": name} if scale == 0.1 else {"name": name, "lr_scale": scale}))
     clients.run(rounds=2)
     own_keys = {key for key in clients.initial if name == "dept" and "_embeddings" in key}

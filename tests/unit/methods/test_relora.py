@@ -1,4 +1,4 @@
-"""ReLoRA merging: property 12 of aggregation-guidance.md, section 9."""
+"""ReLoRA merging: the folded backbone is the sum of all merged updates, and adapters start afresh."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.unit.models.tiny_models import save_llama
 
 from befit.config.experiment import load_experiment, to_dict
 from befit.core.errors import ConfigError, DataError
-from befit.flower.allowed import settings_of
+from befit.flower.policy import settings_of
 from befit.models import load_backbone
 from befit.runs.clients import values_of
 from befit.runs.groups import at_budgets, by_record

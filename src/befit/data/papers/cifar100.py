@@ -1,4 +1,4 @@
-"""`cifar100-10` and `cifar100-20`: CIFAR-100 with skewed labels (Potara; benchmark specification, section 2.1).
+"""`cifar100-10` and `cifar100-20`: CIFAR-100 with skewed labels (Zou et al. 2026, Potara, Tables 2 and 8).
 
 Read from Parquet, from `datasets` directories, or from the binary version of the data set; its Python version is made
 of pickles, which befit does not read. All of them give the same clients: records are ordered by their pixels.

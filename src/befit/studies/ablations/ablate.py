@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from befit.config.experiment import Experiment, load_experiment, to_dict
-from befit.config.seeds import seeded
+from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import resolved_stages

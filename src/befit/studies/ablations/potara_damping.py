@@ -21,7 +21,7 @@ class DampingSweep(Ablation):
 
     deltas  sizes of the damping, of the configured kind
 
-    The statistics stay, only `delta` changes. Specification potara.md, section 3.2: damping shrinks the weight towards
+    The statistics stay, only `delta` changes. Damping is ours (docs/methods/potara.md): it shrinks the weight towards
     one half, and too little of it lets a few coordinates decide.
     """
 

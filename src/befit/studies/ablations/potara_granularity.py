@@ -25,7 +25,7 @@ class GranularitySweep(Ablation):
 
     granularities  those to compare, from coarse to fine
 
-    Each with and without the correlation. Specification potara.md, section 3.4: refining a partition can only lower
+    Each with and without the correlation. The paper has one weight per client; refining a partition can only lower
     the total trace. Whether it raises the score is the question. Traces are shares of the better parent's, `min(a,
     b)`, at each client.
     """
@@ -132,7 +132,7 @@ def _sentences(rows: Sequence[Row], kinds: Sequence[str], metric: str) -> list[s
 def coordinate_trace(variances: Variances) -> float:
     """`sum_j (v_f v_l - c^2) / (v_f + v_l - 2c)`, the least trace when every coordinate has its own weight.
 
-    Where that is flat, both ends are alike: `v_f`. Section 2.3 of the specification, coordinate by coordinate.
+    Where that is flat, both ends are alike: `v_f`. Zou et al. 2026, eqs. 17 and 18, coordinate by coordinate.
     """
     v_f, v_l, c = variances.fed, variances.local, variances.cross
     curvature = v_f + v_l - 2 * c

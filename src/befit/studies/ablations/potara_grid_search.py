@@ -28,8 +28,8 @@ class GridSearch(Ablation):
 
     step  distance of two weights of the grid
 
-    The best on validation examples, and on test examples as an oracle. Specification potara.md, sections 4 and 7, item
-    3. Regret is what another choice scores more, on test examples. Seconds are those of a client: one pass for the
+    The best on validation examples, and on test examples as an oracle. Zou et al. 2026, Figure 3c.
+    Regret is what another choice scores more, on test examples. Seconds are those of a client: one pass for the
     statistics, against one pass over its validation examples for each weight; examples are prepared before.
     """
 

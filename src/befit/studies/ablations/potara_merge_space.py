@@ -23,7 +23,7 @@ _SPACES = ("factors", "product", "product-truncated")
 class MergeSpace(Ablation):
     """Merge A and B, their product, or that cut to the rank.
 
-    With the same weights. Specification potara.md, section 3.4: `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f -
+    With the same weights. The paper merges factors (appendix B): `B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f -
     B_l)(A_f - A_l)`. The product gap is the size of the last term over that of the first two.
     """
 

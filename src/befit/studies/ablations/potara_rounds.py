@@ -23,7 +23,7 @@ class Rounds(Ablation):
 
     rounds  the rounds to merge at; null takes ten, evenly spread, the last one included
 
-    The local adapter is the same at all of them. Specification potara.md, section 7, items 1 and 5. Bytes are those
+    The local adapter is the same at all of them. Zou et al. 2026, Figures 2, 3a and 3b. Bytes are those
     that a client sent until then, as counted on the wire; the local branch and the merge send nothing. A checkpoint is
     of the one run, whose learning rate follows the schedule of all its rounds.
     """

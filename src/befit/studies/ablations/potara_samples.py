@@ -23,7 +23,7 @@ class Samples(Ablation):
     samples  the numbers of examples, M
     draws    how often they are drawn; the first draw is that of a run
 
-    Specification potara.md, section 3.3. A client with no more than M examples gives all of them in every draw: its
+    Ours; the paper has M = 30. A client with no more than M examples gives all of them in every draw: its
     weight does not move, and so it does not count in the spread.
     """
 

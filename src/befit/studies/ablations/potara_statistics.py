@@ -24,7 +24,7 @@ _VARIANTS = [(split, fisher) for split in ("train", "val") for fisher in ("empir
 class Statistics(Ablation):
     """Training or validation data, true or sampled labels.
 
-    Specification potara.md, section 3.3: at true labels, a model that has learned its training examples by heart has
+    The paper takes true labels of training examples; there, a model that has learned its training examples by heart has
     small gradients, which reads as little information. Held-out examples and sampled labels are the safeguards.
     """
 

@@ -25,7 +25,7 @@ class WeightSweep(Ablation):
 
     step  distance of two weights; 1 is the federated adapter, 0 the local one
 
-    Specification potara.md, section 7, item 2. One weight for each client, whatever `granularity` says. The choice on
+    Zou et al. 2026, Figure 4. One weight for each client, whatever `granularity` says. The choice on
     validation examples is one a client could make; the one on test examples is an oracle.
     """
 

@@ -1,4 +1,4 @@
-"""Who is best in each group of clients at each budget, over seeds (FedP2EFT specification, section 7)."""
+"""Who is best in each group of clients at each budget, over seeds (Lee et al. 2025, FedP2EFT)."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class _Fix(Personal):
         try:
             deployed = self.method.deploy(memory, _of(received), site)
         except NotTrained:
-            # A small cohort may never have come to this client: its own part is then as it starts (section 5).
+            # A small cohort may never have come to this client: its own part is then as it starts.
             mine = {slot.name for slot in self.method.layout.slots}
             site.model.reset()
             start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}

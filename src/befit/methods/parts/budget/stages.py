@@ -80,7 +80,7 @@ class SearchAlone(Personal):
 
 @dataclass(frozen=True)
 class Predict(Personal):
-    """The generator that arrives says the client's scales; once, for all budgets (section 3.4)."""
+    """The generator that arrives says the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
 
     mask_padding: bool
     all_padding: bool
@@ -103,7 +103,7 @@ class Predict(Personal):
 
 @dataclass(frozen=True)
 class FineTune(Personal):
-    """Prune to each budget, take fresh A and B, and train them with the kept scales frozen (section 2.6)."""
+    """Prune to each budget, take fresh A and B, and train them beside frozen scales (Lee et al. 2025, Figure 1)."""
 
     budgets: Budgets
     epochs: int | None

@@ -12,18 +12,18 @@ from befit.config.experiment import DataSettings, Experiment, load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import parameters_of
 from befit.data import registry
-from befit.flower.allowed import (
+from befit.flower.policy import (
     ARGUMENTS,
     AT_SERVER,
     AT_SITE,
     NOWHERE,
     TRAVELS,
+    experiment_here,
     harmless,
     method_of,
     refused_in_method,
     settings_of,
 )
-from befit.flower.consent import experiment_here
 from befit.flower.site_file import SiteFile
 from befit.protocol.registry import METHODS, MethodEntry, build_method, get_method, method_names
 
@@ -55,7 +55,7 @@ def fields() -> Iterator[tuple[str, Any]]:
 
 
 def test_every_setting_has_one_place_and_no_place_is_of_a_setting_that_is_gone() -> None:
-    """Fails for a new field: put it into befit.flower.allowed, among what travels only if it can name no place."""
+    """Fails for a new field: put it into befit.flower.policy, among what travels only if it can name no place."""
     known = dict(fields())
     places = [*TRAVELS, *AT_SITE, *AT_SERVER, *NOWHERE]
     assert sorted(places) == sorted(known)
@@ -86,9 +86,9 @@ def test_the_folder_of_an_alignment_stays_at_the_server() -> None:
 
 def test_a_setting_of_no_place_is_refused_at_the_server_too(monkeypatch: pytest.MonkeyPatch, experiment: Make) -> None:
     """As a field would be that somebody adds: with its default it changes nothing, set it cannot run at sites."""
-    from befit.flower import allowed
+    from befit.flower import policy
 
-    monkeypatch.setattr(allowed, "TRAVELS", TRAVELS - {"train.grad_clip"})
+    monkeypatch.setattr(policy, "TRAVELS", TRAVELS - {"train.grad_clip"})
     settings_of(experiment())
     with pytest.raises(ConfigError, match=r"train\.grad_clip: cannot be used on Flower"):
         settings_of(experiment(train={"grad_clip": 1.0}))
