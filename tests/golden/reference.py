@@ -22,7 +22,11 @@ Arrays = dict[str, Tensor]
 MODEL: Any = tiny_model("vit").requires_grad_(False)
 WEIGHTS: Arrays = dict(MODEL.named_parameters())
 # The modules that carry adapters, in order, and where the model has them.
-MODULES = {f"block.0{block}.{name}": f"vit.layers.{block}.attention.{name}" for block in (0, 1) for name in ("q_proj", "v_proj")}
+MODULES = {
+    f"block.0{block}.{name}": f"vit.layers.{block}.attention.{name}"
+    for block in (0, 1)
+    for name in ("q_proj", "v_proj")
+}
 HEAD = ("classifier/weight", "classifier/bias")
 STEPS, RATE, SCALE = 3, 2e-2, 2.0
 
@@ -32,7 +36,9 @@ sgd = partial(torch.optim.SGD, lr=RATE)
 
 def change(adapter: Mapping[str, Tensor], times: float | Tensor = 1.0, scale: float = SCALE) -> Arrays:
     """`times (scale B A)` for each module (Hu et al. 2021, eq. 3), and `times` the head's arrays."""
-    changes = {f"{path}.weight": times * scale * adapter[f"{name}/B"] @ adapter[f"{name}/A"] for name, path in MODULES.items()}
+    changes = {
+        f"{path}.weight": times * scale * adapter[f"{name}/B"] @ adapter[f"{name}/A"] for name, path in MODULES.items()
+    }
     return changes | {key.replace("/", "."): times * adapter[key] for key in HEAD if key in adapter}
 
 
@@ -113,7 +119,9 @@ def only(arrays: Mapping[str, Tensor], *ends: str) -> Arrays:
     return {key: value for key, value in arrays.items() if key.endswith(ends)}
 
 
-def assert_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rtol: float = 1e-3, atol: float = 2e-5) -> None:
+def assert_near(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rtol: float = 1e-3, atol: float = 2e-5
+) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")

@@ -46,7 +46,8 @@ def assert_answers(played: Played, client: str, *changes: Arrays) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "slot"), [({"name": "local", **LORA}, "personal"), ({"name": "lora", "rank": 2, "scale": 2.0}, "budgeted")]
+    ("block", "slot"),
+    [({"name": "local", **LORA}, "personal"), ({"name": "lora", "rank": 2, "scale": 2.0}, "budgeted")],
 )
 def test_training_alone_is_one_uninterrupted_run_of_AdamW(block: dict[str, Any], slot: str) -> None:
     """Two rounds of three steps are six steps of one optimiser (Loshchilov and Hutter 2019, algorithm 2)."""
@@ -193,5 +194,7 @@ def test_the_reference_learns() -> None:
     """Or all of the above would compare nothing with nothing."""
     played = Played({"name": "local", **LORA})
     data, start = played.data("a"), played.start("personal")
-    before, after = (float(loss(data, change(one))) for one in (start, trained(start, lambda own: loss(data, change(own)), sgd)))
+    before, after = (
+        float(loss(data, change(one))) for one in (start, trained(start, lambda own: loss(data, change(own)), sgd))
+    )
     assert after < before - 1e-3

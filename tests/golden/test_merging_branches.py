@@ -45,7 +45,10 @@ def test_interpolation_picks_the_most_accurate_weight_on_validation_examples() -
     fed, picked = of(played.server.arrays, "shared"), []
     for client in CLIENTS:
         local, (pixels, labels) = played.kept(client, "personal"), played.data(client, "val")
-        right = {w: int((logits(pixels, change(line(fed, local, w))).argmax(1) == labels).sum()) for w in (0, 0.25, 0.5, 0.75, 1)}
+        right = {
+            w: int((logits(pixels, change(line(fed, local, w))).argmax(1) == labels).sum())
+            for w in (0, 0.25, 0.5, 0.75, 1)
+        }
         best = min((w for w in right if right[w] == max(right.values())), key=lambda w: (abs(w - 0.5), w))
         assert_near(played.kept(client, "merged"), line(fed, local, best))
         picked.append(best)
@@ -68,7 +71,9 @@ def test_fisher_merging(space: str) -> None:
         w = b / (a + b)
         head = {key: w * common[key] + (1 - w) * local[key] for key in HEAD}
 
-        def by_entry(key: str, mine: Tensor, other: Tensor, F_f: Arrays = F_f, F_l: Arrays = F_l, eps: float = eps) -> Tensor:
+        def by_entry(
+            key: str, mine: Tensor, other: Tensor, F_f: Arrays = F_f, F_l: Arrays = F_l, eps: float = eps
+        ) -> Tensor:
             return ((F_f[key] + eps) * mine + (F_l[key] + eps) * other) / (F_f[key] + F_l[key] + 2 * eps)
 
         if space == "lora":

@@ -50,7 +50,9 @@ def update(adapter: Arrays, basis: Arrays, weight: dict[str, Tensor]) -> Arrays:
 
 def gated(own: Arrays, mixture: Arrays, basis: Arrays) -> Arrays:
     """`h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`, one beta for each module."""
-    b = {key.removeprefix("gate ").removesuffix("/beta"): value.sigmoid() for key, value in own.items() if "beta" in key}
+    b = {
+        key.removeprefix("gate ").removesuffix("/beta"): value.sigmoid() for key, value in own.items() if "beta" in key
+    }
     return plus(update(own, basis, {name: 1 - value for name, value in b.items()}), update(mixture, basis, b))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 
@@ -34,6 +34,7 @@ def ablate(
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -57,7 +58,7 @@ def ablate(
     if problems := apply_overrides(options, [one.removeprefix(OPTION) for one in given]):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
-    experiment = load_experiment(config, [one for one in overrides or () if one not in given])
+    experiment = load_experiment(config, [one for one in overrides or () if one not in given], imports or ())
     labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import (
+    Imports,
     each_warning,
     messages,
     only_json,
@@ -50,6 +51,7 @@ def compare(
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
     trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -74,6 +76,7 @@ def compare(
             overrides=overrides or (),
             reference=reference,
             trial=trial,
+            plugins=imports or (),
         )
         progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
         try:
@@ -96,14 +99,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def check_study(study: Path, overrides: Sequence[str], data: bool, as_json: bool) -> None:
+def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:
     """What `befit check` says of a study."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan
         from befit.studies.compare.comparison import make_plan
 
-        plan = make_plan(study, overrides=overrides)
+        plan = make_plan(study, overrides=overrides, plugins=imports)
         found = check_plan(plan, data)
     found["warnings"] = list(dict.fromkeys([*logged, *found["warnings"]]))
     if as_json:

@@ -8,17 +8,22 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
 
 __all__ = [
+    "Imports",
     "bytes_text",
     "duration_text",
     "each_warning",
     "fit_headers",
+    "load_imports",
     "make_table",
     "messages",
     "only_json",
@@ -30,9 +35,22 @@ __all__ = [
     "warnings_to",
 ]
 
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="FILE|MODULE", help="Python with methods, benchmarks or tasks of your own; repeatable."
+    ),
+]
 GAP = 2  # columns between two columns
 WRAPPED = 24  # room that a column of prose gets, at least
 SQUEEZED = 16  # or, where the table would be in pieces otherwise
+
+
+def load_imports(imports: Sequence[str] | None) -> None:
+    """Load what `--import` names, whose paths count from the current folder. Raises ConfigError."""
+    from befit.core.plugins import load_plugins, resolve_plugins
+
+    load_plugins(resolve_plugins(imports or (), Path.cwd()), "--import")
 
 
 def screen() -> Console:

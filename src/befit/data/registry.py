@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_entry_points, origin
 from befit.core.schema import check_values, parameters_of
 from befit.data.federation import Federation
 
@@ -49,9 +50,14 @@ def benchmark(
     families: Mapping[str, str] | None = None,
     seeded: bool = True,
 ) -> Callable[[Builder], Builder]:
-    """Enter a function under `name`."""
+    """Enter a function under `name`; see `Benchmark`. Raises ValueError where another function has that name."""
 
     def enter(builder: Builder) -> Builder:
+        if not builder.__module__.startswith("befit."):
+            names()  # so that it is the newcomer that is refused where befit has the name already
+        known = _BENCHMARKS.get(name)
+        if known and (known.build.__module__, known.build.__qualname__) != (builder.__module__, builder.__qualname__):
+            raise ValueError(f"two benchmarks are called {name!r}: {origin(known.build)} and {origin(builder)}")
         _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder, families or {}, seeded)
         return builder
 
@@ -63,6 +69,7 @@ def names() -> list[str]:
     for package in (import_module("befit.data.offline"), import_module("befit.data.papers")):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             import_module(module.name)
+    load_entry_points("befit.benchmarks")
     return sorted(_BENCHMARKS)
 
 
@@ -71,7 +78,10 @@ def get(name: str) -> Benchmark:
     known = names()
     if name not in _BENCHMARKS:
         raise ConfigError(
-            [f"benchmark.name: unknown benchmark {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"]
+            [
+                f"benchmark.name: unknown benchmark {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}. "
+                "A benchmark in a file of your own is known once `plugins` or --import names the file"
+            ]
         )
     return _BENCHMARKS[name]
 

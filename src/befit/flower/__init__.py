@@ -13,3 +13,32 @@ At both: frame.py (requests and replies as bytes), keys.py (certificates and key
 is wrong at a site and at the server, and how to mend it), simulation.py (all sites on one machine). Only server_app,
 client_app, link and frame's record functions import Flower.
 """
+
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from befit.flower.at_sites import hello, run_at_sites
+    from befit.flower.engine import checked
+    from befit.flower.service import SiteService
+    from befit.flower.site_file import SiteFile, load_site
+
+__all__ = [
+    "SiteFile",
+    "SiteService",
+    "checked",
+    "hello",
+    "load_site",
+    "run_at_sites",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "at_sites": "hello run_at_sites",
+        "engine": "checked",
+        "service": "SiteService",
+        "site_file": "SiteFile load_site",
+    },
+)

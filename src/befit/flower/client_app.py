@@ -9,6 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.plugins import ignore_entry_points
 from befit.flower.call import call
 from befit.flower.frame import from_content, to_content
 from befit.flower.site_file import load_site
@@ -30,6 +31,7 @@ def answer(message: Message, context: Context) -> Message:
         path = context.node_config.get("site")
         if not isinstance(path, str):
             raise ConfigError(["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node")
+        ignore_entry_points()
         return call(load_site(path), request)
 
     return answering(message, context, serve)

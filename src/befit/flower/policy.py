@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.plugins import load_plugins
 from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.registry import get_method
@@ -59,7 +60,7 @@ ARGUMENTS = _set("""
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""
-    name method baselines engine guard checkpoint trackers report
+    name method baselines engine guard checkpoint trackers report plugins
     federation.cohort federation.min_replies evaluate.every evaluate.newcomers evaluate.wins
 """)
 # Not at sites yet, and why.
@@ -185,8 +186,11 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
     Raises ConfigError with everything that the site has not allowed or that is no valid configuration, PayloadMismatch
     for what is no configuration at all.
     """
+    if _mapping(settings) and "plugins" in settings:
+        raise ConfigError(["plugins: a site loads those of its own file, and none that a server names"])
     if not _mapping(settings) or not all(map(_mapping, settings.values())) or not _mapping(method):
         raise PayloadMismatch("the request's settings and method are not mappings of mappings")
+    load_plugins(site.plugins)
     wanted = {block: dict(values) for block, values in settings.items()}
     problems = [*_unlisted(wanted), *refused_in_method(method, site.methods), *_model(wanted, site)]
     if "benchmark" in wanted:
@@ -209,6 +213,7 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         wanted["data"]["columns"] = {**data.get("columns", {}), **site.columns}
     engine = {"store": "disk", "threads": site.threads}
     whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
+    whole["plugins"] = list(site.plugins)
     return load_experiment(whole)
 
 
@@ -220,7 +225,7 @@ def names_a_place(site: SiteFile, text: str) -> bool:
         if isinstance(site.benchmarks, dict)
         else []
     )
-    places = [site.state, *data, *site.models.values(), *roots]
+    places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
     return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.plugins import plugin_hash
 from befit.core.storage import read_json, write_json
 from befit.core.values import Failure, Payload, State, Update
 from befit.core.version import __version__
@@ -140,8 +141,8 @@ class SiteService:
 
     def _ready(self, header: Header) -> Host:
         """The host of the request's settings, with the request's method installed; the last one if it is the same."""
-        settings = json.dumps(header["settings"], sort_keys=True)
         experiment = experiment_here(header["settings"], header["method"], self.site)
+        settings = json.dumps([header["settings"], *map(plugin_hash, self.site.plugins)], sort_keys=True)
         if self._host is None or settings != self._settings:
             self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
             self._host, self._settings = Host(experiment, self._federation(experiment)), settings

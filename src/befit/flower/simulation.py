@@ -86,6 +86,7 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
             data=places.get(client),
             models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
             benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
+            plugins=experiment.plugins,
             device=experiment.model.device,
             threads=experiment.engine.threads,
             state=str(out.with_name(f"{out.name}-sites") / client),

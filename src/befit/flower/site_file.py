@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from befit.config.experiment import BENCHMARK_PATHS, DEVICE
 from befit.core.errors import ConfigError, RunError
+from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
 __all__ = ["SiteFile", "claim", "load_site", "owner"]
@@ -34,6 +35,8 @@ class SiteFile:
     benchmarks  names of benchmarks that may be run here, for trials; or each name with what it reads here, such as
                 {drake: {root: data/drake}}
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
+    plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
+                is loaded, whatever the server's configuration or installed packages name
     device      cpu, cuda, cuda:N, or auto (cuda where there is one)
     threads     CPU threads; null: as a local run picks them
     state       folder for memories, adapters and the list of what left; nobody else needs to read it
@@ -46,6 +49,7 @@ class SiteFile:
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
+    plugins: list[str] = field(default_factory=list)
     device: Annotated[str, DEVICE] = "cpu"
     threads: Annotated[int | None, POSITIVE] = None
     state: str = "state"
@@ -89,7 +93,8 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
             for name, given in benchmarks.items()
         }
     models = {name: model(value) for name, value in site.models.items()}
-    return replace(site, data=data, models=models, benchmarks=benchmarks, state=resolve(site.state))
+    plugins = resolve_plugins(site.plugins, folder)
+    return replace(site, data=data, models=models, benchmarks=benchmarks, plugins=plugins, state=resolve(site.state))
 
 
 def claim(site: SiteFile) -> Path:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 from befit.core.errors import RunError
+from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.core.version import __version__
 from befit.flower.call import worker_file
 from befit.flower.service import SiteService
@@ -34,7 +35,9 @@ def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) 
     The socket takes whoever knows the token in `<state>/worker.json`, which only this user can read. Raises RunError if
     another worker is there.
     """
+    ignore_entry_points()
     site = load_site(path)
+    load_plugins(site.plugins)
     service = SiteService(site)
     with _stoppable(), tempfile.TemporaryDirectory(prefix="befit-worker-") as folder:
         address, token = str(Path(folder) / "socket"), secrets.token_bytes(32)

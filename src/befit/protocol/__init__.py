@@ -1,0 +1,42 @@
+"""The contract between methods and engines, the loop over rounds, and the registry of methods."""
+
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from befit.protocol.federate import Schedule
+    from befit.protocol.guard import Guard
+    from befit.protocol.method import Deployment, Method, Needs
+    from befit.protocol.registry import build_method, get_method, method_names, register
+    from befit.protocol.site import ServerSite, Site
+    from befit.protocol.stage import Exchange, Personal, Stage
+
+__all__ = [
+    "Deployment",
+    "Exchange",
+    "Guard",
+    "Method",
+    "Needs",
+    "Personal",
+    "Schedule",
+    "ServerSite",
+    "Site",
+    "Stage",
+    "build_method",
+    "get_method",
+    "method_names",
+    "register",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "federate": "Schedule",
+        "guard": "Guard",
+        "method": "Deployment Method Needs",
+        "registry": "build_method get_method method_names register",
+        "site": "ServerSite Site",
+        "stage": "Exchange Personal Stage",
+    },
+)

@@ -4,7 +4,8 @@
     def fedsa(rank: int = 8, alpha: float = 16.0) -> Recipe:
         \"\"\"Train both factors, share only A.\"\"\"
 
-Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for.
+Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for. Methods of
+your own come from plugins: see `befit.core.plugins`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_entry_points, origin
 from befit.core.schema import REQUIRED, Parameter, Rule, check_values, parameters_of, plain
 
 if TYPE_CHECKING:
@@ -76,9 +78,14 @@ def register(
     """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name."""
 
     def enter(factory: Factory) -> Factory:
-        held = METHODS.get(name)
-        if held and (held.factory.__module__, held.factory.__qualname__) != (factory.__module__, factory.__qualname__):
-            raise ValueError(f"two methods are called {name!r}: {held.factory.__module__} and {factory.__module__}")
+        if not factory.__module__.startswith("befit."):
+            _import_methods()  # so that it is the newcomer that is refused where befit has the name already
+        known = METHODS.get(name)
+        if known and (known.factory.__module__, known.factory.__qualname__) != (
+            factory.__module__,
+            factory.__qualname__,
+        ):
+            raise ValueError(f"two methods are called {name!r}: {origin(known.factory)} and {origin(factory)}")
         METHODS[name] = MethodEntry(name, title or name, paper, year, factory, standard)
         return factory
 
@@ -102,7 +109,12 @@ def get_method(name: str) -> MethodEntry:
     _import_methods()
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
-        raise ConfigError([f"method.name: unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {known}"])
+        raise ConfigError(
+            [
+                f"method.name: unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {known}. "
+                "A method in a file of your own is known once `plugins` or --import names the file"
+            ]
+        )
     return METHODS[name]
 
 
@@ -172,6 +184,7 @@ def _import_methods() -> None:
     package = import_module("befit.methods")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         import_module(module.name)
+    load_entry_points("befit.methods")
 
 
 def _writable(value: Any) -> bool:

@@ -27,7 +27,7 @@ from befit.runs.precheck import precheck, without_effect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from befit.config.experiment import Experiment, load_experiment, read_source
+from befit.config.experiment import Experiment, add_plugins, load_experiment, read_source
 from befit.config.overrides import apply_overrides
 from befit.core.errors import BefitError, ConfigError
 
@@ -227,22 +227,27 @@ def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
 
 
 # What a check of the data and of the model cannot do without.
-_NEEDED = ("benchmark", "data", "model")
+_NEEDED = ("benchmark", "data", "model", "plugins")
 
 
-def check_everything(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:
+def check_everything(
+    source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> Experiment:
     """The experiment, as `load_experiment` gives it. Where that refuses it, data and model are looked at all the same.
 
     Raises ConfigError with the mistakes of all of them. A check of what is right so far is left to the caller.
     """
     try:
-        return load_experiment(source, overrides)
+        return load_experiment(source, overrides, plugins)
     except ConfigError as error:
-        raise ConfigError([*error.problems, *_further(source, overrides, error)], _place(error)) from error
+        raise ConfigError([*error.problems, *_further(source, overrides, plugins, error)], _place(error)) from error
 
 
 def _further(
-    source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str], error: ConfigError
+    source: Path | str | Mapping[str, Any] | Experiment,
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    error: ConfigError,
 ) -> list[str]:
     """What is wrong with data and model, found with the settings that are at fault at their defaults."""
     from befit.runs.runner import check
@@ -253,6 +258,7 @@ def _further(
     try:
         values, folder, *_ = read_source(source)
         apply_overrides(values, overrides)
+        add_plugins(values, plugins)
         kept = {key: value for key, value in values.items() if key not in faulty}
         kept |= {"method": kept.get("method", "local"), "baselines": kept.get("baselines", [])}
         from befit.config.parse import parse_experiment

@@ -1,6 +1,6 @@
 """Which client should get the larger of two models: both trained alone at every client, and what the larger one gains.
 
-FedMosaic, appendix A.3; the arithmetic is in `befit.studies.selection`.
+FedMosaic, appendix A.3, Table 8.
 """
 
 from __future__ import annotations
