@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_entry_points
 from befit.core.schema import show
 from befit.tasks.meteor import unavailable
 
@@ -109,11 +110,13 @@ def _place(kind: TaskKind) -> str:
 
 def task_names(writes_text: bool | None = None) -> list[str]:
     """The names of all tasks, or of those whose models write text or do not, in the order of their registration."""
+    load_entry_points("befit.tasks")
     return [name for name, kind in _TASKS.items() if writes_text in (None, kind.writes_text)]
 
 
 def get_task(name: str, key: str = "task") -> TaskKind:
     """The task called `name`. Raises ConfigError with a suggestion; `key` is where the name was given."""
+    load_entry_points("befit.tasks")
     if name not in _TASKS:
         raise ConfigError([f"{key}: {show(name)} is not one of {', '.join(_TASKS)}.{did_you_mean(name, _TASKS)}"])
     return _TASKS[name]
