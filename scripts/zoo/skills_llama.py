@@ -91,7 +91,7 @@ def character_tokenizer() -> Any:
 
 
 def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
-    """After each phase: the name to ship under, the model, the tokenizer (benchmark specification, section 5.3)."""
+    """After each phase: the name to ship under, the model, the tokenizer (docs/skills.md)."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = character_tokenizer()

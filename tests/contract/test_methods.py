@@ -232,7 +232,7 @@ def test_the_docstring_names_what_travels(name: str) -> None:
 
 @EVERY_METHOD
 def test_every_source_of_a_docstring_is_on_the_page_of_the_method(name: str) -> None:
-    """The last paragraph is `Source: PLACE; PLACE; docs/methods/NAME.md.`, and the page says more of each place.
+    """The last paragraph is `Source: PLACE; PLACE; PAGE.`, and the page says more of each place.
 
     A place is `AUTHORS YEAR, WHERE`, of a paper whose arXiv id the page has, or `OWNER/REPOSITORY, FILES`, of released
     code. One of the papers is the one the method is registered with.

@@ -25,8 +25,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "experiment": "Experiment load_experiment run_names to_dict to_yaml",
-        "overrides": "apply_overrides",
+        "overrides": "apply_overrides parse_seeds with_seed",
         "parse": "parse_experiment",
-        "seeds": "parse_seeds with_seed",
     },
 )

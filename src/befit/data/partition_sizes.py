@@ -31,7 +31,7 @@ def from_hsu(alpha: float, classes: int) -> float:
 def dirichlet_balanced(
     labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train", minimum: int = 10
 ) -> Partition:
-    """D2: as D1, class by class, but a client that holds n / K examples already gets none of the next class.
+    """As `dirichlet_class`, class by class, but a client that holds n / K examples already gets none of the next class.
 
     Its share is 0 and the others' are renormalised, so no client exceeds n / K by more than one class. Drawn again
     until all have `minimum`. (Yurochkin et al. 2019.)

@@ -34,8 +34,8 @@ def ditto(
     client unless asked for, where that code averages it away every round; each adapter has an optimiser of its own, the
     personal one's kept from round to round; the penalty covers the task head too, where there is one.
 
-    Source: Li et al. 2021, Algorithm 1; snumprlab/fedmosaic, federated_methods/method_manager.py;
-    docs/methods/ditto.md.
+    Source: Li et al. 2021, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
+    federated_methods/method_manager.py; docs/methods/ditto.md.
     """
     if mu < 0:
         raise ConfigError([f"mu: must not be negative, got {mu}"], "ditto")

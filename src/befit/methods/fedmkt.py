@@ -53,8 +53,8 @@ class FedMKT(Method):
     up = down = samples (1 + positions k) entries and the k tokens of each position, k = min(top, vocabulary); with all
     classes of a classifier no tokens. Deviation: a client learns from the server at the start of its next round.
 
-    Source: Fan et al. 2025, DualMinCE and bidirectional token alignment; snumprlab/fedmosaic,
-    federated_methods/fedmkt.py; docs/methods/fedmkt.md.
+    Source: Fan et al. 2025, Algorithms 1 and 2; snumprlab/fedmosaic, federated_methods/fedmkt.py;
+    docs/methods/fedmkt.md.
     """
 
     rank: int = 8

@@ -43,7 +43,8 @@ def perada(
     Deviation: the personal adapter never leaves the client unless asked for, and never teaches; logits of another
     tokenizer are translated and stay probabilities.
 
-    Source: Xie et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py; docs/methods/perada.md.
+    Source: Xie et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
+    federated_methods/feddistill.py; docs/methods/perada.md.
     """
     if not temperature > 0:
         raise ConfigError([f"temperature: must be positive, got {temperature}"], "perada")

@@ -166,7 +166,7 @@ def divide(
     pools: dict[str, NDArray[np.int64]],
     arguments: dict[str, Any],
 ) -> dict[str, Partition]:
-    """Indices of every client in each split, by one draw of shares (rule D1)."""
+    """Indices of every client in each split, by one draw of shares."""
     drawn: dict[str, Partition] = {}
     if missing := sorted(set(labels["test"].tolist()) - set(labels["train"][pools["train"]].tolist())):
         raise DataError(
