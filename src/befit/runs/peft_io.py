@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from befit.adapters.forms import LORA
 from befit.adapters.keys import join, slot_of, split
 from befit.adapters.layout import Slot
-from befit.adapters.mixers import Weights, constant_weights, meetings
+from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel
 from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
@@ -34,7 +34,13 @@ _PREFIX = "base_model.model."
 
 
 def write_adapter(
-    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = "",
+    folder: Path,
+    deployed: Deployment,
+    model: AdaptedModel,
+    *,
+    base: str,
+    task: str,
+    note: str = "",
     label_names: Sequence[str] = (),
 ) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
@@ -52,7 +58,7 @@ def write_adapter(
     if weights is None:
         slots, weights = (slots[-1],), lambda layer: (1.0,)
         mixed = ", ".join(deployed.slots)
-        apart = len(meetings(deployed.mixer, deployed.slots)) > 1
+        apart = len(forward_passes(deployed.mixer, deployed.slots)) > 1
         how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"
         note += (
             f" The deployed model {how} the slots {mixed}, which no PEFT adapter can hold: this checkpoint is the slot "

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import EVERYTHING, slot_of, split
 from befit.adapters.layout import Layout
-from befit.adapters.mixers import constant_weights
+from befit.adapters.mixers import Mix, Weighted, constant_weights
 from befit.core.errors import ConfigError, NotTrained
 from befit.core.schema import Mark, check_values, parameters_of, show
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
@@ -74,7 +74,7 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
         raise ConfigError(
             [f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each other"], owner
         )
-    if method.mixer.split()[0] not in ("sum", "weighted"):
+    if method.mixer != "sum" and not isinstance(method.mixer, Weighted):
         raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
     return method
 
@@ -265,9 +265,9 @@ def _summed(deployed: Deployment, layout: Layout) -> State:
     return found
 
 
-def _no_sum(name: str, mixer: str) -> str:
+def _no_sum(name: str, mixer: Mix) -> str:
     return (
-        f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
+        f"base: {name} mixes its slots by {str(mixer)!r}, and only sums with numbers as weights can be "
         "personalised on top; take a base that deploys one, such as fedit"
     )
 
