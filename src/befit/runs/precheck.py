@@ -34,8 +34,13 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
     processor, _ = load_processor(task, directory, model, found)
     made = make_task(
-        task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
-        generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
+        task,
+        processor,
+        federation.label_names,
+        max_length=settings.max_length,
+        prompt=settings.prompt,
+        generate=experiment.evaluate.generate,
+        metrics=experiment.evaluate.metrics or (),
         long_prompts=settings.long_prompts,
     )
     if get_task(task).processor == "images":
@@ -46,8 +51,9 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
         warnings.append(left_out_sentence(federation.manifest["left_out"]))
     limit = getattr(processor, "tokenizer", processor).model_max_length
     if settings.max_length > limit:
-        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts "
-                        f"are cut there")
+        warnings.append(
+            f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts are cut there"
+        )
     problems = []
     for client in federation.clients:
         for split in ("train", experiment.evaluate.split):

@@ -16,8 +16,13 @@ __all__ = ["against_baselines", "method_results", "over_clients"]
 
 
 def method_results(
-    path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
-    last: tuple[str, int], federated: Collection[str],
+    path: Path,
+    clients: Sequence[str],
+    train_examples: Mapping[str, int],
+    metric: str,
+    curve_stages: Sequence[str],
+    last: tuple[str, int],
+    federated: Collection[str],
 ) -> dict[str, Any]:
     """Results of one method's run directory.
 
@@ -34,8 +39,17 @@ def method_results(
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
-        client: {metric: None, "examples": 0, "train_examples": train_examples[client], "updates": 0, "bytes_up": 0,
-                 "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
+        client: {
+            metric: None,
+            "examples": 0,
+            "train_examples": train_examples[client],
+            "updates": 0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "bytes_scoring": 0,
+            "seconds": 0.0,
+            "diagnostics": {},
+        }
         for client in clients
     }
     for line in metrics:
@@ -120,8 +134,14 @@ def _curve(
             continue
         at = round_ if stage == main else last
         sent_up, sent_down = bytes_at.get((stage, round_), (up, down))
-        points[at] = {"round": at, "mean": statistics.fmean(values), "min": min(values), "max": max(values),
-                      "bytes_up": sent_up, "bytes_down": sent_down}
+        points[at] = {
+            "round": at,
+            "mean": statistics.fmean(values),
+            "min": min(values),
+            "max": max(values),
+            "bytes_up": sent_up,
+            "bytes_down": sent_down,
+        }
     return [points[at] for at in sorted(points)]
 
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
-from tests.unit.models.tiny_models import save_bert, save_llama
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.registry import get_method, method_names
 from befit.runs.estimate import check_everything
 from befit.runs.runner import check, run
+from tests.unit.models.tiny_models import save_bert, save_llama
 
 SIGNATURES = {name: {one.name for one in get_method(name).parameters} for name in method_names()}
 TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
