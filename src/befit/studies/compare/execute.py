@@ -96,7 +96,7 @@ class Runner:
             host = Host(cell.experiment)
         done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
         self._host = host
-        return done.results["summary"]["mean"]
+        return done.results["summary"].get("mean")
 
 
 def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings) -> list[CellFailure]:
