@@ -99,12 +99,12 @@ def test_a_run_that_was_not_measured_is_no_loser() -> None:
     for label in ("local", "fedit"):
         runs[label]["c"]["accuracy"] = None
     one = by_group(runs, INFOS, "language", ["accuracy"])
-    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
-    assert wins == (
+    (table,) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert table.note == (
         "Best in 1 group: Local in 1 (measured in 1), FedIT in 0 (measured in 1), Potara in 0 (measured in "
         "1). 1 group with fewer than two measured runs is left out."
     )
     runs["potara"] = {client: {**row, "accuracy": None} for client, row in runs["potara"].items()}
     one = by_group(runs, INFOS, "language", ["accuracy"])
-    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
-    assert wins.endswith("Not measured here: Potara.") and table[1][-1][-4:] == ["1", "0", NOTHING, ""]
+    (table,) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert table.note.endswith("Not measured here: Potara.") and table.texts[-1][-4:] == ["1", "0", NOTHING, ""]
