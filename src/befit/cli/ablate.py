@@ -38,9 +38,10 @@ def ablate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Ablations: train a method's branches once, merge them many times, and compare.
+    """Ablations: train a method's branches once, merge them in many ways, and compare.
 
-    Trained branches stay in DIR/branches, so that further ablations with the same configuration only measure.
+    Runs stay in DIR/runs, and what they share in DIR/shared, so that further ablations with the same configuration
+    train nothing. A grid of options is also left as a study, DIR/NAME/study.yaml: befit compare STUDY --out DIR.
     """
     if name is None:
         _list(as_json)
@@ -59,14 +60,13 @@ def ablate(
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
     experiment = load_experiment(config, [one for one in overrides or () if one not in given], imports or ())
-    labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
         from befit.studies.ablations.ablate import ablate as measure
 
-        progress = Progress(console, labels, title=f"{experiment.name}: {name}", quiet=quiet)
+        progress = Progress(console, title=f"{experiment.name}: {name}", quiet=quiet)
         try:
             with progress:
                 done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)

@@ -60,7 +60,7 @@ def compare(
 
     The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
     """
-    from befit.cli.compare_progress import CompareProgress
+    from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
 
     console = messages()

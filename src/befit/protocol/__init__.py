@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from befit.protocol.registry import build_method, get_method, method_names, register
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Personal, Stage
+    from befit.protocol.store import read_payload
 
 __all__ = [
     "Deployment",
@@ -26,6 +27,7 @@ __all__ = [
     "build_method",
     "get_method",
     "method_names",
+    "read_payload",
     "register",
 ]
 
@@ -38,5 +40,6 @@ __getattr__, __dir__ = lazy(
         "registry": "build_method get_method method_names register",
         "site": "ServerSite Site",
         "stage": "Exchange Personal Stage",
+        "store": "read_payload",
     },
 )

@@ -174,7 +174,13 @@ def run_method(
         committed = None
         if openings is not None and isinstance(store, ClientStore):
             committed = share_opening(openings, host, method, config, directory, store, server_site)
-        journal = RunJournal(directory, store, label, observer, committed)
+        kept = {
+            (number, round_)
+            for number, stage in enumerate(method.plan())
+            for round_ in experiment.checkpoint.keep
+            if stage.uplink
+        }
+        journal = RunJournal(directory, store, label, observer, committed, kept)
         engine.outbound = journal.outbound
         for info in host.infos if journal.resume() is None else ():
             journal.outbound.hello(info)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from befit.methods.potara import closed_form_weight, merged_trace
+from befit.methods.potara import closed_form_weight, coordinate_trace, merged_trace
 from befit.studies.ablations.ablate import Finished, ablate
-from befit.studies.ablations.potara_granularity import coordinate_trace
 from befit.train.paired_fisher import Variances
 from tests.unit.studies.ablations.conftest import CONFIG
 

@@ -13,18 +13,18 @@ from befit.report.ablation_figures import Bars, Figure, Panel
 from befit.report.drawing import MANY
 from befit.report.numbers import NOTHING, gain_text, score_text, seconds_text
 from befit.report.table import Table
-from befit.studies.ablations.base import Ablation, Findings, Row
-from befit.studies.ablations.pairs import Client, single
+from befit.studies.ablations.base import Findings, Measured, Row
 from befit.studies.ablations.registry import register
+from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, difference, seeds_of, spread, times
-from befit.studies.ablations.weights import best_weight, check_step, grid
+from befit.studies.ablations.weight_sweep import best_weight, check_step, grid
 
 _CHOICES = {"closed": "closed form", "grid": "grid on validation", "oracle": "grid on test (oracle)"}
 
 
 @register("potara-grid-search", title="Closed form against grid search", method="potara")
 @dataclass(frozen=True)
-class GridSearch(Ablation):
+class GridSearch(Measured):
     """The computed weight against a grid: score and time.
 
     step  distance of two weights of the grid
@@ -41,7 +41,7 @@ class GridSearch(Ablation):
         check_step(self.step)
 
     def measure(self, client: Client) -> Iterator[Row]:
-        rule, pair = single(client.rule()), client.pair()
+        rule, pair = client.rule({"granularity": "client"}), client.pair()
         for split in {"val", rule.split}:
             client.count(split)  # prepares the examples, which neither side is charged for
         begin = time.perf_counter()
