@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.metrics import spread
+from befit.report.results import ALONE
 from befit.runs.directory import read_lines
 from befit.runs.over_time import a_auc, a_last
 
@@ -148,7 +149,7 @@ def _curve(
 def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
     """Add to each client its baselines and gains, and to the summary who gained over training alone.
 
-    `gain` is over the best baseline of that client, `gain_over_local` over the baseline called "local"; higher is
+    `gain` is over the best baseline of that client, `gain_over_local` over training alone; higher is
     better in every metric of ours.
     """
     for client, row in results["clients"].items():
@@ -158,8 +159,8 @@ def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[s
         if row[metric] is None or not known:
             continue
         row["gain"] = row[metric] - max(known)
-        if others.get("local") is not None:
-            row["gain_over_local"] = row[metric] - others["local"]
+        if others.get(ALONE) is not None:
+            row["gain_over_local"] = row[metric] - others[ALONE]
     compared = {c: row["gain_over_local"] for c, row in results["clients"].items() if "gain_over_local" in row}
     results["summary"]["gained"] = [client for client, gain in compared.items() if gain > 0]
     results["summary"]["not_gained"] = [client for client, gain in compared.items() if gain <= 0]
