@@ -29,10 +29,15 @@ LORA = {"rank": 2, "alpha": 4.0}  # a scale of 2
 
 
 class Played(Clients):
-    """A finished run of `rounds` rounds. `budget` are changes to the settings of training, `method` its block."""
+    """A finished run of `rounds` rounds.
 
-    def __init__(self, method: Mapping[str, Any], rounds: int = 2, **budget: Any) -> None:
-        super().__init__(build_method(method))
+    method  its block of a configuration
+    rows    examples of every client, in the place of 6, 9 and 12
+    budget  changes to the settings of training
+    """
+
+    def __init__(self, method: Mapping[str, Any], rounds: int = 2, rows: int | None = None, **budget: Any) -> None:
+        super().__init__(build_method(method), rows=rows)
         self.budget = TrainSettings(**{"max_steps": STEPS, "batch_size": 64, "lr": RATE, **budget})
         self.rounds = rounds
         self.backbone = Backbone("model", "tiny", self.model, tiny_task("vit"))

@@ -1,6 +1,6 @@
 """LoRA trained alone, averaged, and averaged in part: every round by dense weights, `torch.optim` and a loop.
 
-LoRA: Hu et al. 2021, eq. 3. FedAvg: McMahan et al. 2017, algorithm 1; FedIT (Zhang et al. 2024) is that of A and B.
+LoRA: Hu et al. 2021, eq. 3. FedAvg: McMahan et al. 2017, Algorithm 1; FedIT (Zhang et al. 2024) is that of A and B.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def assert_answers(played: Played, client: str, *changes: Arrays) -> None:
     [({"name": "local", **LORA}, "personal"), ({"name": "lora", "rank": 2, "scale": 2.0}, "budgeted")],
 )
 def test_training_alone_is_one_uninterrupted_run_of_AdamW(block: dict[str, Any], slot: str) -> None:
-    """Two rounds of three steps are six steps of one optimiser (Loshchilov and Hutter 2019, algorithm 2)."""
+    """Two rounds of three steps are six steps of one optimiser (Loshchilov and Hutter 2019, Algorithm 2)."""
     played = Played(block)
     for client in CLIENTS:
-        expected = trained(played.start(slot), lambda own, c=client: loss(played.data(c), change(own)), steps=6)
+        expected = trained(played.start(slot), lambda own: loss(played.data(client), change(own)), steps=6)
         assert_near(played.kept(client, slot), expected)
         assert_answers(played, client, change(expected))
     assert not any(update.payload.arrays for _, update in played.notes.updates)
@@ -65,7 +65,7 @@ def test_fedit(weights: str, shares: list[float]) -> None:
     played = Played({"name": "fedit", **LORA, "weights": weights})
     common = played.start("shared")
     for round_ in (1, 2):
-        each = [trained(common, lambda own, c=c: loss(played.data(c), change(own))) for c in CLIENTS]
+        each = [trained(common, lambda own: loss(played.data(c), change(own))) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected)
         common = mean(each, shares)
@@ -74,14 +74,14 @@ def test_fedit(weights: str, shares: list[float]) -> None:
 
 
 def test_fedsa() -> None:
-    """Guo et al. 2025, section 3.3: A is averaged, each client keeps B, and here the head with it."""
+    """Guo et al. 2025, Figure 1c: A is averaged, each client keeps B, and here the head with it."""
     played = Played({"name": "fedsa", **LORA})
     start = played.start("shared")
     common, own = only(start, "/A"), dict.fromkeys(CLIENTS, only(start, "/B", "/weight", "/bias"))
     for round_ in (1, 2):
         each = []
         for client in CLIENTS:
-            after = trained({**common, **own[client]}, lambda own, c=client: loss(played.data(c), change(own)))
+            after = trained({**common, **own[client]}, lambda own: loss(played.data(client), change(own)))
             each.append(only(after, "/A"))
             own[client] = only(after, "/B", "/weight", "/bias")
             assert_near(played.sent(round_, client), each[-1])
@@ -91,11 +91,11 @@ def test_fedsa() -> None:
 
 
 def test_ffa_lora() -> None:
-    """Sun et al. 2024, section 3: A stays at its start, B is trained and averaged."""
+    """Sun et al. 2024; Guo et al. 2025, Figure 1b: A stays at its start, B is trained and averaged."""
     played = Played({"name": "ffa_lora", **LORA})
     frozen, common = only(played.start("shared"), "/A"), only(played.start("shared"), "/B", "/weight", "/bias")
     for round_ in (1, 2):
-        each = [trained(common, lambda own, c=c: loss(played.data(c), change({**frozen, **own}))) for c in CLIENTS]
+        each = [trained(common, lambda own: loss(played.data(c), change({**frozen, **own}))) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected)
         common = mean(each, EXAMPLES)
@@ -103,22 +103,24 @@ def test_ffa_lora() -> None:
         assert_answers(played, client, change({**frozen, **common}))
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("name", ["fedavg", "dept"])
-def test_all_weights(name: str) -> None:
-    """FedAvg of every parameter, at a tenth of the rate; in DEPT (Iacob et al. 2025, SPEC) without the embeddings,
-    which stay with each client. What travels is the difference from the backbone."""
-    played = Played({"name": name, "lr_scale": 0.5}, optimiser="sgd")
+def test_all_weights(name: str, scale: float | None) -> None:
+    """FedAvg of every parameter, at a part of the rate, by default a tenth; in DEPT (Iacob et al. 2025, variant SPEC)
+    without the embeddings, which stay with each client. What travels is the difference from the backbone."""
+    played = Played({"name": name, **({"lr_scale": scale} if scale else {})}, optimiser="sgd")
     common = {key: torch.zeros_like(value) for key, value in WEIGHTS.items()}
     apart = [key for key in common if name == "dept" and "_embeddings" in key]
     assert len(apart) == (3 if name == "dept" else 0)
-    own = dict.fromkeys(CLIENTS, {key: common.pop(key) for key in apart})
+    theirs = {key: common.pop(key) for key in apart}
+    own = dict.fromkeys(CLIENTS, theirs)
     for round_ in (1, 2):
         each = []
         for client in CLIENTS:
             after = trained(
                 {**common, **own[client]},
-                lambda all_, c=client: loss(played.data(c), all_),
-                lambda parameters: torch.optim.SGD(parameters, lr=RATE / 2),
+                lambda weights: loss(played.data(client), weights),
+                lambda parameters: torch.optim.SGD(parameters, lr=RATE * (scale or 0.1)),
             )
             own[client] = {key: after.pop(key) for key in apart}
             each.append(after)
@@ -138,9 +140,9 @@ def test_fedprox() -> None:
         for client in CLIENTS:
             start = common
 
-            def objective(own: Arrays, c: str = client, start: Arrays = start) -> torch.Tensor:
+            def objective(own: Arrays) -> torch.Tensor:
                 pull = sum((own[key] - start[key]).square().sum() for key in own)
-                return loss(played.data(c), change(own)) + 2.0 / 2 * pull
+                return loss(played.data(client), change(own)) + 2.0 / 2 * pull
 
             each.append(trained(start, objective))
             assert_near(played.sent(round_, client), each[-1])
@@ -150,7 +152,7 @@ def test_fedprox() -> None:
 
 
 def test_ditto() -> None:
-    """Li et al. 2021, algorithm 1, with the penalty `mu ||v - w||^2`, w as received, and one step of both a batch."""
+    """Li et al. 2021, Algorithm 1, with the penalty `mu ||v - w||^2`, w as received, and one step of both a batch."""
     played = Played({"name": "ditto", **LORA, "mu": 0.7})
     common = played.start("shared")
     personal = {client: Learner(played.start("personal")) for client in CLIENTS}
@@ -171,7 +173,7 @@ def test_ditto() -> None:
 
 
 def test_feddpa_t() -> None:
-    """Lee et al. 2025, appendix on baselines: the shared adapter first, then the personal one on top of it as just
+    """Lee et al. 2025, Table 3: the shared adapter first, then the personal one on top of it as just
     trained, each by a new optimiser; the personal one has no head. Used are both."""
     played = Played({"name": "feddpa_t", **LORA})
     common, own = played.start("shared"), dict.fromkeys(CLIENTS, played.start("personal"))
@@ -180,9 +182,9 @@ def test_feddpa_t() -> None:
         each = []
         for client in CLIENTS:
             data = played.data(client)
-            each.append(trained(common, lambda shared, data=data: loss(data, change(shared))))
+            each.append(trained(common, lambda shared: loss(data, change(shared))))
             below = change(each[-1])
-            own[client] = trained(own[client], lambda mine, data=data, below=below: loss(data, below, change(mine)))
+            own[client] = trained(own[client], lambda mine: loss(data, below, change(mine)))
             assert_near(played.sent(round_, client), each[-1])
         common = mean(each, EXAMPLES)
     for client in CLIENTS:

@@ -39,8 +39,8 @@ def assert_answers(played: Played, client: str, adapter: Arrays) -> None:
 
 
 def test_perada() -> None:
-    """Xie et al. 2024, algorithm 1: clients as in Ditto; the mean adapter then learns `KL(softmax(t / T) || softmax(s / T))`
-    at the server, t the mean logits of the clients' shared adapters."""
+    """Xie et al. 2024, Algorithm 1: clients as in Ditto; the mean adapter then learns at the server
+    `KL(softmax(t / T) || softmax(s / T))`, t the mean logits of the clients' shared adapters."""
     T = 2.0
     played = Played({"name": "perada", **LORA, "mu": 0.7, "temperature": T, "distil": DISTIL})
     pixels, _ = played.public
@@ -57,7 +57,7 @@ def test_perada() -> None:
             each.append(shared.now)
             assert_near(played.sent(round_, client), each[-1])
         target = (answers_of(each, pixels) / T).softmax(-1)
-        common = trained(mean(each), lambda s, t=target: soft_loss(t, logits(pixels, change(s)) / T), steps=2)
+        common = trained(mean(each), lambda student: soft_loss(target, logits(pixels, change(student)) / T), steps=2)
     for client in CLIENTS:
         assert_near(played.kept(client, "personal"), personal[client].now)
         assert_answers(played, client, personal[client].now)
@@ -65,21 +65,22 @@ def test_perada() -> None:
 
 @pytest.mark.parametrize("own_weight", [0.01, 0.5])
 def test_takfl(own_weight: float) -> None:
-    """Morafah et al. 2024, eqs. 5 and 6, with one family: `theta_1` learns `T^2 KL_T(mean of clients) + w T'^2 KL_T'(what
-    theta itself says)` from theta, the mean; the server's is `theta + lambda (theta_1 - theta)`."""
+    """Morafah et al. 2024, task arithmetic of distilled students, with one family: `theta_1` learns `T^2 KL_T(mean of
+    clients) + w T'^2 KL_T'(what theta itself says)` from theta, the mean; the server's is `theta + lambda (theta_1 -
+    theta)`."""
     T, other, strength = 3.0, 20.0, 0.6
     block = {"name": "takfl", **LORA, "own_weight": own_weight, "strength": strength, "distil": DISTIL}
     played = Played(block)
     pixels, _ = played.public
     common = played.start("shared")
     for round_ in (1, 2):
-        each = [trained(common, lambda own, c=c: loss(played.data(c), change(own))) for c in CLIENTS]
+        each = [trained(common, lambda own: loss(played.data(c), change(own))) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected, atol=5e-5)
         theta, said = mean(each), answers_of(each, pixels)
         itself = answers_of([theta], pixels)
 
-        def objective(student: Arrays, said: Tensor = said, itself: Tensor = itself) -> Tensor:
+        def objective(student: Arrays) -> Tensor:
             rows = logits(pixels, change(student))
             taught = soft_loss((said / T).softmax(-1), rows / T)
             kept = soft_loss((itself / other).softmax(-1), rows / other)
@@ -92,9 +93,9 @@ def test_takfl(own_weight: float) -> None:
 
 
 def test_fedmkt() -> None:
-    """Fan et al. 2025, algorithms 1 and 2, with one tokenizer: of each record the client with the lowest loss teaches the
-    server's model, where that is below the server's own loss; a client learns from the server's model where that one's is
-    below its own. Cross-entropy at temperature 1, by an optimiser of its own, before a client's ordinary steps."""
+    """Fan et al. 2025, DualMinCE, with one tokenizer: of each record the client with the lowest loss teaches the
+    server's model, where that is below the server's own loss; a client learns from the server's model where that one's
+    is below its own. Cross-entropy at temperature 1, by an optimiser of its own, before a client's ordinary steps."""
     played = Played({"name": "fedmkt", **LORA, "distil": DISTIL}, rounds=3)
     pixels, labels = played.public
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from tests.golden.play import CLIENTS, LORA, Played
 from tests.golden.reference import (
     HEAD,
-    MODEL,
     MODULES,
     RATE,
     SCALE,
@@ -117,4 +116,4 @@ def test_a_run(name: str, options: dict[str, Any]) -> None:
 def test_clients_weigh_each_other_differently() -> None:
     """Or equal weights would pass for relevance."""
     W = relevance(Played({"name": "fedit", **LORA}, rounds=1), False)
-    assert float((W - 0.5).abs().max()) > 0.05 and MODEL.get_parameter(LAST).shape == (16, 24)
+    assert abs(float(W[0, 1]) - 0.5) > 0.1 and abs(float(W[2, 1]) - 0.5) > 0.1

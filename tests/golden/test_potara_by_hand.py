@@ -27,6 +27,8 @@ from befit.methods.potara import PotaraMerge, closed_form_weight, merged_trace, 
 from befit.protocol.registry import build_method
 from befit.train.paired_fisher import Damping, PairedFisher
 
+CHECKED = {"potara": "its weight in fractions"}
+
 FED = torch.tensor([[1.0, 1.0], [2.0, -1.0], [3.0, 0.0]])
 LOCAL = torch.tensor([[2.0, -1.0], [2.0, 1.0], [5.0, 3.0]])
 A, B, C = Fraction(66, 85), Fraction(25, 84), Fraction(1, 12)

@@ -20,6 +20,8 @@ from tests.conftest import make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 from tests.unit.train.test_persample_oracles import ROWS, TWO, looped
 
+CHECKED = {"potara": "numpy, gradients by PEFT"}
+
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 OPTIONS: list[dict[str, Any]] = [
     {},

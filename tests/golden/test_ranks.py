@@ -41,7 +41,7 @@ def cut(adapter: Arrays, rank: int) -> Arrays:
 
 
 def padded(adapter: Arrays, rank: int = 4) -> Arrays:
-    """With zeros in A and B up to the largest rank (Cho et al. 2024, section 3.2)."""
+    """With zeros in A and B up to the largest rank (Cho et al. 2024)."""
     return {
         key: torch.cat([value, value.new_zeros(rank - len(value), value.shape[1])])
         if key.endswith("/A")
@@ -59,7 +59,7 @@ def tail(adapter: Arrays, kept: int) -> Tensor:
 
 
 def test_hetlora() -> None:
-    """Cho et al. 2024, section 3.2: padded factors weighed by the norm of each client's whole update; the last ranks,
+    """Cho et al. 2024: padded factors weighed by the norm of each client's whole update; the last ranks,
     beyond `gamma r`, are pulled to zero by `eta ||B_last|| ||A_last||`, and given up once that product has shrunk."""
     eta, gamma = 5.0, 0.5
     block = {"name": "hetlora", "rank": 4, "alpha": 8.0, "ranks": {"a": 1, "b": 2}, "decay": eta, "gamma": gamma}
@@ -71,8 +71,8 @@ def test_hetlora() -> None:
             rank, start = ranks[client], cut(common, ranks[client])
             kept = max(1, int(gamma * rank))
 
-            def objective(own: Arrays, c: str = client, rank: int = rank, kept: int = kept) -> Tensor:
-                return loss(played.data(c), change(own)) + (eta * tail(own, kept) if rank > 1 else 0.0)
+            def objective(own: Arrays) -> Tensor:
+                return loss(played.data(client), change(own)) + (eta * tail(own, kept) if rank > 1 else 0.0)
 
             after = trained(start, objective)
             if rank > 1 and float(tail(after, kept)) < float(tail(start, kept)):
@@ -92,7 +92,7 @@ def test_hetlora() -> None:
 
 
 def test_flexlora() -> None:
-    """Bai et al. 2024, section 3.2: `W = sum_k n_k / n s B_k A_k = U S V^T`; a client of rank r goes on from
+    """Bai et al. 2024: `W = sum_k n_k / n s B_k A_k = U S V^T`; a client of rank r goes on from
     `B = U_r S_r / s`, `A = V_r^T`. Signs of U and V are nobody's, so products are compared."""
     played = Played({"name": "flexlora", "rank": 4, "alpha": 8.0, "ranks": {"a": 1, "b": 2}})
     common = played.start("shared")
@@ -100,7 +100,7 @@ def test_flexlora() -> None:
     for round_ in (1, 2):
         each = []
         for client in CLIENTS:
-            after = trained(cut(common, RANKS[client]), lambda own, c=client: loss(played.data(c), change(own)))
+            after = trained(cut(common, RANKS[client]), lambda own: loss(played.data(client), change(own)))
             each.append(after)
             sent = played.sent(round_, client)
             assert not any(sent[f"{name}/A"][RANKS[client] :].any() for name in MODULES)
@@ -118,14 +118,14 @@ def test_flexlora() -> None:
 
 @pytest.mark.parametrize("space", ["factors", "knots", "delta"])
 def test_relora(space: str) -> None:
-    """Lialin et al. 2024, algorithm 1, with the merged update of a round in the place of one's own: `W += s B A` of mean
+    """Lialin et al. 2023, Algorithm 1, with a round's merged update in the place of one's own: `W += s B A` of mean
     factors, or `W += sum_k n_k / n s B_k A_k` in full; B = 0, a new A and a new optimiser in every round. Used is the
-    backbone that the client trained on last, with its adapter. The draws of A are befit's."""
-    played = Played({"name": "relora", "rank": 2, "alpha": 4.0, "merge": {"space": space}})
+    backbone that the client trained on last, with its adapter. A is drawn by befit."""
+    played = Played({"name": "relora", "rank": 2, "alpha": 4.0, "merge": {"space": space}}, rounds=3)
     moved: Arrays = {}
     shapes = {f"personal/{key}": TensorSpec(tuple(value.shape)) for key, value in played.start("personal").items()}
     starts = set()
-    for round_ in (1, 2):
+    for round_ in (1, 2, 3):
         fresh = of(initial_values(shapes, derive_seed(0, "relora", str(round_))), "personal")
         starts.add(float(fresh["block.00.q_proj/A"].sum()))
         below, each = moved, []
@@ -140,7 +140,7 @@ def test_relora(space: str) -> None:
         else:
             merged = plus(*(change(one, n / sum(EXAMPLES)) for n, one in zip(EXAMPLES, each, strict=True)))
         moved = plus(moved, merged)
-    assert len(starts) == 2
+    assert len(starts) == 3
     for client, own in zip(CLIENTS, each, strict=True):
         pixels, _ = played.data(client, "test")
         torch.testing.assert_close(played.answers(client), logits(pixels, below, change(own)), rtol=1e-3, atol=1e-3)

@@ -1,8 +1,8 @@
 """What a server does with the mean of the clients' adapters: FedAvgM, FedAdagrad, FedAdam, FedYogi, SCAFFOLD.
 
-With `D_t = mean_k theta_k - theta_t`, the optimisers of the server step along D_t (Reddi et al. 2021, algorithm 2), of
-which FedAvgM (Hsu et al. 2019, section 4.3) and FedAdagrad are `torch.optim.SGD` and `torch.optim.Adagrad` with `-D_t` as the
-gradient; Adam and Yogi are written out, since PyTorch's Adam corrects its averages for their start.
+With `D_t = mean_k theta_k - theta_t`, the server steps along D_t (Reddi et al. 2021, Algorithm 2). FedAvgM (Hsu et al.
+2019) and FedAdagrad are `torch.optim.SGD` and `torch.optim.Adagrad` with `-D_t` as the gradient; Adam and
+Yogi are written out, since PyTorch's Adam corrects its averages for their start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ByTorch:
 
 class ByHand:
     """`m = 0.9 m + 0.1 D`, Adam's `u = 0.99 u + 0.01 D^2` or Yogi's `u = u - 0.01 D^2 sign(u - D^2)`, from tau^2;
-    `theta + lr m / (sqrt(u) + tau)` (Reddi et al. 2021, algorithm 2)."""
+    `theta + lr m / (sqrt(u) + tau)` (Reddi et al. 2021, Algorithm 2)."""
 
     def __init__(self, yogi: bool, lr: float) -> None:
         self.yogi, self.lr, self.m, self.u = yogi, lr, dict[str, Tensor](), dict[str, Tensor]()
@@ -79,7 +79,7 @@ def test_server_optimisers(name: str) -> None:
     played = Played({"name": name, **LORA, **options}, rounds=3, optimiser="sgd")
     step, theta = make(), played.start("shared")
     for round_ in (1, 2, 3):
-        each = [trained(theta, lambda own, c=c: loss(played.data(c), change(own)), sgd) for c in CLIENTS]
+        each = [trained(theta, lambda own: loss(played.data(c), change(own)), sgd) for c in CLIENTS]
         for client, expected in zip(CLIENTS, each, strict=True):
             assert_near(played.sent(round_, client), expected, atol=5e-5)
         theta = step(theta, mean(each, shares))
@@ -89,7 +89,7 @@ def test_server_optimisers(name: str) -> None:
 
 
 def test_scaffold() -> None:
-    """Karimireddy et al. 2020, algorithm 1 with option II: `y -= eta (g - c_k + c)`,
+    """Karimireddy et al. 2020, Algorithm 1, option II: `y -= eta (g - c_k + c)`,
     `c_k' = c_k - c + (x - y) / (n eta)`, `x += eta_g mean (y - x)`, `c += sum (c_k' - c_k) / K`."""
     played = Played({"name": "scaffold", **LORA, "server_lr": 0.8}, rounds=3, optimiser="sgd")
     x = played.start("shared")

@@ -39,7 +39,7 @@ def assert_answers(played: Played, client: str, expected: Tensor) -> None:
 
 
 def test_fedalt() -> None:
-    """Bian et al. 2025, eqs. 2 and 3: `y = W x + s [alpha_R(x) B_R A_R x + alpha_I(x) B_I A_I x]`,
+    """Bian et al. 2025, Figure 1: `y = W x + s [alpha_R(x) B_R A_R x + alpha_I(x) B_I A_I x]`,
     `(alpha_R, alpha_I) = softmax(G x)` for every token; the rest of the world is the mean of all others' uploads."""
     played = Played({"name": "fedalt", **LORA})
     start = {**played.start("personal"), **{f"gate {key}": value for key, value in played.start("gate").items()}}
@@ -58,7 +58,7 @@ def test_fedalt() -> None:
             data, labels = played.data(client)
             own[client] = trained(
                 own[client],
-                lambda mine, data=data, labels=labels, c=client: F.cross_entropy(gated(data, mine, world[c]), labels),
+                lambda mine: F.cross_entropy(gated(data, mine, world[client]), labels),
             )
             sent = {key: value for key, value in own[client].items() if not key.startswith("gate")}
             assert_near(played.sent(round_, client, "personal"), sent)
@@ -76,8 +76,8 @@ def halves(first: Arrays, second: Arrays) -> Arrays:
 
 @pytest.mark.parametrize("variant", ["T", "halves"])
 def test_feddpa(variant: str) -> None:
-    """Yang et al. 2024, algorithm 1 (FedDPA-T): a round trains the personal adapter beside the frozen shared one, both
-    at one half, then the shared one alone; eqs. 5 and 6: `omega = 0.5 mean_s max(0, cos(h_x, h_s))` weighs the
+    """Yang et al. 2024, FedDPA-T: a round trains the personal adapter beside the frozen shared one, both at one half,
+    then the shared one alone; instance-wise dynamic weighting: `omega = 0.5 mean_s max(0, cos(h_x, h_s))` weighs the
     personal one at use, h the last hidden state under it. "halves" trains the shared one first, and uses one half."""
     options = {"instances": 36} if variant == "T" else {}  # every example as often as any other: 6, 4 or 3 times
     played = Played({"name": "feddpa", **LORA, "variant": variant, **options})
@@ -90,7 +90,7 @@ def test_feddpa(variant: str) -> None:
             if variant == "T" and round_ == 2:  # from the second round on, and before the shared one
                 for _ in range(STEPS):
                     own.step(loss(data, halves(common, own.arrays)))
-            each.append(trained(common, lambda shared, data=data: loss(data, change(shared))))
+            each.append(trained(common, lambda shared: loss(data, change(shared))))
             if variant == "halves":
                 for _ in range(STEPS):
                     own.step(loss(data, halves(each[-1], own.arrays)))
@@ -113,7 +113,7 @@ def test_feddpa(variant: str) -> None:
 
 
 def test_fedsim() -> None:
-    """Pillutla et al. 2022, algorithm 3, with outputs that add up: `CE(z_shared + z_personal)`, one step of both."""
+    """Pillutla et al. 2022, LocalSim, with outputs that add up: `CE(z_shared + z_personal)`, one step of both."""
     played = Played({"name": "fedsim", **LORA})
     common = played.start("shared")
     both = {
@@ -147,9 +147,9 @@ def test_fedsim() -> None:
 
 
 def test_feddat() -> None:
-    """Chen et al. 2024, eqs. 3 to 6: `(CE(z_s) + T^2 KL(dual || shared)) / 2` for the shared adapter, then
-    `(CE(z_d) + T^2 KL(shared || dual)) / 2` for the personal one, teachers frozen; dual is half the shared adapter as
-    received and half the personal one."""
+    """Chen et al. 2024, mutual knowledge distillation: `(CE(z_s) + T^2 KL(dual || shared)) / 2` for the shared adapter,
+    then `(CE(z_d) + T^2 KL(shared || dual)) / 2` for the personal one, teachers frozen; dual is half the shared adapter
+    as received and half the personal one."""
     T = 2.0
     played = Played({"name": "feddat", **LORA, "temperature": T})
     common = played.start("shared")
@@ -174,8 +174,9 @@ def test_feddat() -> None:
 
 @pytest.mark.parametrize("guide", ["hard", "parametric", "function"])
 def test_guidance(guide: str) -> None:
-    """Clients send their own adapters and are guided by the mean: `(1 - beta) CE + beta ||theta - theta_G||^2` or
-    `(1 - beta) CE + beta T^2 KL(own || merged)`, beta 0 in the first round, or a start from the mean ("hard")."""
+    """Piorczynski et al. 2025, Tables 1 and 2: clients send their own adapters and are guided by the mean: `(1 - beta)
+    CE + beta ||theta - theta_G||^2` or `(1 - beta) CE + beta T^2 KL(own || merged)`, beta 0 in the first round, or a
+    start from the mean ("hard")."""
     options: dict[str, Any] = {} if guide == "hard" else {"beta": 0.4}
     played = Played({"name": "guidance", **LORA, "guide": guide, **options}, rounds=3)
     merged, own, T = played.start("shared"), dict.fromkeys(CLIENTS, played.start("personal")), 2.0
@@ -184,7 +185,7 @@ def test_guidance(guide: str) -> None:
             data, labels = played.data(client)
             beta = options["beta"] if options and round_ > 1 else 0.0
 
-            def objective(mine: Arrays, data: Tensor = data, labels: Tensor = labels, beta: float = beta) -> Tensor:
+            def objective(mine: Arrays) -> Tensor:
                 rows = logits(data, change(mine))
                 task = F.cross_entropy(rows, labels)
                 if guide == "parametric":

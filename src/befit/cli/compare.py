@@ -17,6 +17,7 @@ from befit.cli.output import (
     print_table,
     print_warning,
     screen,
+    show_table,
     warnings_to,
 )
 
@@ -59,7 +60,7 @@ def compare(
 
     The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
     """
-    from befit.cli.compare_progress import CompareProgress
+    from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
 
     console = messages()
@@ -139,14 +140,13 @@ def _names(text: str | None) -> list[str] | None:
 def _show(plan: Plan, done: Compared) -> None:
     if done.results is None:
         return
-    from befit.studies.compare.tables import screen_tables
+    from befit.studies.compare.tables import all_tables
 
     console = screen()
-    for one in screen_tables(done.results):
-        console.print()
-        print_table(console, *one.table, title=one.title, wrap=0)
-        if one.note:
-            console.print(one.note, style="dim", markup=False)
+    for table in all_tables(done.results):
+        if not table.detail:
+            console.print()
+            show_table(console, table)
     console.print()
     for sentence in done.results["sentences"]:
         console.print(sentence, markup=False)

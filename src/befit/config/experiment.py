@@ -277,9 +277,11 @@ class CheckpointSettings:
     """How often a run saves what it needs to resume.
 
     every_s  seconds between two checkpoints; 0: after every round
+    keep     federated rounds after which what the server holds is kept for good, in `kept/`
     """
 
     every_s: Annotated[float, at_least(0)] = 10.0
+    keep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from befit.core.metrics import COUNT, at_budget
+from befit.core.metrics import Measure
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.guard import check_declared, check_finite
 from befit.protocol.method import Deployment, Method
@@ -89,7 +89,9 @@ def score(
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
             found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
-        metrics |= {at_budget(metric, name): value for metric, value in found.items() if not metric.startswith(COUNT)}
+        for metric, value in found.items():
+            if not (measure := Measure.named(metric)).counts:
+                metrics[str(replace(measure, budget=name))] = value
     return Score(site.info.id, split, len(examples), metrics)
 
 

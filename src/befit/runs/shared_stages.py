@@ -58,7 +58,12 @@ def shared_openings(keys: Iterable[str | None]) -> set[str]:
 
 
 def share_opening(
-    folder: Path, host: Host, method: Method, block: Mapping[str, Any], directory: RunDirectory, store: ClientStore,
+    folder: Path,
+    host: Host,
+    method: Method,
+    block: Mapping[str, Any],
+    directory: RunDirectory,
+    store: ClientStore,
     site: ServerSite,
 ) -> Callable[[Checkpoint, Outbound], None] | None:
     """Let a run that has not begun start behind its opening, if `folder` has that.

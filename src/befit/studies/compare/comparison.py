@@ -15,6 +15,7 @@ from befit.data.limit import limit_sentence, trial_overrides
 from befit.runs.provenance import locked
 from befit.studies.compare.execute import CellFailure, execute
 from befit.studies.compare.plan import Plan, plan_config, plan_study
+from befit.studies.compare.results import Comparison
 from befit.studies.compare.study import is_study, read_study
 from befit.studies.compare.summary import limit_of
 
@@ -31,7 +32,7 @@ class Compared:
     """
 
     path: Path
-    results: dict[str, Any] | None
+    results: Comparison | None
     failures: tuple[CellFailure, ...]
 
 

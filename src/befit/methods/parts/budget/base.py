@@ -69,10 +69,11 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
 
 def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A base's own options, and what it has otherwise than the run, unless its method has options of those names."""
-    from befit.protocol.registry import METHODS, method_names
+    from befit.protocol.registry import METHODS
 
     named = block.get("name")
-    entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
+    METHODS.load()
+    entry = METHODS.get(named) if isinstance(named, str) else None
     if entry is None:
         return dict(block), {}
     ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}

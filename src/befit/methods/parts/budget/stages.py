@@ -11,7 +11,7 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import join, select, slot
 from befit.core.errors import NotTrained
-from befit.core.metrics import spread
+from befit.core.metrics import relative_range
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick
 from befit.methods.parts.budget.base import base_slots, fixed, load_base
 from befit.methods.parts.budget.features import features
@@ -112,7 +112,7 @@ class FineTune(Personal):
         base, arrays = load_base(client, site), dict(client.arrays)
         moments = {key: value for key, value in arrays.items() if key.startswith("optimiser:")}
         arrays = {key: value for key, value in arrays.items() if key not in moments}
-        site.report["scale_spread"] = spread(client.arrays[LEARNT].flatten().tolist())
+        site.report["scale_spread"] = relative_range(client.arrays[LEARNT].flatten().tolist())
         for name in self.budgets.names:
             site.model.reset()
             load_base(client, site)

@@ -15,7 +15,7 @@ from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.personal import PersonalStage, Use, start_of
 from befit.methods.parts.recipe.route import Broadcast, Route
-from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.method import Deployment, Method, Needs, Opening
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Stage
 from befit.protocol.work import Work
@@ -41,6 +41,7 @@ class Recipe(Method):
     then    personal stages after it
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
+    begins  the first stages, where other methods begin with the same ones
     """
 
     layout: Layout
@@ -55,7 +56,11 @@ class Recipe(Method):
     in_sequence: bool = False
     start: tuple[str, str] | None = None
     after: ServerOptimiser | None = None
+    begins: Opening | None = None
     needs: Needs = field(default_factory=Needs)
+
+    def opening(self) -> Opening | None:
+        return self.begins
 
     def plan(self) -> Sequence[Stage]:
         federated = [Stage("federate", self, self.rounds)] if self.share != NOTHING else []

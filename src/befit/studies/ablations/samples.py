@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
-from befit.studies.ablations.pairs import Client
+from befit.report.table import Table
+from befit.studies.ablations.base import Findings, Measured, Row
 from befit.studies.ablations.registry import register
+from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import curve, spread, thin_lines
 
 
 @register("potara-samples", title="Examples for the statistics", method="potara")
 @dataclass(frozen=True)
-class Samples(Ablation):
+class Samples(Measured):
     """How far the weight moves when other examples are drawn.
 
     samples  the numbers of examples, M
@@ -105,4 +106,4 @@ class Samples(Ablation):
         if moved:
             words = ", ".join(moved.values())
             sentences = [f"Standard deviation of a client's weight over {self.draws} draws of examples: {words}."]
-        return Findings(sentences, [Titled("Every number of examples", (headers, table), note)], [figure])
+        return Findings(sentences, [Table("Every number of examples", headers, table, note)], [figure])

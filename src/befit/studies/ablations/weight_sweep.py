@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from befit.methods.potara import merged_trace, weigh
 from befit.report.ablation_figures import Figure, Line, Panel, Point
 from befit.report.drawing import MANY
 from befit.report.numbers import NOTHING, score_text
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
-from befit.studies.ablations.pairs import Client, single
+from befit.report.table import Table
+from befit.studies.ablations.base import Findings, Measured, Row
 from befit.studies.ablations.registry import register
+from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, curve, seeds_of, spread
-from befit.studies.ablations.weights import best_weight, check_step, grid
 
 _COMPUTED = "closed form"
 
 
 @register("potara-weight-sweep", title="Weight sweep", method="potara")
 @dataclass(frozen=True)
-class WeightSweep(Ablation):
+class WeightSweep(Measured):
     """Score every weight; mark the computed one.
 
     step  distance of two weights; 1 is the federated adapter, 0 the local one
@@ -35,7 +35,7 @@ class WeightSweep(Ablation):
         check_step(self.step)
 
     def measure(self, client: Client) -> Iterator[Row]:
-        rule, pair = single(client.rule()), client.pair()
+        rule, pair = client.rule({"granularity": "client"}), client.pair()
         _, numbers = weigh(pair.moments(rule), rule)
         traces = numbers["trace_fed"], numbers["trace_local"], numbers["trace_shared"]
         validated, tested = client.count("val") > 0, client.count(client.host.experiment.evaluate.split)
@@ -95,7 +95,7 @@ def _sentences(rows: Sequence[Row], picks: Sequence[Row], metric: str) -> list[s
     ]
 
 
-def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
+def _tables(picks: Sequence[Row], metric: str) -> list[Table]:
     named = {
         "local alone (w = 0)": ("local", None),
         "federated alone (w = 1)": ("federated", None),
@@ -131,8 +131,8 @@ def _tables(picks: Sequence[Row], metric: str) -> list[Titled]:
     missing = sum(row["w_validation"] is None for row in picks)
     note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
     return [
-        Titled("Mean over clients", (["weight", metric, "mean w"], means), note),
-        Titled("Every client", (headers, each), detail=several),
+        Table("Mean over clients", ["weight", metric, "mean w"], means, note),
+        Table("Every client", headers, each, detail=several),
     ]
 
 
@@ -191,3 +191,30 @@ def _panel(rows: Sequence[Row], pick: Row) -> Panel:
         lines.append(Line("validation", places, [row["validation"] for row in mine], ink=1, marker=False))
         points.append(Point("picked on validation", pick["w_validation"], pick["validation"], 3, "s"))
     return Panel(pick["client"], lines, points, x="w", score=True)
+
+
+def grid(step: float) -> list[float]:
+    """Weights from 0 to 1, both included.
+
+    >>> grid(0.25)
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    count = round(1 / step)
+    return [place / count for place in range(count + 1)]
+
+
+def check_step(step: float) -> None:
+    """Raise ValueError unless steps of this size lead from 0 to 1."""
+    if not 0 < step <= 1 or abs(round(1 / step) * step - 1) > 1e-9:
+        raise ValueError(f"step: must divide 1 into equal parts, such as 0.1 or 0.05, got {step}")
+
+
+def best_weight(scores: Mapping[float, float]) -> float:
+    """The weight with the best score; of equal ones that closest to one half, and then the smaller.
+
+    Small splits have many ties, and the middle of them is the least extreme choice that they allow.
+
+    >>> best_weight({0.0: 0.8, 0.5: 0.9, 1.0: 0.9})
+    0.5
+    """
+    return max(scores, key=lambda w: (scores[w], -abs(w - 0.5), -w))

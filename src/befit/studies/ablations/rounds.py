@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.numbers import NOTHING, bytes_text
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled, evenly
-from befit.studies.ablations.pairs import Client
+from befit.report.table import Table
+from befit.studies.ablations.base import Findings, Measured, Row, evenly
 from befit.studies.ablations.registry import register
+from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import curve, spread
 
 _RUNS = {"merged": "merged", "local": "Local, fixed", "federated": "FedIT"}
@@ -18,7 +19,7 @@ _RUNS = {"merged": "merged", "local": "Local, fixed", "federated": "FedIT"}
 
 @register("potara-rounds", title="Rounds before merging", method="potara")
 @dataclass(frozen=True)
-class Rounds(Ablation):
+class Rounds(Measured):
     """Merge checkpoints of FedIT: score over rounds and bytes.
 
     rounds  the rounds to merge at; null takes ten, evenly spread, the last one included
@@ -39,14 +40,14 @@ class Rounds(Ablation):
 
     def measure(self, client: Client) -> Iterator[Row]:
         rule = client.rule()
-        kept = self.checkpoints(client.total_rounds)
+        kept = self.checkpoints(client.rounds)
         local = client.pair().score_at(0.0, rule)
         for round_ in sorted(set(kept)):
             pair = client.pair(round_)
             weights, numbers = weigh(pair.moments(rule), rule)
             yield {
                 "round": round_,
-                "bytes_up": client.branches.bytes_up[round_][client.info.id],
+                "bytes_up": client.bytes_up(round_),
                 "w": numbers["w"],
                 "merged": pair.score(pair.merged(weights, rule)),
                 "federated": pair.score_at(1.0, rule),
@@ -84,7 +85,7 @@ class Rounds(Ablation):
             "zero means that merging is as good as knowing which of the two to take."
         )
         return Findings(
-            _sentences(at, metric), [Titled("Merging after each checkpoint", (headers, table), note)], _figures(rows)
+            _sentences(at, metric), [Table("Merging after each checkpoint", headers, table, note)], _figures(rows)
         )
 
 

@@ -12,18 +12,19 @@ from befit.methods.potara import weigh
 from befit.report.ablation_figures import Bars, Figure, Panel
 from befit.report.drawing import MANY
 from befit.report.numbers import NOTHING, gain_text, score_text, seconds_text
-from befit.studies.ablations.base import Ablation, Findings, Row, Titled
-from befit.studies.ablations.pairs import Client, single
+from befit.report.table import Table
+from befit.studies.ablations.base import Findings, Measured, Row
 from befit.studies.ablations.registry import register
+from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, difference, seeds_of, spread, times
-from befit.studies.ablations.weights import best_weight, check_step, grid
+from befit.studies.ablations.weight_sweep import best_weight, check_step, grid
 
 _CHOICES = {"closed": "closed form", "grid": "grid on validation", "oracle": "grid on test (oracle)"}
 
 
 @register("potara-grid-search", title="Closed form against grid search", method="potara")
 @dataclass(frozen=True)
-class GridSearch(Ablation):
+class GridSearch(Measured):
     """The computed weight against a grid: score and time.
 
     step  distance of two weights of the grid
@@ -40,7 +41,7 @@ class GridSearch(Ablation):
         check_step(self.step)
 
     def measure(self, client: Client) -> Iterator[Row]:
-        rule, pair = single(client.rule()), client.pair()
+        rule, pair = client.rule({"granularity": "client"}), client.pair()
         for split in {"val", rule.split}:
             client.count(split)  # prepares the examples, which neither side is charged for
         begin = time.perf_counter()
@@ -79,7 +80,7 @@ class GridSearch(Ablation):
         ]
         return Findings(sentences, self._tables(rows, metric), _figures(rows))
 
-    def _tables(self, rows: Sequence[Row], metric: str) -> list[Titled]:
+    def _tables(self, rows: Sequence[Row], metric: str) -> list[Table]:
         means = []
         for name, title in {"local": "local alone", "federated": "federated alone", **_CHOICES}.items():
             found, gap = spread(rows, name), difference(rows, name, "closed")
@@ -127,8 +128,8 @@ class GridSearch(Ablation):
             "grid took",
         ]
         return [
-            Titled("Mean over clients", (["weight", metric, "gain over closed form", "mean w", "took in all"], means)),
-            Titled("Every client", (headers, each), detail=True),
+            Table("Mean over clients", ["weight", metric, "gain over closed form", "mean w", "took in all"], means),
+            Table("Every client", headers, each, detail=True),
         ]
 
 

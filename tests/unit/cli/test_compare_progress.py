@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from befit.cli.compare_progress import CompareProgress
+from befit.cli.progress import CompareProgress
 from befit.studies.compare.comparison import make_plan
 
 STUDY: dict[str, Any] = {
