@@ -3,7 +3,7 @@
 federation       clients with their records
 registry         benchmarks by name; `offline` has those that ship with befit, `papers` those whose data a user brings
 files            a federation from the user's own files: whose they are, how they are read
-records          rows of any source as records of a task; `vqa_records` for questions about images
+records          rows of any source as records of a task
 partition        rules that divide records among clients; `partition_sizes` those that decide how many each gets
 streams          records that arrive round by round
 limit            few clients and records, for a trial

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
-from tests.unit.models.tiny_models import save_llama
 
 from befit.config.experiment import load_experiment, to_dict
 from befit.core.errors import ConfigError, DataError
@@ -22,6 +20,8 @@ from befit.runs.provenance import settings_hash
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import make_plan
 from befit.tasks import make_task
+from tests.unit.models.tiny_models import save_llama
+from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
 
 VALUES = ["de", "fr", "de"]
 
@@ -148,7 +148,7 @@ def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tm
             assert not any(name.endswith((" r2", " r4")) for name in row if name.startswith("examples"))
     assert {"r2", "r4"} == found["budgets"].keys() and "local" in found["budgets"]["r4"]["wins"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "ward of the examples" in page and "south" in page
+    assert "Ward of the examples" in page and "south" in page
 
 
 def test_where_a_field_says_what_is_known_of_clients_both_groups_are_the_same(tmp_path: Path) -> None:

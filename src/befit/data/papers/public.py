@@ -9,7 +9,7 @@ from typing import Any
 from befit.core.errors import DataError, map_all
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
-from befit.data.vqa_records import vqa_record
+from befit.tasks.vqa_records import vqa_record
 
 __all__ = ["PUBLIC", "conversation_text", "public_records", "public_texts"]
 
