@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from befit.core import metrics
+from befit.report import table
 from befit.report.ablation_figures import Bars, Line
-from befit.report.numbers import NOTHING, decimal_text, gain_text, score_text
+from befit.report.numbers import NOTHING, decimal_text
+from befit.report.table import Cell
 from befit.studies.ablations.base import Row
 
 __all__ = ["Spread", "clients_of", "curve", "difference", "mean_bars", "seeds_of", "spread", "thin_lines", "times"]
@@ -23,16 +26,13 @@ class Spread:
     deviation: float | None
 
     def score(self, metric: str) -> str:
-        text = score_text(self.mean, metric)
-        return text if self.deviation is None else f"{text} ± {gain_text(self.deviation, metric, signed=False)}"
+        return str(Cell(self.mean, table.score(metric), self.deviation))
 
     def gain(self, metric: str) -> str:
-        text = gain_text(self.mean, metric)
-        return text if self.deviation is None else f"{text} ± {gain_text(self.deviation, metric, signed=False)}"
+        return str(Cell(self.mean, table.difference(metric), self.deviation))
 
     def number(self, digits: int = 2) -> str:
-        text = f"{self.mean:.{digits}f}"
-        return text if self.deviation is None else f"{text} ± {self.deviation:.{digits}f}"
+        return str(Cell(self.mean, table.decimals(digits), self.deviation))
 
 
 def spread(rows: Iterable[Row], value: str | Callable[[Row], float | None]) -> Spread | None:
@@ -42,10 +42,8 @@ def spread(rows: Iterable[Row], value: str | Callable[[Row], float | None]) -> S
     for row in rows:
         if (number := take(row)) is not None:
             by_seed.setdefault(row["seed"], []).append(float(number))
-    means = [statistics.fmean(values) for values in by_seed.values()]
-    if not means:
-        return None
-    return Spread(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None)
+    over = metrics.spread([statistics.fmean(values) for values in by_seed.values()])
+    return None if over is None else Spread(over["mean"], over["sd"])
 
 
 def difference(rows: Iterable[Row], column: str, other: str) -> Spread | None:
