@@ -41,7 +41,7 @@ def cost(
         bool | None, typer.Option("--head/--no-head", help="Train and share the task head; with --labels it is.")
     ] = None,
     task: Annotated[
-        Literal["text-classification", "image-classification", "causal-lm"] | None,
+        str | None,
         typer.Option("--task", help="What the model is used for, where its configuration says otherwise."),
     ] = None,
     smallest: Annotated[
@@ -64,16 +64,19 @@ def cost(
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
         from befit.protocol.registry import standard_method
+        from befit.tasks import get_task
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
         chosen, found = _chosen(method, [*every, *(assignments or ())])
         if problems := [*problems, *found]:
             raise ConfigError(problems, "the command")
+        if task is not None:
+            get_task(task, "--task")
         architecture = find_architecture(model, task)
-        if architecture.task == "causal-lm" and labels is not None:
+        if labels is not None and not get_task(architecture.task).has_classes:
             raise ConfigError(
-                ["--labels: causal-lm has no task head; --task text-classification has one"], "the command"
+                [f"--labels: {architecture.task} has no task head; --task text-classification has one"], "the command"
             )
         rows = compare(
             architecture,

@@ -46,6 +46,7 @@ from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, Selector
 from befit.adapters.layout import Layout, ModelShapes
+from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
 from befit.protocol.stage import Exchange, Stage
 from befit.protocol.work import PublicWork, Work
@@ -93,7 +94,7 @@ class Deployment:
 
     arrays: State
     slots: tuple[str, ...]
-    mixer: str = "sum"
+    mixer: Mix = "sum"
     others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
     about: State = field(default_factory=dict[str, Tensor])
 
@@ -121,7 +122,7 @@ class Method(Exchange):
     """
 
     needs: Needs = Needs()
-    mixer: str = "sum"
+    mixer: Mix = "sum"
     layout: Layout
 
     @abstractmethod

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.keys import Selector
 from befit.adapters.layout import Layout, ModelShapes
+from befit.adapters.mixers import Mix
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.stage import Exchange, Stage
@@ -113,7 +114,7 @@ class ByFamily(Method):
         return self.method.layout
 
     @property
-    def mixer(self) -> str:  # type: ignore[override]
+    def mixer(self) -> Mix:  # type: ignore[override]
         return self.method.mixer
 
     def plan(self) -> Sequence[Stage]:

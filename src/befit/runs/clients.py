@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from befit.protocol.method import Method
 
 __all__ = [
-    "OWN_MODEL", "check_clients", "check_families", "check_needs", "check_shapes",
-    "family_experiment", "family_settings", "values_of",
+    "OWN_MODEL",
+    "check_clients",
+    "check_families",
+    "check_needs",
+    "check_shapes",
+    "family_experiment",
+    "family_settings",
+    "values_of",
 ]
 
 OWN_MODEL = "model"
@@ -118,9 +124,11 @@ def _check_values(federation: Federation, newcomers: Sequence[ClientData], setti
         found |= dict.fromkeys(values_of(records, field, federation.label_names, where))
     if len(found) > MOST_VALUES:
         some = ", ".join(show(value) for value in list(found)[:3])
-        raise DataError(f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
-                        f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
-                        "records share")
+        raise DataError(
+            f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
+            f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
+            "records share"
+        )
 
 
 def values_of(records: Sequence[Record], field: str, label_names: Sequence[str], where: str) -> tuple[str, ...]:
@@ -134,12 +142,16 @@ def values_of(records: Sequence[Record], field: str, label_names: Sequence[str],
     values = []
     for position, record in enumerate(records):
         if field not in record:
-            raise DataError(f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
-                            f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}")
+            raise DataError(
+                f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
+                f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}"
+            )
         value = record[field]
         if not isinstance(value, (str, int)) or not str(value).strip() or not str(value).isprintable():
-            raise DataError(f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
-                            f"must be text of one line or a whole number, got {show(value)}")
+            raise DataError(
+                f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
+                f"must be text of one line or a whole number, got {show(value)}"
+            )
         is_class = field == "label" and isinstance(value, int) and value < len(label_names)
         values.append(label_names[int(value)] if is_class else str(value).strip())
     return tuple(values)
@@ -151,8 +163,12 @@ def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
     alone = [client for client, family in settings.items() if family not in known]
     if alone:
         families = ", ".join(sorted({settings[client] for client in alone}))
-        raise ConfigError([f"families: no client has the backbone of {families}, so the server has nothing for "
-                           f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"])
+        raise ConfigError(
+            [
+                f"families: no client has the backbone of {families}, so the server has nothing for "
+                f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"
+            ]
+        )
 
 
 def check_needs(
@@ -171,8 +187,10 @@ def check_needs(
         if len(groups) == 1:
             problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {size}")
         else:
-            problems.append(f"method {name} serves each backbone by itself and needs at least {needs.min_clients} "
-                            f"clients of each; the family {family} has {size}")
+            problems.append(
+                f"method {name} serves each backbone by itself and needs at least {needs.min_clients} "
+                f"clients of each; the family {family} has {size}"
+            )
     for split in needs.splits:
         if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
             problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
@@ -180,9 +198,11 @@ def check_needs(
         problems.append(f"method {name} needs public records, and {federation.name} has none")
     several = len({(families or {}).get(client.id) for client in federation.clients}) > 1
     if needs.public_mixed and several and not len(federation.public):
-        problems.append(f"method {name} needs public records to let clients of different backbones learn from each "
-                        f"other, and {federation.name} has none; give one backbone to all, or take a method that "
-                        "serves each by itself")
+        problems.append(
+            f"method {name} needs public records to let clients of different backbones learn from each "
+            f"other, and {federation.name} has none; give one backbone to all, or take a method that "
+            "serves each by itself"
+        )
     everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
     for pattern in needs.named if "limit" not in federation.manifest else ():  # which leaves clients out on purpose
         if not any(fnmatchcase(client, pattern) for client in everybody):

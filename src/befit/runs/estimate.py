@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 
 from befit.adapters.layout import ModelShapes
 from befit.adapters.model import model_shapes
-from befit.config.experiment import Experiment, run_names
-from befit.core.errors import ConfigError, DataError, ModelError
+from befit.config.experiment import Experiment, add_plugins, load_experiment, read_source, run_names
+from befit.config.overrides import apply_overrides
+from befit.core.errors import BefitError, ConfigError, DataError, ModelError
 from befit.core.values import TensorSpec
 from befit.cost.compute import count
 from befit.cost.traffic import communication
@@ -24,14 +26,8 @@ from befit.protocol.registry import build_method
 from befit.runs.clients import check_clients, check_needs, check_shapes, family_experiment, family_settings
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-from befit.config.experiment import Experiment, add_plugins, load_experiment, read_source
-from befit.config.overrides import apply_overrides
-from befit.core.errors import BefitError, ConfigError
 
-__all__ = ['Once', 'check_everything', 'communication', 'estimate']
+__all__ = ["Once", "check_everything", "communication", "estimate"]
 
 Seen = TypeVar("Seen")
 
@@ -83,8 +79,12 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         clients = [client for client in federation.clients if members[client.id] == family]
         measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
         row, found, shapes[family] = _of_family(
-            own, replace(federation, clients=tuple(clients)), runs, measured, lambda what, look, family=family: once(
-                f"{what} {family}", look))
+            own,
+            replace(federation, clients=tuple(clients)),
+            runs,
+            measured,
+            lambda what, look, family=family: once(f"{what} {family}", look),
+        )
         families.append({"family": family, **row})
         warnings += found
     if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
@@ -111,7 +111,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         ],
         "warnings": [
             *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
-            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
+            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+            *warnings,
         ],
     }
 
@@ -202,8 +203,14 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
     name, shape = min(shapes.targets.items(), key=lambda one: min(one[1].d_in, one[1].d_out))
     width = min(shape.d_in, shape.d_out)
     too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
-    return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
-            "can have"] if too_large else []
+    return (
+        [
+            f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
+            "can have"
+        ]
+        if too_large
+        else []
+    )
 
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
@@ -219,8 +226,10 @@ def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
     warnings = []
     if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
         who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
-        warnings.append(f"{who} fewer training examples than train.batch_size "
-                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")
+        warnings.append(
+            f"{who} fewer training examples than train.batch_size "
+            f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}"
+        )
     if experiment.evaluate.split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings

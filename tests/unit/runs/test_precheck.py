@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
-from tests.unit.models.tiny_models import save_bert, save_llama
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.registry import get_method, method_names
 from befit.runs.estimate import check_everything
 from befit.runs.runner import check, run
+from tests.unit.models.tiny_models import save_bert, save_llama
 
 SIGNATURES = {name: {one.name for one in get_method(name).parameters} for name in method_names()}
 TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
@@ -248,4 +248,4 @@ def test_records_with_long_prompts_are_left_out_of_training_alone_and_counted(ex
 
 def test_only_language_models_leave_long_prompts_out(experiment, tmp_path):
     for said in refusals(experiment("model.long_prompts=drop"), tmp_path):
-        assert "model.long_prompts: is for causal-lm, and the task is text-classification" in said
+        assert "model.long_prompts: text-classification has no such setting" in said

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
-from tests.unit.models.tiny_models import save_llama
 
 from befit.config.experiment import load_experiment, to_dict
 from befit.core.errors import ConfigError, DataError
@@ -22,6 +20,8 @@ from befit.runs.provenance import settings_hash
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import make_plan
 from befit.tasks import make_task
+from tests.unit.models.tiny_models import save_llama
+from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
 
 VALUES = ["de", "fr", "de"]
 

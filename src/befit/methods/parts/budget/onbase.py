@@ -11,7 +11,15 @@ from befit.adapters.keys import Selector, slot
 from befit.adapters.layout import Layout
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.allocate import RUNNING
-from befit.methods.parts.budget.base import base_opening, base_stages, load_base, make_base, with_base, with_layout
+from befit.methods.parts.budget.base import (
+    MethodBlock,
+    base_opening,
+    base_stages,
+    load_base,
+    make_base,
+    with_base,
+    with_layout,
+)
 from befit.methods.parts.budget.personal import Budgets, steps_for
 from befit.methods.parts.budget.stages import deploy_budgets
 from befit.protocol.method import Deployment, Method, Needs, Opening
@@ -32,7 +40,7 @@ class OnBase(Method):
     """
 
     rank: int
-    base: dict[str, Any] | None
+    base: MethodBlock
     before: Method | None
 
     def prepare(self, layout: Layout, base: Mapping[str, Any] | None, owner: str) -> None:

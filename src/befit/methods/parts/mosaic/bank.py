@@ -18,7 +18,7 @@ from befit.adapters.pq import sites
 from befit.core.errors import ModelError
 from befit.core.values import Payload, Scalar, State, Update
 from befit.methods.parts.mosaic.blocks import mixture
-from befit.methods.parts.mosaic.mixing import Held
+from befit.methods.parts.mosaic.mixing import ServerBank
 from befit.methods.parts.mosaic.sketch import SKETCH
 
 __all__ = [
@@ -149,7 +149,7 @@ def weights_key(group: str) -> str:
     return join(f"relevance:{group}" if group else "relevance", "clients", "weights")
 
 
-def held_by(stacks: State, whose: Members, before: State) -> Held:
+def held_by(stacks: State, whose: Members, before: State) -> ServerBank:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
     before  as `received_before` says, for a mixing that compares with it
@@ -159,7 +159,7 @@ def held_by(stacks: State, whose: Members, before: State) -> Held:
     for name in sorted(stacks):  # sums over them come out the same after a resumption
         if _slot(name) == "own":
             owners[_group(name)].append(name)
-    return Held(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
+    return ServerBank(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
 
 
 def received_before(server: Payload, starts: Mapping[str, State]) -> State:

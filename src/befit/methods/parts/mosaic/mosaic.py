@@ -12,6 +12,7 @@ from typing import final
 
 from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE, Layout, ModelShapes
+from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS, sites
 from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Scalar, State, TensorSpec, Tick, Update
@@ -63,7 +64,7 @@ class Mosaic(Method):
     align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
-    mixer = "gate"
+    mixer: Mix = "gate"
 
     @property
     def passes(self) -> tuple[Pass, ...]:

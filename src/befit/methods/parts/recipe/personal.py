@@ -12,6 +12,7 @@ import torch
 from befit.adapters.instance import summaries
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
 from befit.adapters.layout import GATE, REFERENCES, Layout
+from befit.adapters.mixers import Mix
 from befit.adapters.state import fingerprint, rename
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick
 from befit.protocol.method import Deployment
@@ -30,7 +31,7 @@ class Use:
     """What is deployed: the active slots and how they are mixed."""
 
     slots: tuple[str, ...]
-    mixer: str = "sum"
+    mixer: Mix = "sum"
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and the gate's where there is one."""

@@ -8,6 +8,7 @@ from typing import final
 
 from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of, union
 from befit.adapters.layout import Layout
+from befit.adapters.mixers import Mix
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Scalar, TensorSpec, Tick, Update
@@ -71,7 +72,7 @@ class Recipe(Method):
         ]
 
     @property
-    def mixer(self) -> str:  # type: ignore[override]
+    def mixer(self) -> Mix:  # type: ignore[override]
         return self.use.mixer
 
     def describe(self) -> dict[str, object]:
