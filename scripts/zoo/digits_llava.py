@@ -7,15 +7,14 @@ Llama over characters, all trained together on questions about the public digits
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
-from scripts.zoo.skills_llama import character_tokenizer, ship
+from scripts.zoo.skills_llama import character_tokenizer
+from scripts.zoo.training import batches_by_length, ship, train_along_cosine
 
 from befit.data.offline.digits import load
 from befit.data.offline.digits_vqa import BLOCKS, pool_of
@@ -30,10 +29,9 @@ __all__ = ["SIZES", "Size", "train_digits_llava", "vqa_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
-STEPS, BATCH, RATE, WARMUP, SEED = 1500, 32, 2e-3, 100, 0
+STEPS, BATCH, RATE, SEED = 1500, 32, 2e-3, 0
 POSITIONS = 128
 PATCHES = 16  # of 2 x 2 pixels, the places that an image takes in the text
-POOL = 16  # batches drawn together and sorted by length, which saves padding
 SPREAD = 0.1  # of initial weights, as in the backbones of `skills`
 CHAT = (
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ message.content + eos_token }}{% else %}"
@@ -101,18 +99,8 @@ def train_digits_llava(size: Size, steps: int = STEPS) -> tuple[Any, Any]:
     task = make_task("vqa", processor, max_length=POSITIONS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = make_model(size, tokenizer).train()
-        optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
-        for step, batch in enumerate(islice(training_batches(task), steps)):
-            for group in optimiser.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-            loss = task.loss(task.logits(model, batch), batch)
-            optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            if step % 100 == 0:
-                logger.info("step %d: loss %.3f", step, loss.item())
+        model = make_model(size, tokenizer)
+        train_along_cosine(model, task, training_batches(task), steps, RATE)
     return model.eval(), tokenizer
 
 
@@ -120,11 +108,7 @@ def training_batches(task: Task) -> Iterator[Batch]:
     """Batches of one length or nearly, in random order, about public images alone."""
     images, labels = load()
     records = generated_records(images, pool_of(labels, BLOCKS["public"]), "zoo")
-    while True:
-        pool = sorted(islice(records, POOL * BATCH), key=lambda one: len(one["images"]))
-        examples = task.prepare(pool)
-        for first in torch.randperm(POOL):
-            yield examples.batch(torch.arange(BATCH) + first * BATCH)
+    return batches_by_length(task, records, BATCH, lambda record: len(record["images"]))
 
 
 def main() -> None:

@@ -7,19 +7,17 @@ and there is something left to personalise. Newcomers' names and test names are 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from scripts.zoo.training import descend, ship
 from torch import Tensor, nn
 
 from befit.adapters.state import weighted_mean
 from befit.core.seeds import derive_seed
-from befit.core.storage import write_json
 from befit.core.values import State
 from befit.data.federation import ClientData, Federation
 from befit.data.offline.names import names
@@ -47,14 +45,14 @@ def byte_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate((*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token="[PAD]",
         cls_token="[CLS]",
         sep_token="[SEP]",
@@ -129,16 +127,16 @@ def federated(federation: Federation, tokenizer: Any, pretrained: Path) -> Any:
         model = BertForSequenceClassification.from_pretrained(
             pretrained, id2label=named, label2id={name: index for index, name in named.items()}
         )
-    held = {client.id: task.prepare(client.train) for client in federation.clients}
+    examples = {client.id: task.prepare(client.train) for client in federation.clients}
     for number in range(1, FEDERATED["rounds"] + 1):
         generator = torch.Generator().manual_seed(derive_seed(SEED, "cohort", number))
-        chosen = torch.randperm(len(held), generator=generator)[: FEDERATED["cohort"]].tolist()
+        chosen = torch.randperm(len(examples), generator=generator)[: FEDERATED["cohort"]].tolist()
         cohort: list[ClientData] = [federation.clients[index] for index in sorted(chosen)]
         start: State = {key: value.clone() for key, value in model.state_dict().items()}
         updates: list[State] = []
         for client in cohort:
             model.load_state_dict(start)
-            train_locally(model, task, held[client.id], derive_seed(SEED, number, client.id))
+            train_locally(model, task, examples[client.id], derive_seed(SEED, number, client.id))
             updates.append({key: value.clone() for key, value in model.state_dict().items()})
         model.load_state_dict(weighted_mean(updates, [len(client.train) for client in cohort]))
         if number % 3 == 0:
@@ -161,32 +159,16 @@ def train_locally(model: nn.Module, task: Any, examples: Examples, seed: int) ->
         descend(task.loss(task.logits(model, batch), batch), optimiser)
 
 
-def descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> None:
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-
-
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)  # the number of threads decides the order of sums, and so the last bits of the weights
     federation, tokenizer = names(), byte_tokenizer()
-    here = FOLDER
-    wanted = sys.argv[1:] or ["names-bert-mlm", "names-bert-fl"]
-    if "names-bert-mlm" in wanted:
-        ship("names-bert-mlm", masked_language_model(federation, tokenizer))
-    if "names-bert-fl" in wanted:
-        ship("names-bert-fl", federated(federation, tokenizer, here / "names-bert-mlm"))
-
-
-def ship(name: str, model: Any) -> None:
-    """Write a model and the tokenizer into the zoo, and its hash into sha256.json."""
-    here = FOLDER
-    model.save_pretrained(here / name)
-    byte_tokenizer().save_pretrained(here / name)  # anew: one that was used remembers how it was asked to cut
-    pins = json.loads((here / "sha256.json").read_text())
-    pins[name] = hashlib.sha256((here / name / "model.safetensors").read_bytes()).hexdigest()
-    write_json(here / "sha256.json", dict(sorted(pins.items())))
+    chosen = sys.argv[1:] or ["names-bert-mlm", "names-bert-fl"]
+    # A tokenizer that was used remembers how it was asked to cut, so each model ships with a new one.
+    if "names-bert-mlm" in chosen:
+        ship("names-bert-mlm", masked_language_model(federation, tokenizer), byte_tokenizer())
+    if "names-bert-fl" in chosen:
+        ship("names-bert-fl", federated(federation, tokenizer, FOLDER / "names-bert-mlm"), byte_tokenizer())
 
 
 if __name__ == "__main__":

@@ -6,32 +6,26 @@ clients' tasks, nor a word of theirs. `skills-llama-lower` is `skills-llama` bef
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
+from scripts.zoo.training import batches_by_length, ship, train_along_cosine
 
-from befit.core.storage import write_json
 from befit.data.offline.skills import english_words
 from befit.data.offline.skills_tasks import generated_records
 from befit.tasks import make_task
 from befit.tasks.base import Batch, Task
-from befit.zoo import FOLDER
 
 __all__ = ["SIZES", "Size", "character_tokenizer", "train_skills_llama"]
 
 logger = logging.getLogger(__name__)
 
-BATCH, POSITIONS, SEED, WARMUP = 48, 128, 0, 100
+BATCH, POSITIONS, SEED = 48, 128, 0
 SPREAD = 0.1  # of initial weights: with the usual 0.02 a model this narrow takes a thousand steps to begin to copy
-POOL = 16  # batches drawn together and sorted by length, which saves a fifth of the padding
 CHAT = (
     "{% for message in messages %}{% if message.role == 'assistant' %}{{ message.content + eos_token }}{% else %}"
     r"{{ message.content | replace('\n\n', ': ') + '\n' }}{% endif %}{% endfor %}"
@@ -78,7 +72,7 @@ def character_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel({symbol: index for index, symbol in enumerate(symbols)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<bos>",
@@ -86,8 +80,8 @@ def character_tokenizer() -> Any:
         model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = CHAT
-    return made
+    wrapped.chat_template = CHAT
+    return wrapped
 
 
 def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
@@ -120,30 +114,13 @@ def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
 def train_phase(model: Any, task: Task, number: int, phase: Phase) -> None:
     """One phase, whose records and order depend on its number alone."""
     torch.manual_seed(SEED + number)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=phase.rate, betas=(0.9, 0.98), weight_decay=0.0)
-    model.train()
-    for step, batch in enumerate(islice(training_batches(task, number, phase.mixed_case), phase.steps)):
-        for group in optimiser.param_groups:
-            group["lr"] = (
-                phase.rate * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
-            )
-        loss = task.loss(task.logits(model, batch), batch)
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 100 == 0:
-            logger.info("phase %d, step %d: loss %.3f", number, step, loss.item())
+    train_along_cosine(model, task, training_batches(task, number, phase.mixed_case), phase.steps, phase.rate)
 
 
 def training_batches(task: Task, seed: int, mixed_case: bool) -> Iterator[Batch]:
     """Batches of one length or nearly, in random order."""
     records = generated_records(seed, {word.lower() for word in english_words()}, mixed_case)
-    while True:
-        pool = sorted(islice(records, POOL * BATCH), key=lambda one: sum(map(len, one.values())))
-        examples = task.prepare(pool)
-        for first in torch.randperm(POOL):
-            yield examples.batch(torch.arange(BATCH) + first * BATCH)
+    return batches_by_length(task, records, BATCH, lambda record: sum(map(len, record.values())))
 
 
 def main() -> None:
@@ -153,16 +130,6 @@ def main() -> None:
         for name, model, tokenizer in train_skills_llama(SIZES[size]):
             if name:
                 ship(name, model, tokenizer)
-
-
-def ship(name: str, model: Any, tokenizer: Any) -> None:
-    """Write a model and its tokenizer into the zoo, and its hash into sha256.json."""
-    here = FOLDER
-    model.save_pretrained(here / name)
-    tokenizer.save_pretrained(here / name)
-    pins = json.loads((here / "sha256.json").read_text())
-    pins[name] = hashlib.sha256((here / name / "model.safetensors").read_bytes()).hexdigest()
-    write_json(here / "sha256.json", dict(sorted(pins.items())))
 
 
 if __name__ == "__main__":

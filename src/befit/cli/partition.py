@@ -12,7 +12,7 @@ from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from befit.data.federation import Federation
-    from befit.data.overview import Holding, Overview
+    from befit.data.record_counts import ClientCounts, RecordCounts
 
 SHOWN_CLIENTS = 40
 SHOWN_NAMES = 10
@@ -35,10 +35,10 @@ def partition(
     if out is not None and out.suffix not in PICTURES:
         raise ConfigError([f"--out: must end in {' or '.join(PICTURES)}, got {out}"], "the command")
     with only_json(as_json), warnings_to(messages()):
-        from befit.data.overview import overview
+        from befit.data.record_counts import count_records
 
         load_imports(imports)
-        seen = overview(federation_of(source, overrides or []))
+        seen = count_records(federation_of(source, overrides or []))
         if out is not None:
             write(out, seen)
     if as_json:
@@ -66,14 +66,14 @@ def federation_of(source: str, overrides: list[str]) -> Federation:
     return build(source, None, values)
 
 
-def write(out: Path, seen: Overview) -> None:
+def write(out: Path, seen: RecordCounts) -> None:
     from befit.core.storage import atomic_write
     from befit.report.partition_map import partition_page, partition_png
 
     atomic_write(out, partition_png(seen) if out.suffix == ".png" else partition_page(seen).encode())
 
 
-def show(seen: Overview) -> None:
+def show(seen: RecordCounts) -> None:
     console = screen()
     rule = seen.partition
     console.print(
@@ -104,12 +104,12 @@ def show(seen: Overview) -> None:
     )
 
 
-def headers(seen: Overview) -> list[str]:
+def headers(seen: RecordCounts) -> list[str]:
     few = len(seen.names) <= SHOWN_NAMES
     return ["client", "train", "val", "test", "largest", *(seen.names if few else (f"{seen.kind}s",))]
 
 
-def rows(seen: Overview, holdings: tuple[Holding, ...]) -> list[list[str]]:
+def rows(seen: RecordCounts, holdings: tuple[ClientCounts, ...]) -> list[list[str]]:
     made = []
     for one in holdings[:SHOWN_CLIENTS]:
         counts = one.counts["train"]

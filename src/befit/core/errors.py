@@ -1,7 +1,14 @@
 """What can go wrong, by whose doing: `ValueError` for a user's mistake, `RuntimeError` for the world's."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+_SHOWN = 5
+_PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
 
 class BefitError(Exception):
@@ -53,3 +60,46 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean: {close[0]}?" if close else ""
+
+
+def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
+    """`function` of every value. Where any raises a DataError, one DataError lists what is wrong with all of them.
+
+    So a file with several mistakes is corrected in one go. See `listed` for how they are shortened.
+    """
+    results: list[Result] = []
+    problems: list[str] = []
+    for value in values:
+        try:
+            results.append(function(value))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError(listed(problems))
+    return results
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first five, one a line, and how many more there are. The same problem of several records counts as one.
+
+    >>> listed(["a"]), listed("abcdefg")[-14:]
+    ('a', 'e\\n  and 2 more')
+    >>> listed([f"f.csv, line {number}: there is no text" for number in range(1, 9)])
+    'f.csv, line 1: there is no text (8 records: line 1, 2, 3, 4, 5 and 3 more)'
+    """
+    first: dict[tuple[str, ...], str] = {}
+    numbers: dict[tuple[str, ...], list[str]] = {}
+    for problem in problems:
+        place = _PLACE.fullmatch(problem)
+        key = (place["path"], place["kind"], place["reason"]) if place else (problem,)
+        first.setdefault(key, problem)
+        numbers.setdefault(key, []).append(place["number"] if place else "")
+    lines = []
+    for key, places in numbers.items():
+        text = first[key]
+        if len(places) > 1 and len(key) > 1:
+            more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+            text += f" ({len(places)} records: {key[1]} {', '.join(places[:_SHOWN])}{more})"
+        lines.append(text)
+    more = len(lines) - _SHOWN
+    return "\n  ".join([*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])

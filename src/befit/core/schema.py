@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from befit.core.errors import ConfigError, did_you_mean
 
@@ -37,8 +37,10 @@ __all__ = [
     "parameters_of",
     "plain",
     "type_words",
+    "variant",
 ]
 
+Result = TypeVar("Result")
 REQUIRED = inspect.Parameter.empty
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -118,6 +120,23 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
+
+
+def variant(factory: Callable[..., Result], **fixed: Any) -> Callable[..., Result]:
+    """The function with some of its arguments fixed: the others are its parameters, with their docstring's table.
+
+    >>> [parameter.name for parameter in parameters_of(variant(lambda rank=8, alpha=16: rank, alpha=1))]
+    ['rank']
+    """
+
+    @functools.wraps(factory)
+    def build(**values: Any) -> Result:
+        return factory(**values, **fixed)
+
+    signature = inspect.signature(factory)
+    free = [parameter for name, parameter in signature.parameters.items() if name not in fixed]
+    build.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
+    return build
 
 
 def check_values(

@@ -55,14 +55,14 @@ def write_shared(path: Path, data: bytes, pool: Path) -> None:
 
     Where the file system has no hard links each is a file of its own.
     """
-    held = pool / hashlib.sha256(data).hexdigest()
-    if not held.exists():
-        atomic_write(held, data)
+    original = pool / hashlib.sha256(data).hexdigest()
+    if not original.exists():
+        atomic_write(original, data)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.link.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        os.link(held, temporary)
+        os.link(original, temporary)
         os.replace(temporary, path)
     except OSError:
         atomic_write(path, data)

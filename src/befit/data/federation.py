@@ -1,10 +1,13 @@
-"""A federation as data: who the clients are and what each one holds."""
+"""A federation as data: its clients and their records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Record = Mapping[str, Any]
+
+
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,11 @@ class ClientData:
     val: Sequence[Record] = ()
     test: Sequence[Record] = ()
     info: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many records each split has."""
+        return {split: len(getattr(self, split)) for split in SPLITS}
 
 
 @dataclass(frozen=True)

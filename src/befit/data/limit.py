@@ -1,4 +1,4 @@
-"""A few clients with a few records: to see that everything runs before the whole of it does."""
+"""A run with few clients and few records, to see that everything works before the full run starts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from befit.core.schema import POSITIVE
-from befit.data.federation import ClientData, Federation
+from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.streams import by_task
 
 __all__ = ["TRIAL", "LimitSettings", "limit_sentence", "limited", "trial_overrides"]
 
-# What `--trial` changes: one round of one step, whatever a cell costs otherwise.
+# What `--trial` changes: every stage has one round of one step.
 TRIAL = (
     "federation.rounds=1",
     "federation.cohort=null",
@@ -30,11 +30,11 @@ Record = TypeVar("Record", bound=Mapping[str, Any])
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """Less data and fewer rounds than there are, to see that everything runs; null: all of them.
+    """Less data and fewer rounds, to see that everything works. Null sets no limit.
 
     clients  the first clients of each family, and as many newcomers
     records  the first records of each task, in each split of a client and among the public ones
-    rounds   the most of any stage, also of one whose method says its own number
+    rounds   the most of any stage, also where the method sets the number of rounds
     """
 
     clients: Annotated[int | None, POSITIVE] = None
@@ -43,7 +43,7 @@ class LimitSettings:
 
 
 def trial_overrides(given: Sequence[str]) -> list[str]:
-    """What a trial changes, and what the person asks for on top of it: a number of rounds of theirs is kept.
+    """The overrides of a trial, followed by the user's own; the user's number of rounds is kept.
 
     >>> trial_overrides(["federation.rounds=3"])[5:]
     ['limit.rounds=3', 'evaluate.max_new_tokens=8', 'report.plots=false', 'federation.rounds=3']
@@ -53,13 +53,13 @@ def trial_overrides(given: Sequence[str]) -> list[str]:
         key, _, changes[key] = change.partition("=")
     for change in given:
         key, _, value = change.partition("=")
-        if key == "federation.rounds":  # else the limit of one round would go before it without a word
+        if key == "federation.rounds":  # otherwise the limit of one round would silently win
             changes["limit.rounds"] = value
     return [*(f"{key}={value}" for key, value in changes.items()), *given]
 
 
 def limit_sentence(limit: Mapping[str, Any]) -> str | None:
-    """What a limit leaves of the whole, and what its numbers are worth; None where it leaves everything.
+    """A sentence about a limit and what results under it mean; None where there is no limit.
 
     >>> limit_sentence({"clients": 2, "records": None, "rounds": 1})
     'Limited to 2 clients of each family and 1 round of each stage: such numbers only show that it runs.'
@@ -83,21 +83,24 @@ def limited(federation: Federation, limit: LimitSettings, families: Mapping[str,
 
     families  name of every client's and newcomer's family, of each of which the first clients are kept
     """
-    if (said := limit_sentence(asdict(limit))) is not None:
-        logger.warning("%s", said)
+    if (sentence := limit_sentence(asdict(limit))) is not None:
+        logger.warning("%s", sentence)
     if limit.clients is None and limit.records is None:
         return federation
-    cut = {"clients": limit.clients, "records": limit.records}
+
+    def cut(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
+        return tuple(_cut_client(client, limit.records) for client in _first_clients(clients, limit.clients, families))
+
     return replace(
         federation,
-        clients=tuple(_shorter(one, limit.records) for one in _first(federation.clients, limit.clients, families)),
-        newcomers=tuple(_shorter(one, limit.records) for one in _first(federation.newcomers, limit.clients, families)),
-        public=_some(federation.public, limit.records),
-        manifest={**federation.manifest, "limit": cut},
+        clients=cut(federation.clients),
+        newcomers=cut(federation.newcomers),
+        public=_first_of_each_task(federation.public, limit.records),
+        manifest={**federation.manifest, "limit": {"clients": limit.clients, "records": limit.records}},
     )
 
 
-def _first(clients: Sequence[ClientData], most: int | None, families: Mapping[str, str]) -> list[ClientData]:
+def _first_clients(clients: Sequence[ClientData], most: int | None, families: Mapping[str, str]) -> list[ClientData]:
     kept: list[ClientData] = []
     counts: dict[str, int] = {}
     for client in clients:
@@ -108,11 +111,11 @@ def _first(clients: Sequence[ClientData], most: int | None, families: Mapping[st
     return kept
 
 
-def _shorter(client: ClientData, most: int | None) -> ClientData:
-    return replace(client, train=_some(client.train, most), val=_some(client.val, most), test=_some(client.test, most))
+def _cut_client(client: ClientData, most: int | None) -> ClientData:
+    return replace(client, **{split: _first_of_each_task(getattr(client, split), most) for split in SPLITS})
 
 
-def _some(records: Sequence[Record], most: int | None) -> Sequence[Record]:
+def _first_of_each_task(records: Sequence[Record], most: int | None) -> Sequence[Record]:
     """The first of each task, in their order."""
     if most is None:
         return records

@@ -33,36 +33,36 @@ def without_left_out(federation: Federation, tasks: Mapping[str, Task]) -> Feder
             members.append(client)
             continue
         try:
-            kept = [one for row, one in enumerate(client.train) if task.trains_on(one, record_name(one, row))]
+            kept = [each for row, each in enumerate(client.train) if task.trains_on(each, record_name(each, row))]
         except DataError as error:
             raise DataError(f"client {client.id}, train: {error}") from error
         counts[client.id], total = len(client.train) - len(kept), total + len(client.train)
         members.append(replace(client, train=tuple(kept)))
     known = len(federation.clients)
-    if empty := [one.id for one in members[:known] if not len(one.train)]:
+    if empty := [member.id for member in members[:known] if not len(member.train)]:
         raise DataError(
             f"{federation.name}: model.long_prompts leaves client {empty[0]} none of its "
             f"{counts[empty[0]]} training examples; raise model.max_length"
         )
     shorter = {client: count for client, count in counts.items() if count}
-    told = {"records": sum(counts.values()), "of": total, "clients": shorter}
+    left_out = {"records": sum(counts.values()), "of": total, "clients": shorter}
     return replace(
         federation,
         clients=tuple(members[:known]),
         newcomers=tuple(members[known:]),
-        manifest={**federation.manifest, "left_out": told},
+        manifest={**federation.manifest, "left_out": left_out},
     )
 
 
-def left_out_sentence(told: Mapping[str, Any]) -> str:
+def left_out_sentence(left_out: Mapping[str, Any]) -> str:
     """
     >>> left_out_sentence({"records": 3, "of": 1200, "clients": {"a": 1, "b": 2}})
     '3 of 1200 training records, of 2 clients, are left out: their prompts are too long (model.long_prompts)'
     """
-    count, clients = told["records"], len(told["clients"])
+    count, total, clients = left_out["records"], left_out["of"], len(left_out["clients"])
     if not count:
-        return f"none of {told['of']} training records is left out for the length of its prompt (model.long_prompts)"
+        return f"none of {total} training records is left out for the length of its prompt (model.long_prompts)"
     return (
-        f"{count} of {told['of']} training records, of {clients} client{'s' * (clients != 1)}, are left out: their "
+        f"{count} of {total} training records, of {clients} client{'s' * (clients != 1)}, are left out: their "
         "prompts are too long (model.long_prompts)"
     )

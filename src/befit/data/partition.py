@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources.abc import Traversable
 from typing import Literal
 from zlib import crc32
 
@@ -27,10 +28,13 @@ __all__ = [
     "lda_mixtures",
     "natural",
     "partition_hash",
+    "read_stored",
     "redraw_until",
     "shards",
     "shares_as",
     "split_by_shares",
+    "splits_hash",
+    "stored_text",
 ]
 
 Labels = Sequence[int] | NDArray[np.integer]
@@ -51,6 +55,37 @@ def partition_hash(partition: Sequence[Sequence[int] | NDArray[np.integer]]) -> 
     """SHA-256 of the index lists, as they are written in JSON."""
     plain = [[int(index) for index in indices] for indices in partition]
     return hashlib.sha256(json.dumps(plain, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_stored(path: Traversable, key: str) -> dict[str, Partition] | None:
+    """The index lists by split that ship under `key` in a file of `stored_text`; None where there are none.
+
+    They ship since NumPy may change what a seed draws. Raises DataError where a list differs from its hash.
+    """
+    entry = json.loads(path.read_text()).get(key)
+    if entry is None:
+        return None
+    parts = {split: [np.array(part, dtype=np.int64) for part in lists] for split, lists in entry["indices"].items()}
+    if splits_hash(parts) != entry["sha256"]:
+        raise DataError(f"{path.name} does not match its hash: the installation is damaged")
+    return parts
+
+
+def stored_text(partitions: Mapping[str, Mapping[str, Partition]]) -> str:
+    """The content of a file for `read_stored`: the index lists by key and split."""
+    stored = {
+        key: {
+            "sha256": splits_hash(parts),
+            "indices": {split: [part.tolist() for part in lists] for split, lists in parts.items()},
+        }
+        for key, parts in partitions.items()
+    }
+    return json.dumps(stored, separators=(",", ":")) + "\n"
+
+
+def splits_hash(parts: Mapping[str, Partition]) -> str:
+    """`partition_hash` of the clients' lists of every split, one split after the other."""
+    return partition_hash([part for lists in parts.values() for part in lists])
 
 
 def dirichlet_shares(classes: int, clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -221,12 +256,12 @@ def natural(
         members.setdefault(group, []).append(index)
     kept = [group for group, indices in members.items() if len(indices) >= minimum][:largest]
     dropped = sorted(index for group, indices in members.items() if group not in kept for index in indices)
-    found = {group: np.array(members[group], dtype=np.int64) for group in kept}
+    parts = {group: np.array(members[group], dtype=np.int64) for group in kept}
     if others is None or not dropped:
-        return found, dropped
-    if others in found:
+        return parts, dropped
+    if others in parts:
         raise DataError(f"a group is called {others!r} already; give the client of all other groups another name")
-    return {**found, others: np.array(dropped, dtype=np.int64)}, []
+    return {**parts, others: np.array(dropped, dtype=np.int64)}, []
 
 
 def redraw_until(
@@ -241,10 +276,10 @@ def redraw_until(
     best = -1
     for attempt in range(_ATTEMPTS):
         parts = draw(generator(seed, federation, stage, attempt))
-        found = size(parts)
-        if found >= minimum:
+        smallest = size(parts)
+        if smallest >= minimum:
             return parts
-        best = max(best, found)
+        best = max(best, smallest)
     raise DataError(
         f"no partition of {federation} in {_ATTEMPTS} attempts gives every client {minimum} examples; the "
         f"best had {best}. Use a larger alpha, fewer clients or a smaller minimum"

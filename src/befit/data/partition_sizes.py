@@ -82,7 +82,7 @@ def classes_per_client(
     """Every client has examples of `classes` classes; a class is divided equally among those that have it.
 
     Classes are dealt in turns of all of them in random order, so each is held by as many clients as any other or one
-    more. Raises DataError where a class would be nobody's, or has fewer examples than clients that share it.
+    more. Raises DataError where no client would have a class, or a class has fewer examples than clients that share it.
     """
     labels = np.asarray(labels)
     _check(len(labels), clients)
@@ -117,14 +117,14 @@ def by_task(
     members: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
         members.setdefault(task, []).append(index)
-    made: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for task, indices in members.items():
         mine = np.array(indices, dtype=np.int64)
         if clients_per_task > len(mine):
             raise DataError(f"task {task} has {len(mine)} records for {clients_per_task} clients")
         parts = iid(len(mine), clients_per_task, seed, federation, f"{stage}/{task}")
-        made[task] = [mine[part] for part in parts]
-    return made
+        partitions[task] = [mine[part] for part in parts]
+    return partitions
 
 
 def _check(count: int, clients: int) -> None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.schema import show
-from befit.data.files.gather import gather
 from befit.data.files.readers import Row
 from befit.tasks import TaskKind, get_task
 
@@ -21,7 +20,7 @@ __all__ = ["Item", "check_columns", "classes_of", "column_names", "input_record"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A record before its label is resolved, where it comes from, and the SHA-256 of what it says (but its id)."""
+    """A record whose label is not yet a number, where it comes from, and the SHA-256 of its content without the id."""
 
     record: dict[str, Any]
     where: str
@@ -48,8 +47,8 @@ def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
 
 
 def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
-    """Every row as a record of the task. Columns that the task does not know are left out, but the one called `by`,
-    which is no part of what a record says.
+    """Every row as a record of the task. Columns that the task does not know are left out, except the one called `by`,
+    which does not count for the digest.
 
     Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
     content comes again. Raises DataError that names file, line, field and value.
@@ -82,7 +81,7 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
         kept = {by: row.values[by]} if by in row.values else {}
         return Item({"id": name, **kept, **record}, row.where, digest)
 
-    return gather(item, rows)
+    return map_all(item, rows)
 
 
 def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) -> Any:
@@ -104,11 +103,11 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
         return {field: value[name] for field, name in names.items() if name in value}
     if first == "image" and ("bytes" in value or "path" in value):
         return value  # itself an encoded picture
-    wanted = columns.get(first, first)
-    reason = f" (data.columns.{first})" if wanted != first else ""
+    column = columns.get(first, first)
+    reason = f" (data.columns.{first})" if column != first else ""
     raise DataError(
-        f"{where}: there is no {wanted}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
-        f"{did_you_mean(wanted, map(str, value))}".removesuffix(".")
+        f"{where}: there is no {column}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+        f"{did_you_mean(column, map(str, value))}".removesuffix(".")
     )
 
 
@@ -143,7 +142,7 @@ def _optional(row: Row, field: str, column: str, mapped: bool) -> str:
 
 def _texts(row: Row, field: str, column: str) -> list[str]:
     value = _raw(row, field, column)
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise DataError(f"{row.where}: {column} must be a list of texts, got {show(value)}")
     return value
 

@@ -1,4 +1,4 @@
-"""Data that arrives task by task: which records a round owns, and which of those seen so far a batch is made of.
+"""Data that arrives task by task: the records that are new in a round, and batches drawn from all records so far.
 
 PFL-Static, PFL-Dynamic and memory-only training of FedMosaic (Seo et al. 2026, Algorithm 1; slices and counts as in
 snumprlab/fedmosaic), as functions of numbers of records and a random generator. Positions count a client's records in
@@ -124,8 +124,8 @@ def memory_batches(
     has no record twice unless the memory is smaller than a batch: then its records are repeated in turn. Without new
     records all batches are from what is remembered; where nothing is, there are none.
 
-    Deviation: the share of a batch that is due with each record is counted in whole numbers, so that none is lost to
-    rounding and none has to be added at the end. Raises DataError for sizes below one.
+    Deviation: the share of a batch that is due with each record is counted in whole numbers, so that rounding
+    changes nothing. Raises DataError for sizes below one.
     """
     if steps < 1 or batch_size < 1 or (capacity is not None and capacity < 1):
         raise DataError(f"steps, batch_size and capacity must be at least 1, got {steps}, {batch_size} and {capacity}")
@@ -133,35 +133,33 @@ def memory_batches(
     positions = np.concatenate([memory.positions, new])
     counts = np.concatenate([memory.counts, np.zeros(len(new))])
     frequency = sampling == "frequency"
-    held, due = len(memory.positions), 0
+    size, due = len(memory.positions), 0
     batches: list[NDArray[np.int64]] = []
 
     def emit() -> None:
-        known = counts[:held]
+        known = counts[:size]
         if frequency:
             known *= DECAY
-        drawn = draw(known if frequency else np.zeros(held), min(batch_size, held), rng)
+        drawn = draw(known if frequency else np.zeros(size), min(batch_size, size), rng)
         known[drawn] += 1.0
         batches.append(positions[np.resize(drawn, batch_size)])
 
     for position in new:
-        positions[held], counts[held] = position, 0.0
-        held += 1
-        if capacity is not None and held > capacity:
-            leaving = int(rng.integers(held))
-            held -= 1
-            positions[leaving:held], counts[leaving:held] = (
-                positions[leaving + 1 : held + 1],
-                counts[leaving + 1 : held + 1],
-            )
+        positions[size], counts[size] = position, 0.0
+        size += 1
+        if capacity is not None and size > capacity:
+            leaving = int(rng.integers(size))
+            size -= 1
+            for array in (positions, counts):
+                array[leaving:size] = array[leaving + 1 : size + 1]
         due += steps
         for _ in range(due // len(new)):
             emit()
         due %= len(new)
-    if not len(new) and held:
+    if not len(new) and size:
         for _ in range(steps):
             emit()
-    return batches, Memory(positions[:held].copy(), counts[:held].copy())
+    return batches, Memory(positions[:size].copy(), counts[:size].copy())
 
 
 def round_batches(

@@ -22,36 +22,13 @@ __all__ = ["CONFIG", "WEIGHTS", "Checkpoint", "Module", "check_mergeable", "open
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.
-_UNDERSTOOD = {
-    "alpha_pattern",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "bias",
-    "corda_config",
-    "ensure_weight_tying",
-    "eva_config",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "inference_mode",
-    "init_lora_weights",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_ga_config",
-    "megatron_core",
-    "modules_to_save",
-    "peft_type",
-    "peft_version",
-    "qalora_group_size",
-    "r",
-    "rank_pattern",
-    "revision",
-    "runtime_config",
-    "target_modules",
-    "task_type",
-    "use_rslora",
-}
+_NAMES = """
+alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
+fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout
+lora_ga_config megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern revision
+runtime_config target_modules task_type use_rslora
+"""
+_UNDERSTOOD = frozenset(_NAMES.split())
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 # Must agree, since the same factors would mean something else.
 _SAME = ("base_model_name_or_path", "revision", "task_type", "fan_in_fan_out")
@@ -171,8 +148,8 @@ def check_mergeable(first: Checkpoint, other: Checkpoint, same_base: bool = True
                 f"differ in {len(missing)} places"
             )
     widths = [
-        (name, (one.d_out, one.d_in), (other.modules[name].d_out, other.modules[name].d_in))
-        for name, one in first.modules.items()
+        (name, (module.d_out, module.d_in), (other.modules[name].d_out, other.modules[name].d_in))
+        for name, module in first.modules.items()
         if name in other.modules
     ]
     shapes = [(name, shape, other.dense[name]) for name, shape in first.dense.items() if name in other.dense]
@@ -206,9 +183,9 @@ def _unsupported(config: Mapping[str, Any]) -> list[str]:
     if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
         problems.append(f"lora_alpha must be positive, got {alpha!r}")
     for field in ("rank_pattern", "alpha_pattern"):
-        found = config.get(field) or {}
-        if not isinstance(found, dict) or not all(isinstance(v, (int, float)) and v > 0 for v in found.values()):
-            problems.append(f"{field} must map names to positive numbers, got {found!r}")
+        pattern = config.get(field) or {}
+        if not isinstance(pattern, dict) or not all(isinstance(v, (int, float)) and v > 0 for v in pattern.values()):
+            problems.append(f"{field} must map names to positive numbers, got {pattern!r}")
     return problems
 
 
@@ -216,23 +193,23 @@ def _contents(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Module], dict[str, tuple[int, ...]], list[str]]:
     """Modules and dense arrays from names and shapes in a file, and every problem found."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    factors: dict[str, dict[str, tuple[int, ...]]] = {}
     dense: dict[str, tuple[int, ...]] = {}
     problems: list[str] = []
     for name, shape in shapes.items():
         if match := _FACTOR.fullmatch(name):
-            found.setdefault(match["module"], {})[match["side"]] = shape
+            factors.setdefault(match["module"], {})[match["side"]] = shape
         elif "lora_" in name:
             problems.append(f"{name} is no factor of a linear module, which is all that befit merge supports")
         else:
             dense[name] = shape
     modules: dict[str, Module] = {}
-    for name, sides in sorted(found.items()):
+    for name, sides in sorted(factors.items()):
         problem, module = _module(config, name, sides)
         problems += problem
         if module:
             modules[name] = module
-    if not found and not problems:
+    if not factors and not problems:
         problems.append("holds no LoRA factors")
     return modules, dict(sorted(dense.items())), problems
 

@@ -116,7 +116,7 @@ def merge_checkpoints(
     _warn_of_dense(how, opened)
     source = _Source(opened, tell, how)
     draw = _draw(folders, seed)
-    found: list[MergedModule] = []
+    modules: list[MergedModule] = []
     names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
     with new_folder(out) as folder:
         with SafetensorsFile(folder / WEIGHTS, [*names, *first.dense]) as file:
@@ -125,7 +125,7 @@ def merge_checkpoints(
                 for side, value in (("A", result.A), ("B", result.B)):
                     file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
                 scale = first.modules[module.name].scale
-                found.append(
+                modules.append(
                     MergedModule(
                         module.name,
                         len(result.A),
@@ -139,9 +139,9 @@ def merge_checkpoints(
                 )
             for name in first.dense:
                 _average(name, opened, given, file)
-        write_json(folder / CONFIG, _config(first, found, base))
+        write_json(folder / CONFIG, _config(first, modules, base))
         settings = {
-            "merged_from": [str(one) for one in folders],
+            "merged_from": [str(folder) for folder in folders],
             "weights": given,
             "seed": seed,
             "full_rank": full,
@@ -153,7 +153,7 @@ def merge_checkpoints(
         tuple(map(str, folders)),
         tuple(given),
         how,
-        tuple(found),
+        tuple(modules),
         tuple(first.dense),
         str(kept).removeprefix("torch."),
         time.perf_counter() - began,
@@ -164,7 +164,7 @@ class _Source:
     """Passes over the modules of all checkpoints, with the time since the module before was written."""
 
     def __init__(self, opened: Sequence[Checkpoint], tell: Tell, how: Merge) -> None:
-        wide = any(one.factor_type == torch.float64 for one in opened)
+        wide = any(checkpoint.factor_type == torch.float64 for checkpoint in opened)
         self._dtype = torch.float64 if wide else torch.float32
         self._opened, self._tell, self._done = opened, tell, 0
         self._total = len(opened[0].modules) * how.rule_value.passes(self._dtype)
@@ -172,8 +172,8 @@ class _Source:
 
     def __call__(self) -> Iterator[ModuleUpdates]:
         for name in self._opened[0].modules:
-            pairs = [one.pair(name, self._dtype) for one in self._opened]
-            yield ModuleUpdates(name, pairs, [one.modules[name].scale for one in self._opened])
+            pairs = [checkpoint.pair(name, self._dtype) for checkpoint in self._opened]
+            yield ModuleUpdates(name, pairs, [checkpoint.modules[name].scale for checkpoint in self._opened])
             self._done += 1
             self._tell(self._done, self._total)
 
@@ -223,7 +223,7 @@ def _average(name: str, opened: Sequence[Checkpoint], weights: Sequence[float], 
     slices = [slice(a, a + step) for a in range(0, shape[0], step)] if shape else [None]
     shares = Elementwise().shares(weights)
     for number, rows in enumerate(slices or [slice(0, 0)]):
-        parts = [one.read(name, rows) for one in opened]
+        parts = [checkpoint.read(name, rows) for checkpoint in opened]
         value = parts[0]
         if value.is_floating_point():
             total = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
@@ -250,7 +250,7 @@ def _warn_of_dense(how: Merge, opened: Sequence[Checkpoint]) -> None:
     rule = how.rule_value
     if how.space != "delta" or isinstance(rule, Isotropic) or rule.linear:
         return
-    widest = max(opened[0].modules.values(), key=lambda one: one.d_out * one.d_in)
+    widest = max(opened[0].modules.values(), key=lambda module: module.d_out * module.d_in)
     if min(widest.d_out, widest.d_in) >= _WIDE:
         size = 4e-9 * (len(opened) + 4) * widest.d_out * widest.d_in
         _LOG.warning(
@@ -304,7 +304,7 @@ def _check_weights(weights: Sequence[float] | None, count: int, rule: Any) -> li
 def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
     problems: list[str] = []
     for other in opened[1:]:
-        different = [name for name, one in opened[0].modules.items() if other.modules[name].rank != one.rank]
+        different = [name for name, module in opened[0].modules.items() if other.modules[name].rank != module.rank]
         if different:
             mine, its = opened[0].modules[different[0]].rank, other.modules[different[0]].rank
             problems.append(
@@ -318,8 +318,9 @@ def _check_equal_ranks(opened: Sequence[Checkpoint]) -> None:
 def _config(first: Checkpoint, modules: Sequence[MergedModule], base: str | None) -> dict[str, Any]:
     """The first adapter's configuration with the ranks of the result, and alphas that give its scales."""
     root = bool(first.config.get("use_rslora"))
-    ranks = {one.name: one.rank for one in modules}
-    alphas = {one.name: _plain(one.scale * (math.sqrt(one.rank) if root else one.rank)) for one in modules}
+    ranks = {module.name: module.rank for module in modules}
+    roots = {name: math.sqrt(rank) if root else rank for name, rank in ranks.items()}
+    alphas = {module.name: _plain(module.scale * roots[module.name]) for module in modules}
     rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
     return {
         **first.config,

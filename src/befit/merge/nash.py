@@ -22,8 +22,8 @@ def nash_weights(gram: Tensor, ridge: float = 1e-8, tolerance: float = 1e-12) ->
     tolerance  largest `|a_j (K a)_j - 1|` of the result
 
     `a` minimises `a^T K a / 2 - sum log a_j`, which is strictly convex: Newton's method, each step damped by
-    `1 / (1 + lambda)` while its decrement lambda is large, always arrives (the function is self-concordant). Whose
-    update is short, or against all others', gets more. Equal for orthonormal updates, and where nobody moved.
+    `1 / (1 + lambda)` while its decrement lambda is large, always arrives (the function is self-concordant). A client
+    whose update is short, or opposes all others, gets more. Equal for orthonormal updates, and where all are zero.
     Raises ValueError for a matrix that is not square and finite.
 
     >>> [round(weight, 6) for weight in nash_weights(torch.diag(torch.tensor([1.0, 4.0]))).tolist()]

@@ -126,7 +126,7 @@ def apply_elementwise(
     weights: Sequence[float],
     draw: Callable[[int, str], torch.Generator],
 ) -> Iterator[tuple[Entry, Tensor]]:
-    """One merged tensor for every entry, in order. Entries may be made anew at each call of `entries`.
+    """One merged tensor for every entry, in order. Each call of `entries` may compute them again.
 
     weights  one per client, non-negative; what they sum to matters only for `combine="sum"`
     draw     the generator for a client (by number) and an entry's name
@@ -134,13 +134,13 @@ def apply_elementwise(
     """
 
     def pass_over() -> Iterator[tuple[Entry, list[Tensor]]]:
-        cuts = list(held)
+        cuts = list(first_cuts)
         for entry in entries():
             yield entry, [_sparse(rule, entry, k, part, cuts, draw) for k, part in enumerate(entry.parts)]
 
-    held: list[Cut] = []
+    first_cuts: list[Cut] = []
     if rule.sparsify == "trim" and rule.scope == "adapter" and rule.density < 1:
-        held = cuts_of_stream(lambda: (entry.parts for entry in entries()), rule.density, rule.reference)
+        first_cuts = cuts_of_stream(lambda: (entry.parts for entry in entries()), rule.density, rule.reference)
     zero = 1.0
     if rule.elect != "none" and rule.zero_sign == "majority" and rule.scope == "adapter":
         zero = _sign(sum(float(_elected(rule, parts, weights).sum()) for _, parts in pass_over()))

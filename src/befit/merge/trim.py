@@ -53,14 +53,14 @@ def cut_of(values: Tensor, count: int) -> Cut:
 def trim(values: Tensor, cut: Cut) -> tuple[Tensor, Cut]:
     """`values` with what is below the cut set to zero, and the cut for the next tensor of the same adapter."""
     level = values.abs() == cut.magnitude
-    found = int(level.sum())
+    equal = int(level.sum())
     below = torch.nextafter(torch.tensor(cut.magnitude, dtype=values.dtype), torch.zeros((), dtype=values.dtype))
     kept = torch.nn.functional.hardshrink(values, float(below))
-    if found > cut.equal:
+    if equal > cut.equal:
         surplus = level.flatten().nonzero().flatten()[cut.equal :]
         kept = kept.contiguous()  # of a tensor that is a part of another one it is not yet
         kept.view(-1)[surplus] = 0
-    return kept, Cut(cut.magnitude, max(0, cut.equal - found))
+    return kept, Cut(cut.magnitude, max(0, cut.equal - equal))
 
 
 def cuts_of_stream(
@@ -83,7 +83,7 @@ def cuts_of_stream(
             for search, tensor in zip(searches, tensors, strict=True):
                 search.count(tensor)
         for search in searches:
-            search.descend(search.wanted)
+            search.descend(search.remaining)
     return [search.cut(reference) for search in searches]
 
 
@@ -97,13 +97,13 @@ def passes_of(dtype: torch.dtype) -> int:
 
 
 class _Search:
-    """The search of one client: the digits found so far, and how many entries with these digits are still wanted."""
+    """The search of one client: the digits found so far, and how many of the entries with these digits stay."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.shift = 8 * dtype.itemsize  # bits below those that are fixed
         self.prefix = 0
-        self.wanted = 0
+        self.remaining = 0
         self.counts = torch.zeros(1 << _DIGIT, dtype=torch.int64)
 
     def count(self, tensor: Tensor) -> None:
@@ -114,18 +114,18 @@ class _Search:
         digits = (patterns >> (self.shift - _DIGIT)) & ((1 << _DIGIT) - 1)
         self.counts += torch.bincount(digits.int(), minlength=1 << _DIGIT)
 
-    def descend(self, wanted: int) -> None:
-        """Fix the digit that holds the entry number `wanted` from the top."""
-        if not self.counts.any():  # an adapter without any entry, in a basis of rank 0
+    def descend(self, rank: int) -> None:
+        """Fix the digit of the entry that is number `rank` from the top."""
+        if not self.counts.any():  # an adapter without entries, in a basis of rank 0
             self.shift -= _DIGIT
             return
         above = self.counts.flip(0).cumsum(0).flip(0)  # entries with this digit or a larger one
-        digit = int((above >= wanted).nonzero()[-1])
+        digit = int((above >= rank).nonzero()[-1])
         self.prefix = self.prefix << _DIGIT | digit
         self.shift -= _DIGIT
-        self.wanted = wanted - int(above[digit] - self.counts[digit])
+        self.remaining = rank - int(above[digit] - self.counts[digit])
         self.counts = torch.zeros_like(self.counts)
 
     def cut(self, reference: bool) -> Cut:
         magnitude = torch.tensor([self.prefix], dtype=_INTEGER[self.dtype.itemsize]).view(self.dtype)
-        return Cut(float(magnitude), 1 << 62 if reference else self.wanted)
+        return Cut(float(magnitude), 1 << 62 if reference else self.remaining)

@@ -73,11 +73,11 @@ class Flattened:
         return self.spectrum().balanced()
 
     def spectrum(self, rank: int | None = None) -> Spectrum:
-        found = self.update.spectrum(rank)
-        level, kept = self.rule.level(found.sigma, self.shape, rank)
-        directions = numerical_rank(found.sigma, self.rule.tolerance)  # with those that truncation loses
-        sigma = found.sigma.new_full((directions,), self.scale * level)
-        return Spectrum(found.left[:, :kept], sigma, found.right[:kept])
+        whole = self.update.spectrum(rank)
+        level, kept = self.rule.level(whole.sigma, self.shape, rank)
+        directions = numerical_rank(whole.sigma, self.rule.tolerance)  # with those that truncation loses
+        sigma = whole.sigma.new_full((directions,), self.scale * level)
+        return Spectrum(whole.left[:, :kept], sigma, whole.right[:kept])
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ def finish(
                1 / sqrt(d_in), as LoRA starts
     spare      (rank, d_in) rows to take instead where the update is zero, so that the present A is kept
     """
-    found = update.spectrum(rank)
-    B, A = found.balanced(scale)
-    norm = float(found.sigma.square().sum().sqrt())
-    used = min(B.shape[1], numerical_rank(found.sigma))
+    merged = update.spectrum(rank)
+    B, A = merged.balanced(scale)
+    norm = float(merged.sigma.square().sum().sqrt())
+    used = min(B.shape[1], numerical_rank(merged.sigma))
     missing = rank - used
     if missing:
         start = (2 * torch.rand(rank, A.shape[1], generator=generator, dtype=A.dtype) - 1) / math.sqrt(A.shape[1])
         rows = spare.to(A.dtype) if spare is not None and used == 0 else start.to(A.device)
         B = torch.cat([B[:, :used], B.new_zeros(len(B), missing)], dim=1)
         A = torch.cat([A[:used], rows[used:]], dim=0)
-    return Finished(B, A, found.energy, norm, missing)
+    return Finished(B, A, merged.energy, norm, missing)

@@ -77,12 +77,12 @@ class SafetensorsFile:
 
 
 def check_target(out: Path, inputs: list[Path], force: bool, config: str) -> None:
-    """Raise ConfigError where `out` may not be written: it is an input, or is there already.
+    """Raise ConfigError where `out` may not be written: it is an input, or exists.
 
-    With `force`, an adapter that is there is replaced; another folder or a file never is written to.
+    With `force`, an existing adapter is replaced; any other folder or file is never overwritten.
     """
     problem = ""
-    if any(out.resolve() == one.resolve() for one in inputs):
+    if any(out.resolve() == path.resolve() for path in inputs):
         problem = "is one of the adapters to merge"
     elif out.exists() and not out.is_dir():
         problem = "is a file"

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from befit.data.overview import Overview
+from befit.data.record_counts import RecordCounts
 from befit.report.numbers import plain
 from befit.report.svg import draw
 
@@ -20,7 +20,7 @@ NAMED = 60  # rows or columns that still have room for their names
 MARKED = 12  # columns in which a cell still has room for its number
 
 
-def partition_page(seen: Overview) -> str:
+def partition_page(seen: RecordCounts) -> str:
     """report-like HTML: what was divided and how, and one map each of clients and newcomers."""
     style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
     title = html.escape(plain(f"{seen.federation} {seen.version}"))
@@ -41,7 +41,7 @@ def partition_page(seen: Overview) -> str:
     )
 
 
-def partition_png(seen: Overview) -> bytes:
+def partition_png(seen: RecordCounts) -> bytes:
     """The map of the clients as a picture."""
     buffer = io.BytesIO()
     with matplotlib.rc_context():
@@ -52,13 +52,13 @@ def partition_png(seen: Overview) -> bytes:
     return buffer.getvalue()
 
 
-def size_of(seen: Overview, clients: int) -> tuple[float, float]:
+def size_of(seen: RecordCounts, clients: int) -> tuple[float, float]:
     """Width and height in inches: rows and columns that are named get room for a line of text."""
     width = min(10.0, max(4.5, 2.5 + 0.45 * len(seen.names)))
     return width, min(16.0, max(2.5, 1.3 + 0.24 * min(clients, NAMED)))
 
 
-def paint(figure: Figure, seen: Overview, which: str) -> None:
+def paint(figure: Figure, seen: RecordCounts, which: str) -> None:
     """Rows are clients, columns kinds; a cell is the share of the client's training (or, without any, test) records."""
     holdings = seen.clients if which == "clients" else seen.newcomers
     shares = np.zeros((len(holdings), len(seen.names)))

@@ -10,10 +10,9 @@ from typing import Any
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import in_order
 from befit.config.experiment import load_experiment
-from befit.core.errors import DataError, RunError, did_you_mean
+from befit.core.errors import DataError, RunError, did_you_mean, map_all
 from befit.core.storage import atomic_write, read_bytes, read_json, write_shared
 from befit.core.wire import from_bytes, to_bytes
-from befit.data.files.gather import gather
 from befit.data.records import input_record
 from befit.models.source import find_model
 from befit.protocol.method import Deployment
@@ -143,7 +142,7 @@ def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, col
     if not len(inputs):
         raise DataError("there are no inputs to predict from")
     places = places or [f"input {number}" for number in range(1, len(inputs) + 1)]
-    return gather(lambda one: input_record(one[0], task, columns, one[1]), zip(inputs, places, strict=True))
+    return map_all(lambda one: input_record(one[0], task, columns, one[1]), zip(inputs, places, strict=True))
 
 
 def _client_folder(run_dir: Path, client: str) -> Path:

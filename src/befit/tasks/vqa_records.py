@@ -1,4 +1,4 @@
-"""Rows of a user's file as `vqa` records: LLaVA's spelling and ours, images, and the answers to choose from.
+"""Rows of a user's file as `vqa` records, in LLaVA's form or befit's, with images and the answers to choose from.
 
 Spellings are mapped here and nowhere else: `conversations` with {from, value} and `messages` are
 `conversation` with {role, content}, `image` is `images`.
@@ -43,7 +43,7 @@ def vqa_record(
     if len(turns) % 2:
         raise DataError(f"{where}: the last turn is a question without an answer")
     gold, given = turns[1]["content"], _field(values, columns, "choices")
-    if given is not None and (not isinstance(given, list) or not all(isinstance(one, str) for one in given)):
+    if given is not None and (not isinstance(given, list) or not all(isinstance(choice, str) for choice in given)):
         raise DataError(f"{where}: choices must be a list of texts, got {show(given)}")
     form = _field(values, columns, "form")
     if form not in (None, "choice", "open"):
@@ -78,10 +78,10 @@ def vqa_fields(
     spelled = [name for name in ("conversation", "conversations", "messages") if _field(values, columns, name)]
     pictured = [name for name in ("images", "image") if _field(values, columns, name) is not None]
     if len(spelled) != 1 or len(pictured) > 1:
-        found = ", ".join([*spelled, *pictured]) or "neither"
+        names = ", ".join([*spelled, *pictured]) or "neither"
         raise DataError(
             f"{where}: needs one of conversation, conversations and messages, and images or image or none; "
-            f"it has {found}"
+            f"it has {names}"
         )
     images = _field(values, columns, pictured[0]) if pictured else []
     images = images if isinstance(images, list) else [images]
@@ -127,8 +127,8 @@ def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
     >>> choice_list("Is it red? Choice list:[yes, no]"), choice_list("Which? A. cat\\nB. dog", "B"), choice_list("Why?")
     (('yes', 'no'), ('A', 'B'), None)
     """
-    if (found := _NAMED.search(question)) or (found := _LINE.search(question)):
-        parts = [part.strip() for part in found[1].split(",")]
+    if (match := _NAMED.search(question)) or (match := _LINE.search(question)):
+        parts = [part.strip() for part in match[1].split(",")]
     elif lettered := _lettered(question):
         parts = lettered
     elif question.count("|") > 1:
@@ -143,9 +143,9 @@ def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
 
 def _lettered(question: str) -> list[str]:
     """The texts of lines that begin with A., B., and so on; the first may stand after other text in its line."""
-    found = _LETTERED.findall(re.sub(r"(?<=\S) +A\. ", "\nA. ", question))
-    letters = "".join(letter for letter, _ in found)
-    return [text for _, text in found] if letters and letters == _LETTERS[: len(letters)] else []
+    lines = _LETTERED.findall(re.sub(r"(?<=\S) +A\. ", "\nA. ", question))
+    letters = "".join(letter for letter, _ in lines)
+    return [text for _, text in lines] if letters and letters == _LETTERS[: len(letters)] else []
 
 
 def _field(values: Mapping[str, Any], columns: Mapping[str, str], field: str) -> Any:

@@ -24,8 +24,8 @@ def twice_differentiable() -> Iterator[None]:
 
 def _hessian_product(gradients: Sequence[Tensor], over: Sequence[Tensor], vector: Sequence[Tensor]) -> list[Tensor]:
     """`H v` from gradients that still have their graph; a parameter that the loss does not see has rows of zeros."""
-    pairs = [(one, v) for one, v in zip(gradients, vector, strict=True) if one.requires_grad]
-    outputs, weights = [one for one, _ in pairs], [v for _, v in pairs]
+    pairs = [(gradient, v) for gradient, v in zip(gradients, vector, strict=True) if gradient.requires_grad]
+    outputs, weights = [gradient for gradient, _ in pairs], [v for _, v in pairs]
     return list(torch.autograd.grad(outputs, over, weights, retain_graph=True, materialize_grads=True))
 
 

@@ -97,13 +97,13 @@ def train(
     """
     model, budget = site.model, site.budget
     steps = budget.max_steps if steps is None else steps
-    passes = [one for one in passes if one.first_round <= at.round]
-    optimisers = [make_optimiser(_groups(model, one), budget) for one in passes]
-    guides = [[term.bind(site) for term in one.terms] for one in passes]
-    strengths = [one.blend.strength(site, at) if one.blend else None for one in passes]
-    for one, optimiser in zip(passes, optimisers, strict=True):
-        if one.keep_optimiser and moments:
-            load_moments(optimiser, one.name, moments)
+    passes = [current for current in passes if current.first_round <= at.round]
+    optimisers = [make_optimiser(_groups(model, current), budget) for current in passes]
+    guides = [[term.bind(site) for term in current.terms] for current in passes]
+    strengths = [current.blend.strength(site, at) if current.blend else None for current in passes]
+    for current, optimiser in zip(passes, optimisers, strict=True):
+        if current.keep_optimiser and moments:
+            load_moments(optimiser, current.name, moments)
     totals = [torch.zeros((), device=model.device) for _ in passes]
     with model.training(True):
         everything = list(range(len(passes)))
@@ -111,22 +111,22 @@ def train(
             for step, batch in enumerate(site.batches(split, steps, at)):
                 rate = learning_rate(budget, step, at)
                 for index in together:
-                    one = passes[index]
-                    with model.active(*one.active, mixer=one.mixer), model.trainable(one.trainable):
+                    current = passes[index]
+                    with model.active(*current.active, mixer=current.mixer), model.trainable(current.trainable):
                         logits = site.logits(batch)
                         task_loss = site.task.loss(logits, batch)
                         objective = _objective(task_loss, guides[index], strengths[index], batch, logits)
                         model.zero_gradients()
                         objective.backward()
                     if budget.grad_clip:
-                        torch.nn.utils.clip_grad_norm_(model.parameters(one.trainable), budget.grad_clip)
+                        torch.nn.utils.clip_grad_norm_(model.parameters(current.trainable), budget.grad_clip)
                     for group in optimisers[index].param_groups:
                         group["lr"] = rate * group["multiple"]
                     optimisers[index].step()
-                    if one.after is not None:
-                        one.after(step)
+                    if current.after is not None:
+                        current.after(step)
                     totals[index] += task_loss.detach()
-    losses = {one.name: float(total) / max(1, steps) for one, total in zip(passes, totals, strict=True)}
+    losses = {current.name: float(total) / max(1, steps) for current, total in zip(passes, totals, strict=True)}
     for name, loss in losses.items():
         if not math.isfinite(loss):
             raise TrainingDiverged(
@@ -134,16 +134,16 @@ def train(
                 f"{budget.lr}; try a smaller train.lr or set train.grad_clip"
             )
     kept: State = {}
-    for one, optimiser in zip(passes, optimisers, strict=True):
-        if one.keep_optimiser:
-            kept |= dump_moments(optimiser, one.name)
+    for current, optimiser in zip(passes, optimisers, strict=True):
+        if current.keep_optimiser:
+            kept |= dump_moments(optimiser, current.name)
     return TrainingReport(steps, losses, kept)
 
 
-def _groups(model: AdaptedModel, one: Pass) -> list[dict[str, Any]]:
+def _groups(model: AdaptedModel, current: Pass) -> list[dict[str, Any]]:
     """What a pass trains, by learning rate: first all that has the budget's."""
-    rest, groups = one.trainable, []
-    for chosen, multiple in one.rates:
+    rest, groups = current.trainable, []
+    for chosen, multiple in current.rates:
         groups.append({"params": model.parameters(rest & chosen), "multiple": multiple})
         rest = rest & ~chosen
     return [{"params": model.parameters(rest), "multiple": 1.0}, *groups]

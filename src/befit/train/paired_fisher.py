@@ -75,13 +75,13 @@ class PairedFisher:
     def add(self, fed: Tensor, local: Tensor) -> None:
         """Take in the gradients of some samples, (samples, P) each, in the same order."""
         self.count += len(fed)
-        for one_f, one_l in zip(fed, local, strict=True):  # by sample, so that only two vectors are ever in float64
-            g_f, g_l = one_f.double(), one_l.double()
+        for sample_f, sample_l in zip(fed, local, strict=True):  # so that only two vectors are ever in float64
+            g_f, g_l = sample_f.double(), sample_l.double()
             self.sums[0] += g_f
             self.sums[1] += g_l
             for row, (left, right) in enumerate(((g_f, g_f), (g_l, g_l), (g_f, g_l)), start=2):
                 self.sums[row].addcmul_(left, right)
-        # Squares of finite float32 numbers are finite in float64, so what is not came from a gradient that is not.
+        # Squares of finite float32 numbers are finite in float64, so an infinite sum comes from an infinite gradient.
         if not torch.isfinite(self.sums[2:4].sum()):
             raise FloatingPointError("a per-sample gradient is not finite")
 

@@ -40,7 +40,7 @@ def sample_gradients(
     belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`.
     Gradient checkpointing does not matter: it belongs to training mode, and a model that recomputes in any mode runs
     its hooks once all the same. Raises ModelError for a layer whose input does not lead with the samples, and for one
-    that backward passes do not reach because it runs without gradients.
+    that runs without gradients, where no backward pass arrives.
     """
     samples = len(next(iter(batch.values())))
     gradients: dict[str, Tensor] = {}
@@ -53,8 +53,8 @@ def sample_gradients(
             )
         x = inputs.reshape(samples, -1, inputs.shape[-1])
         g = grad.detach().float().reshape(samples, -1, grad.shape[-1])
-        found = branch.gradients(x, g) if space == "factors" else {"delta": g.transpose(1, 2) @ x / branch.scale}
-        for factor, value in found.items():
+        parts = branch.gradients(x, g) if space == "factors" else {"delta": g.transpose(1, 2) @ x / branch.scale}
+        for factor, value in parts.items():
             key = f"{name}/{factor}"  # a module that runs more than once per forward pass adds up
             gradients[key] = gradients[key] + value if key in gradients else value
 
@@ -79,15 +79,15 @@ def sample_gradients(
 @contextmanager
 def _without_gradients(model: AdaptedModel) -> Iterator[set[str]]:
     """Collect the names of adapted modules that run while gradients are off: their hooks may never be called."""
-    found: set[str] = set()
+    unseen: set[str] = set()
 
     def note(layer: torch.nn.Module, *_: object) -> None:
         if not torch.is_grad_enabled():
-            found.add(str(layer.name))
+            unseen.add(str(layer.name))
 
     handles = [layer.register_forward_hook(note) for layer in model.layers.values()]
     try:
-        yield found
+        yield unseen
     finally:
         for handle in handles:
             handle.remove()

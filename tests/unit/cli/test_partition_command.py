@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.data.federation import ClientData, Federation
-from befit.data.overview import overview
+from befit.data.record_counts import count_records
 from befit.data.registry import build
 from befit.report.partition_map import partition_page, partition_png
 
@@ -36,7 +36,7 @@ def small():
 
 
 def test_counts_are_by_label_and_split():
-    seen = overview(small())
+    seen = count_records(small())
     assert seen.kind == "label" and seen.names == ("no", "yes")
     assert seen.clients[0].counts["train"] == {"no": 3, "yes": 1} and seen.clients[0].largest_share("train") == 0.75
     assert seen.clients[0].sizes == {"train": 4, "val": 0, "test": 2}
@@ -45,7 +45,7 @@ def test_counts_are_by_label_and_split():
 
 def test_without_labels_records_are_counted_by_task_or_language_or_not_at_all():
     def made(*records):
-        return overview(Federation("x", "1", "causal-lm", (ClientData("a", records),)))
+        return count_records(Federation("x", "1", "causal-lm", (ClientData("a", records),)))
 
     assert made({"task": "t", "language": "l"}, {"task": "u", "language": "l"}).names == ("t", "u")
     assert made({"language": "l"}, {"language": "m", "task": "only here"}).kind == "language"
@@ -75,7 +75,7 @@ def test_a_configuration_gives_the_partition_of_its_run(tmp_path):
 
 
 def test_the_page_holds_everything_and_escapes_names(tmp_path):
-    page = partition_page(overview(small()))
+    page = partition_page(count_records(small()))
     assert "two &lt;b&gt; 1" in page and "<h2>Newcomers</h2>" in page and page.count("<svg") == 2
     assert "75%" in page and not re.search(r'(src|href)="(https?:)?//', page)
     call("digits", "--out", tmp_path / "map.html")
@@ -92,7 +92,7 @@ def test_the_picture_is_darker_where_a_client_has_more(tmp_path):
         tuple(ClientData(str(at), row) for at, row in enumerate(rows)),
         label_names=("no", "yes"),
     )
-    pixels = np.asarray(Image.open(io.BytesIO(partition_png(overview(made)))).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(partition_png(count_records(made)))).convert("RGB")).astype(int)
     assert (np.abs(pixels - [8, 48, 107]).sum(axis=2) < 12).sum() > 1000  # the darkest of matplotlib's Blues
     call("digits", "--out", tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as picture:
@@ -101,7 +101,7 @@ def test_the_picture_is_darker_where_a_client_has_more(tmp_path):
 
 def test_many_clients_are_cut_in_the_table_and_whole_in_json():
     many = tuple(ClientData(f"c{at}", ({"id": "1", "output": "x"},)) for at in range(100))
-    seen = overview(Federation("x", "1", "causal-lm", many))
+    seen = count_records(Federation("x", "1", "causal-lm", many))
     assert len(seen.as_dict()["clients"]) == 100 and partition_png(seen)
 
 

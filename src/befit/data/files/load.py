@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from befit.core.errors import ConfigError, DataError
-from befit.data.federation import ClientData, Federation
-from befit.data.files.gather import gather
-from befit.data.files.layout import ALL, Sources, client_sources
+from befit.core.errors import ConfigError, DataError, map_all
+from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.files.client_files import ALL, Sources, client_sources
 from befit.data.files.readers import read_rows
 from befit.data.partition import generator
 from befit.data.records import Item, check_columns, classes_of, column_names, items_of, label_of
@@ -24,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["held_out", "load_files"]
 
-SPLITS = ("train", "val", "test")
-PUBLIC = "public records"  # beside the clients' ids, none of which has a space
+PUBLIC = "public records"  # a key beside the clients' ids, which never have a space
 Splits = dict[str, list[Item]]
 
 
@@ -52,9 +50,9 @@ def load_files(
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
     test_fraction  share of them held out before, where a client has no test file; 0 holds out none
     seed           of what is held out
-    newcomers      where the records of clients lie that take no part in training; they may have a test split alone
+    newcomers      where the records of clients lie that take no part in training; a test split alone is enough
     public         a file, or a folder of one client's form, of records that server and all clients may see
-    by             a column to keep where it is there, though the task does not know it (`evaluate.by`)
+    by             a further column to keep in every record that has it (`evaluate.by`)
 
     A relative image path counts from the folder of the client's file. What is held out depends on the seed, the
     client's id and the order of its records only; each class (or task) gives its share where it has enough records.
@@ -66,30 +64,24 @@ def load_files(
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):
-        raise ConfigError(
-            [
-                f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {val_fraction} "
-                f"and {test_fraction}"
-            ]
-        )
+        got = f"{val_fraction} and {test_fraction}"
+        raise ConfigError([f"data.val_fraction and test_fraction: must be at least 0 and below 1, got {got}"])
     sources = client_sources(clients)
     arriving = {} if newcomers is None else client_sources(newcomers, trains=False)
     _check_apart(sources, arriving)
     everybody = {**sources, **arriving}
     shared = {} if public is None else _public_sources(public, everybody)
-    read = dict(gather(lambda one: (one[0], _read(*one, task, columns, by)), everybody.items()))
-    seen = _read_public(shared, task, columns)
+    read = dict(map_all(lambda entry: (entry[0], _read(*entry, task, columns, by)), everybody.items()))
+    public_items = _read_public(shared, task, columns)
     names: tuple[str, ...] = ()
     if classification:
         training = (item for client in sources for item in read[client]["train"])
         names, classes = classes_of(label_names, training)
-        labelled = {**read, PUBLIC: {"train": seen}}
-        gather(lambda one: _resolve(*one, names, classes, label_names is not None), labelled.items())
+        labelled = {**read, PUBLIC: {"train": public_items}}
+        map_all(lambda entry: _resolve(*entry, names, classes, label_names is not None), labelled.items())
     carved = {client: _carve(client, splits, val_fraction, test_fraction, seed) for client, splits in read.items()}
     _warn_of_repeats(read)
-    held = tuple(_client(client, splits) for client, splits in read.items())
-    clients_held, newcomers_held = held[: len(sources)], held[len(sources) :]
-    counts = {client.id: {split: len(getattr(client, split)) for split in SPLITS} for client in held}
+    members = tuple(_client(client, splits) for client, splits in read.items())
     manifest = {
         "sources": [
             {"id": client, "split": split, "file": path.name}
@@ -102,33 +94,33 @@ def load_files(
             "args": {"val_fraction": val_fraction, "test_fraction": test_fraction},
             "seed": seed,
             "held_out": carved,
-            "sha256": _fingerprint({**read, PUBLIC: {"train": seen}} if seen else read),
+            "sha256": _fingerprint({**read, PUBLIC: {"train": public_items}} if public_items else read),
         },
-        "counts": counts,
+        "counts": {client.id: client.sizes for client in members},
     }
     return Federation(
         "files",
         "1",
         task,
-        clients_held,
-        label_names=names,
-        newcomers=newcomers_held,
-        public=tuple(item.record for item in seen),
-        manifest=manifest,
+        members[: len(sources)],
+        names,
+        members[len(sources) :],
+        tuple(item.record for item in public_items),
+        manifest,
     )
 
 
 def _public_sources(public: str | Path, everybody: Mapping[str, Sources]) -> Sources:
     """The files of public records. Raises DataError where there are none, or where they are a client's."""
     try:
-        (found,) = client_sources({"public": public}).values()
+        (public_sources,) = client_sources({"public": public}).values()
     except DataError as error:
         raise DataError(f"data.public: {str(error).removeprefix('client public: ')}") from error
-    held = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
-    for path in chain.from_iterable(found.values()):
-        if (owner := held.get(path.resolve())) is not None:
+    owners = {path.resolve(): name for name, splits in everybody.items() for paths in splits.values() for path in paths}
+    for path in chain.from_iterable(public_sources.values()):
+        if (owner := owners.get(path.resolve())) is not None:
             raise DataError(f"data.public: {path} is client {owner}'s, and public records are for everybody to see")
-    return found
+    return public_sources
 
 
 def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> list[Item]:
@@ -141,13 +133,13 @@ def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> lis
 
 def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
     """Raise DataError for a newcomer that is a client, by its id or by its files."""
-    held = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
+    owners = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
     problems = [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
     problems += [
-        f"newcomer {name}: {path} is client {held[path.resolve()]}'s"
+        f"newcomer {name}: {path} is client {owners[path.resolve()]}'s"
         for name, splits in newcomers.items()
         for path in (path for paths in splits.values() for path in paths)
-        if path.resolve() in held
+        if path.resolve() in owners
     ]
     if problems:
         raise DataError("; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))
@@ -155,11 +147,11 @@ def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources
 
 def _read(client: str, sources: Sources, task: str, columns: Mapping[str, str], by: str | None = None) -> Splits:
     """All of a client's items, split as its files are; what is in one file is training data until it is carved."""
-    wanted = {*column_names(task, columns).values(), *[by] * (by is not None)}
+    names = {*column_names(task, columns).values(), *[by] * (by is not None)}
     splits: Splits = {"train": []}
     try:
         for split, paths in sources.items():
-            rows = [row for path in paths for row in read_rows(path, wanted)]
+            rows = [row for path in paths for row in read_rows(path, names)]
             splits["train" if split == ALL else split] = items_of(rows, task, columns, by)
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
@@ -171,7 +163,7 @@ def _resolve(client: str, splits: Splits, names: Sequence[str], classes: Mapping
         item.record["label"] = label_of(item, names, classes, given)
 
     try:
-        gather(resolve, chain.from_iterable(splits.values()))
+        map_all(resolve, chain.from_iterable(splits.values()))
     except DataError as error:
         raise DataError(f"client {client}: {error}") from error
 
@@ -200,7 +192,7 @@ def _carve(client: str, splits: Splits, val_fraction: float, test_fraction: floa
 def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> list[int]:
     """`count` indices at random, every label by its share (largest remainders), in ascending order.
 
-    The last record of a label goes only when there is no other way to `count`.
+    The last record of a label is taken only where `count` cannot be reached otherwise.
 
     >>> len(held_out("aaaaaaaabb", 5, np.random.default_rng(0)))
     5
@@ -213,9 +205,9 @@ def held_out(labels: Sequence[Any], count: int, rng: np.random.Generator) -> lis
     groups = list(members.values())
     exact = [count * len(group) / len(labels) for group in groups]
     taken = [int(share) for share in exact]
-    order = sorted(range(len(groups)), key=lambda one: (len(groups[one]) - taken[one] <= 1, taken[one] - exact[one]))
-    for one in order[: count - sum(taken)]:
-        taken[one] += 1
+    order = sorted(range(len(groups)), key=lambda at: (len(groups[at]) - taken[at] <= 1, taken[at] - exact[at]))
+    for at in order[: count - sum(taken)]:
+        taken[at] += 1
     chosen = (rng.permutation(group)[:size] for group, size in zip(groups, taken, strict=True))
     return sorted(int(index) for part in chosen for index in part)
 
@@ -226,19 +218,19 @@ def _client(client: str, splits: Splits) -> ClientData:
 
 
 def _warn_of_repeats(read: Mapping[str, Splits]) -> None:
-    """Say once how many test records their own client also trains on: their score is no measure of the unseen."""
+    """Warn of test records that their own client also trains on, since they make its score too good."""
     repeats = {}
     for client, splits in read.items():
         trained = {item.digest for item in splits["train"]}
         repeats[client] = sum(item.digest in trained for item in splits.get("test", ()))
-    found = {client: count for client, count in repeats.items() if count}
-    if found:
-        worst = max(found, key=lambda client: found[client])
+    affected = {client: count for client, count in repeats.items() if count}
+    if affected:
+        worst = max(affected, key=lambda client: affected[client])
         logger.warning(
             "%d test records are also in their client's training data (most: %d of client %s); remove duplicates "
             "from the files for a fair score",
-            sum(found.values()),
-            found[worst],
+            sum(affected.values()),
+            affected[worst],
             worst,
         )
 

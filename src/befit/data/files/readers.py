@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import DataError
-from befit.data.files.gather import gather
+from befit.core.errors import DataError, map_all
 
 if TYPE_CHECKING:
     import pyarrow
@@ -100,8 +99,8 @@ def _json_lines(data: bytes, path: Path) -> list[Row]:
     """One object a line. Empty lines are allowed and counted."""
     # Cut before it is decoded: str.splitlines would also cut at U+2028, which JSON strings may hold.
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    return gather(lambda one: _object(_parse(one[1], path, f"line {one[0]}"), path, f"line {one[0]}"), numbered)
+    numbered = [(f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    return map_all(lambda pair: _object(_parse(pair[1], path, pair[0]), path, pair[0]), numbered)
 
 
 def _json_list(data: bytes, path: Path) -> list[Row]:
@@ -113,7 +112,7 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
         raise DataError(f"{error}. A file with one object a line is JSON Lines, and ends in .jsonl") from error
     if not isinstance(values, list):
         raise DataError(f"{path} must hold a list of objects, not {_kind(values)}")
-    return gather(lambda one: _object(one[1], path, f"record {one[0]}"), enumerate(values, 1))
+    return map_all(lambda numbered: _object(numbered[1], path, f"record {numbered[0]}"), enumerate(values, 1))
 
 
 def _parse(data: bytes, path: Path, place: str) -> Any:
@@ -194,10 +193,10 @@ def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names
     fields = tuple(table.column_names)
     if len(set(fields)) < len(fields):
         raise DataError(f"{path} has two columns of one name: {', '.join(fields)}")
-    wanted = table.select([name for name in fields if name in columns])
-    names = _class_names(wanted.schema) if names_of_labels else {}
+    selected = table.select([name for name in fields if name in columns])
+    names = _class_names(selected.schema) if names_of_labels else {}
     rows = []
-    for number, values in enumerate(wanted.to_pylist(), 1):
+    for number, values in enumerate(selected.to_pylist(), 1):
         for column, known in names.items():
             value = values[column]
             if value is not None and 0 <= value < len(known):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -16,11 +15,13 @@ from befit.data.partition import (
     dirichlet_shares,
     generator,
     iid,
-    partition_hash,
+    read_stored,
     redraw_until,
     shards,
     shares_as,
     split_by_shares,
+    splits_hash,
+    stored_text,
 )
 from befit.data.partition_sizes import classes_per_client, dirichlet_balanced, quantity
 from befit.data.registry import benchmark
@@ -29,6 +30,7 @@ __all__ = ["digits", "private_partition", "public_digits"]
 
 PUBLIC = 500  # file indices 0-499 train the backbone; the file roughly follows writers
 SIZES = {"train": 500, "val": 150, "test": 647}
+SOURCE = {"id": "sklearn.datasets.load_digits", "rows": 1797, "licence": "CC BY 4.0 (UCI)"}
 
 
 Division = Literal["dirichlet", "balanced", "quantity", "iid", "classes", "shards"]
@@ -63,29 +65,29 @@ def digits(
     source = "shipped"
     if parts is None:
         parts, source = private_partition(labels, clients, alpha, partition, seed, classes), "generated"
-    held: list[ClientData] = []
+    members: list[ClientData] = []
     for index in range(clients):
         train, val, test = (records(images, labels, parts[split][index]) for split in SIZES)
-        held.append(ClientData(f"client-{index:02d}", train, val, test))
+        members.append(ClientData(f"client-{index:02d}", train, val, test))
     arguments = {"clients": clients, "alpha": alpha, "partition": partition, "seed": seed}
     if partition in ("classes", "shards"):
         arguments["classes"] = classes
     manifest = {
-        "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
+        "sources": [SOURCE],
         "partition": {
             "name": partition,
             "args": arguments,
             "seed": seed,
             "indices": source,
-            "sha256": partition_hash([part for split in SIZES for part in parts[split]]),
+            "sha256": splits_hash(parts),
         },
-        "counts": {client.id: {split: len(getattr(client, split)) for split in SIZES} for client in held},
+        "counts": {client.id: client.sizes for client in members},
     }
     return Federation(
         "digits",
         "1",
         "image-classification",
-        tuple(held),
+        tuple(members),
         label_names=tuple(map(str, range(10))),
         public=records(images, labels, np.arange(PUBLIC)),
         manifest=manifest,
@@ -96,8 +98,8 @@ def load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """All images (1797, 8, 8) in [0, 1], and their labels."""
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
-    return (found.images / 16).astype(np.float32), found.target.astype(np.int64)
+    data: Any = load_digits()
+    return (data.images / 16).astype(np.float32), data.target.astype(np.int64)
 
 
 def public_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -174,28 +176,21 @@ def divided(
 
 
 def shipped(clients: int, alpha: float, seed: int) -> dict[str, Partition] | None:
-    """The index lists that ship with the package, since NumPy may change what a seed draws; None for others."""
-    stored = json.loads(files("befit.data.offline").joinpath("digits_partitions.json").read_text())
-    entry = stored.get(f"clients={clients},alpha={float(alpha)},seed={seed}")
-    if entry is None:
-        return None
-    parts = {split: [np.array(part, dtype=np.int64) for part in entry["indices"][split]] for split in SIZES}
-    if partition_hash([part for split in SIZES for part in parts[split]]) != entry["sha256"]:
-        raise DataError("digits_partitions.json does not match its hash: the installation is damaged")
-    return parts
+    """The index lists that ship with the package; None for other arguments."""
+    path = files("befit.data.offline").joinpath("digits_partitions.json")
+    return read_stored(path, f"clients={clients},alpha={float(alpha)},seed={seed}")
 
 
 def write_shipped() -> str:
-    """The content of digits_partitions.json, drawn anew (a maintainer's command)."""
+    """The content of digits_partitions.json, drawn again (a maintainer's command)."""
     _, labels = load()
-    wanted = [(10, 0.5, seed) for seed in range(5)] + [(20, 0.5, 0), (3, 10.0, 0)]
-    stored = {}
-    for clients, alpha, seed in wanted:
-        parts = private_partition(labels, clients, alpha, "dirichlet", seed)
-        indices = {split: [[int(i) for i in part] for part in parts[split]] for split in SIZES}
-        digest = partition_hash([part for split in SIZES for part in parts[split]])
-        stored[f"clients={clients},alpha={alpha},seed={seed}"] = {"sha256": digest, "indices": indices}
-    return json.dumps(stored, separators=(",", ":")) + "\n"
+    shipping = [(10, 0.5, seed) for seed in range(5)] + [(20, 0.5, 0), (3, 10.0, 0)]
+    return stored_text(
+        {
+            f"clients={clients},alpha={alpha},seed={seed}": private_partition(labels, clients, alpha, "dirichlet", seed)
+            for clients, alpha, seed in shipping
+        }
+    )
 
 
 if __name__ == "__main__":

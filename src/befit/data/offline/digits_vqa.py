@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from befit.core.errors import ConfigError
 from befit.data.federation import ClientData, Federation, Record
-from befit.data.offline.digits import load
+from befit.data.offline.digits import SOURCE, load
 from befit.data.offline.digits_vqa_tasks import (
     NEWCOMER_TASKS,
     QUESTIONS,
@@ -61,7 +61,7 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     sizes = {"train": train, "val": val, "test": test}
 
     def make(name: str, tasks: Sequence[str], pools: dict[str, Pool], info: dict[str, str]) -> ClientData:
-        made = {
+        splits = {
             split: tuple(
                 record
                 for task in tasks
@@ -69,15 +69,15 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
             )
             for split, size in sizes.items()
         }
-        return ClientData(name, made["train"], made["val"], made["test"], info)
+        return ClientData(name, splits["train"], splits["val"], splits["test"], info)
 
-    held = []
+    members = []
     for index, tasks in enumerate(STREAMS[:clients]):
         mine = dealt[index]
         kept = mine[:HELD_OUT] if val else mine[:0]
         pools = {**parts, "train": pool_of(labels, mine[len(kept) :]), "val": pool_of(labels, kept)}
         info = {"tasks": ", ".join(tasks), "style": styles(tasks), "size": "small" if index in SMALL else "large"}
-        held.append(make(f"client-{index:02d}", tasks, pools, info))
+        members.append(make(f"client-{index:02d}", tasks, pools, info))
     # Newcomers have no images of their own: there are none left.
     theirs = {**parts, "train": everybody, "val": everybody}
     new = [
@@ -87,19 +87,19 @@ def digits_vqa(clients: int = 10, train: int = 60, val: int = 0, test: int = 60,
     public = islice(generated_records(images, pool_of(labels, BLOCKS["public"]), PUBLIC_SEED), PUBLIC)
     arguments = {"clients": clients, "train": train, "val": val, "test": test, "seed": seed}
     manifest = {
-        "sources": [{"id": "sklearn.datasets.load_digits", "rows": len(labels), "licence": "CC BY 4.0 (UCI)"}],
+        "sources": [SOURCE],
         "partition": {
             "name": "stratified",
             "args": arguments,
             "seed": seed,
             "sha256": partition_hash(dealt),
-            "records": records_hash([*held, *new]),
+            "records": records_hash([*members, *new]),
         },
-        "counts": {client.id: {split: len(getattr(client, split)) for split in sizes} for client in (*held, *new)},
-        "streams": {client.id: stream_of(client) for client in (*held, *new)},
+        "counts": {client.id: client.sizes for client in (*members, *new)},
+        "streams": {client.id: stream_of(client) for client in (*members, *new)},
     }
     return Federation(
-        "digits-vqa", "1", "vqa", tuple(held), newcomers=tuple(new), public=tuple(public), manifest=manifest
+        "digits-vqa", "1", "vqa", tuple(members), newcomers=tuple(new), public=tuple(public), manifest=manifest
     )
 
 
@@ -130,7 +130,7 @@ def deal(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
     turn = 0
     for digit in range(10):
         members = [index for index in BLOCKS["train"] if labels[index] == digit]
-        for index in sorted(members, key=lambda one: hashed(seed, one)):
+        for index in sorted(members, key=lambda image: hashed(seed, image)):
             dealt[turn % len(dealt)].append(index)
             turn += 1
     return [np.array(interleaved(part, labels), dtype=np.int64) for part in dealt]

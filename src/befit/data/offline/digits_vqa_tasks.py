@@ -89,7 +89,7 @@ class Draw:
     def below(self, count: int) -> int:
         return int(self._random.random() * count)
 
-    def one(self, values: Sequence[Any]) -> Any:
+    def choice(self, values: Sequence[Any]) -> Any:
         return values[self.below(len(values))]
 
     def image(self, pool: Pool, digits: Sequence[int]) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def same(draw: Draw, pool: Pool, number: int) -> Asked:
         return [first, second], "The same digit?", "no"
     first = draw.image(pool, present(pool, least=2))
     others = [image for image in pool[first[0]] if image != first[1]]
-    return [first, (first[0], draw.one(others))], "The same digit?", "yes"
+    return [first, (first[0], draw.choice(others))], "The same digit?", "yes"
 
 
 def largest(draw: Draw, pool: Pool, number: int) -> Asked:
@@ -153,10 +153,10 @@ def largest(draw: Draw, pool: Pool, number: int) -> Asked:
 
 
 def count(draw: Draw, pool: Pool, number: int) -> Asked:
-    counted = draw.one(present(pool))
+    counted = draw.choice(present(pool))
     rest = [other for other in present(pool) if other != counted]
     seen = [draw.image(pool, [counted] if draw.share() < MATCH else rest) for _ in range(4)]
-    return seen, f"How many are {counted}?", str(sum(found == counted for found, _ in seen))
+    return seen, f"How many are {counted}?", str(sum(each == counted for each, _ in seen))
 
 
 def total(draw: Draw, pool: Pool, number: int) -> Asked:
@@ -225,8 +225,8 @@ def generated_records(images: NDArray[np.float32], pool: Pool, seed: str) -> Ite
     number = 0
     while True:
         draw = Draw(seed, "mix", number)
-        question = draw.one(("digit", "name", "parity", "larger", "same"))
+        question = draw.choice(("digit", "name", "parity", "larger", "same"))
         styles = ("plain", "roll", "invert", "rot") if question == "digit" else ("plain", "roll")
         coin = draw.below(2)
-        yield make_record(images, pool, f"{question}/{draw.one(styles)}", f"public-{seed}-{number}", coin, seed)
+        yield make_record(images, pool, f"{question}/{draw.choice(styles)}", f"public-{seed}-{number}", coin, seed)
         number += 1

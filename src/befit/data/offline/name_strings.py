@@ -35,26 +35,8 @@ STRINGS_SHA256 = "584128c550181453549f68ede3cd5c8c8789adaaa9bf99c547adb8c0501f6b
 KINDS = ("language", "territory", "currency", "script")
 # fi and id stand where XNLI has sw and ur, which have under 40 usable names of scripts.
 CLIENT_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fi", "fr", "hi", "id", "ru", "th", "tr", "vi", "zh")
-PUBLIC_LANGUAGES = (
-    "it",
-    "pt",
-    "nl",
-    "pl",
-    "uk",
-    "he",
-    "bn",
-    "ta",
-    "ko",
-    "ja",
-    "hu",
-    "cs",
-    "sv",
-    "fa",
-    "zu",
-    "so",
-    "am",
-    "ur",
-    "te",
+PUBLIC_LANGUAGES = tuple(
+    ["it", "pt", "nl", "pl", "uk", "he", "bn", "ta", "ko", "ja", "hu", "cs", "sv", "fa", "zu", "so", "am", "ur", "te"]
 )
 
 
@@ -123,12 +105,12 @@ def build_strings() -> list[Name]:
     for language in (*CLIENT_LANGUAGES, *PUBLIC_LANGUAGES):
         locale = babel.Locale.parse(language)
         tables = (locale.languages, locale.territories, locale.currencies, locale.scripts)
-        found = [
+        names = [
             Name(language, kind, key, unicodedata.normalize("NFC", table[key]))
             for kind, table in zip(KINDS, tables, strict=True)
             for key in sorted(table)
         ]
-        built += clean(found)
+        built += clean(names)
     return built
 
 
@@ -153,7 +135,7 @@ def clean(names: Iterable[Name]) -> list[Name]:
 
     Names are compared after casefold. Languages are the largest kind: those are kept whose code has an even hash.
 
-    >>> [one.text for one in clean([Name("en", "language", "th", "Thai"), Name("en", "script", "Thai", "Thai"),
+    >>> [name.text for name in clean([Name("en", "language", "th", "Thai"), Name("en", "script", "Thai", "Thai"),
     ...                             Name("en", "territory", "FR", "France"), Name("en", "territory", "XX", "?")])]
     ['France']
     """

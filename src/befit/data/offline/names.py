@@ -7,12 +7,10 @@ trains on a translation of a name that another one is tested on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, Literal
-
-import numpy as np
 
 from befit.core.errors import ConfigError, DataError, did_you_mean
 from befit.data.federation import ClientData, Federation
@@ -27,7 +25,7 @@ from befit.data.offline.name_strings import (
     name_hash,
     name_strings,
 )
-from befit.data.partition import Partition, generator, lda_equal, lda_mixtures, partition_hash
+from befit.data.partition import Partition, generator, lda_equal, lda_mixtures, partition_hash, read_stored, stored_text
 from befit.data.registry import benchmark
 
 __all__ = ["names", "names_small", "split_pools"]
@@ -82,9 +80,9 @@ def names(
             lists += [indices for split in MINIMUM for indices in parts[split]]
             for number in range(clients_per_language):
                 name = f"{language}-{number}" if group == "seen" else f"{language}-new-{number}"
-                held = {split: [record(rows[split][i]) for i in parts[split][number]] for split in MINIMUM}
-                train, val = hold_out(held["train"], val_fraction, seed, name)
-                clients[group].append(ClientData(name, train, val, tuple(held["test"]), {"language": language}))
+                records = {split: [record(rows[split][i]) for i in parts[split][number]] for split in MINIMUM}
+                train, val = hold_out(records["train"], val_fraction, seed, name)
+                clients[group].append(ClientData(name, train, val, tuple(records["test"]), {"language": language}))
     arguments = {
         "clients_per_language": clients_per_language,
         "languages": list(chosen),
@@ -93,14 +91,11 @@ def names(
         "val_fraction": val_fraction,
         "seed": seed,
     }
-    everyone = [*clients["seen"], *clients["new"]]
     manifest = {
         "sources": [{"id": f"babel=={BABEL} (Unicode CLDR)", "sha256": STRINGS_SHA256, "licence": "Unicode-3.0"}],
         "partition": {"name": "lda_equal", "args": arguments, "seed": seed, "sha256": partition_hash(lists)},
         "dropped": {"training names equal to a test name": dropped},
-        "counts": {
-            client.id: {split: len(getattr(client, split)) for split in ("train", "val", "test")} for client in everyone
-        },
+        "counts": {client.id: client.sizes for client in (*clients["seen"], *clients["new"])},
     }
     return Federation(
         "names",
@@ -128,10 +123,7 @@ def names_small(alpha: float = 0.5, val_fraction: float = 0.0, seed: int = 0) ->
     val_fraction  share of every client's training names (at least 5) that is held out for validation
     seed          of the partition
     """
-    made = names(languages=list(SMALL), alpha=alpha, val_fraction=val_fraction, seed=seed)
-    return Federation(
-        "names-small", "1", made.task, made.clients, made.label_names, made.newcomers, made.public, made.manifest
-    )
+    return replace(names(languages=list(SMALL), alpha=alpha, val_fraction=val_fraction, seed=seed), name="names-small")
 
 
 def known_languages(languages: Sequence[str] | None) -> tuple[str, ...]:
@@ -140,12 +132,14 @@ def known_languages(languages: Sequence[str] | None) -> tuple[str, ...]:
         return CLIENT_LANGUAGES
     known = ", ".join(CLIENT_LANGUAGES)
     problems = [
-        f"benchmark.languages: {one!r} is not one of {known}.{did_you_mean(one, CLIENT_LANGUAGES)}"
-        for one in languages
-        if one not in CLIENT_LANGUAGES
+        f"benchmark.languages: {code!r} is not one of {known}.{did_you_mean(code, CLIENT_LANGUAGES)}"
+        for code in languages
+        if code not in CLIENT_LANGUAGES
     ]
     problems += [
-        f"benchmark.languages: {one} is there twice" for one in sorted(set(languages)) if list(languages).count(one) > 1
+        f"benchmark.languages: {code} is there twice"
+        for code in sorted(set(languages))
+        if list(languages).count(code) > 1
     ]
     if not languages:
         problems = ["benchmark.languages: must name at least one language, or be null for all"]
@@ -169,10 +163,10 @@ def split_pools(strings: Sequence[Name]) -> tuple[dict[tuple[str, str, str], lis
             pool, split = next(place for place, twelfths in POOLS.items() if twelfth in twelfths)
             pools.setdefault((row.language, pool, split), []).append(row)
     tested = {fold(row.text) for (_, _, split), rows in pools.items() if split == "test" for row in rows}
-    held = {fold(row.text) for (_, pool, _), rows in pools.items() if pool != "public" for row in rows}
+    private = {fold(row.text) for (_, pool, _), rows in pools.items() if pool != "public" for row in rows}
     kept: dict[tuple[str, str, str], list[Name]] = {}
     for (language, pool, split), rows in pools.items():
-        refused = set() if split == "test" else held if pool == "public" else tested
+        refused = set() if split == "test" else private if pool == "public" else tested
         kept[language, pool, split] = [row for row in rows if fold(row.text) not in refused]
     lost = sum(len(pools[place]) - len(kept[place]) for place in pools if place[1] != "public")
     return kept, lost
@@ -211,12 +205,8 @@ def shipped(language: str, pool: str, clients: int, alpha: float, seed: int) -> 
     """The index lists that ship; None for other arguments than the defaults."""
     if (clients, alpha, seed) != (4, 0.5, 0):
         return None
-    stored = json.loads(files("befit.data.offline").joinpath("names_partitions.json").read_text())
-    entry = stored[f"{language}/{pool}"]
-    parts = {split: [np.array(one, dtype=np.int64) for one in entry["indices"][split]] for split in MINIMUM}
-    if partition_hash([one for split in MINIMUM for one in parts[split]]) != entry["sha256"]:
-        raise DataError("names_partitions.json does not match its hash: the installation is damaged")
-    return parts
+    path = files("befit.data.offline").joinpath("names_partitions.json")
+    return read_stored(path, f"{language}/{pool}")
 
 
 def hold_out(
@@ -233,8 +223,8 @@ def hold_out(
             f"names: val_fraction {fraction} leaves client {client} with {len(records)} names nothing to train on"
         )
     chosen = set(generator(seed, "names", f"{client}/val").permutation(len(records))[:count].tolist())
-    train = tuple(one for index, one in enumerate(records) if index not in chosen)
-    return train, tuple(one for index, one in enumerate(records) if index in chosen)
+    train = tuple(row for index, row in enumerate(records) if index not in chosen)
+    return train, tuple(row for index, row in enumerate(records) if index in chosen)
 
 
 def record(row: Name) -> dict[str, Any]:
@@ -242,17 +232,17 @@ def record(row: Name) -> dict[str, Any]:
 
 
 def write_shipped() -> str:
-    """The content of names_partitions.json, drawn anew (a maintainer's command)."""
+    """The content of names_partitions.json, drawn again (a maintainer's command)."""
     pools, _ = split_pools(name_strings())
-    stored = {}
-    for language in CLIENT_LANGUAGES:
-        for pool in ("seen", "new"):
-            rows = {split: pools[language, pool, split] for split in MINIMUM}
-            parts = draw(rows, language, pool, 4, 0.5, 0)
-            digest = partition_hash([one for split in MINIMUM for one in parts[split]])
-            indices = {split: [one.tolist() for one in parts[split]] for split in MINIMUM}
-            stored[f"{language}/{pool}"] = {"sha256": digest, "indices": indices}
-    return json.dumps(stored, separators=(",", ":")) + "\n"
+    return stored_text(
+        {
+            f"{language}/{pool}": draw(
+                {split: pools[language, pool, split] for split in MINIMUM}, language, pool, 4, 0.5, 0
+            )
+            for language in CLIENT_LANGUAGES
+            for pool in ("seen", "new")
+        }
+    )
 
 
 if __name__ == "__main__":

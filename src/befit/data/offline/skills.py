@@ -15,12 +15,13 @@ from itertools import islice
 from typing import Any
 
 from befit.core.errors import ConfigError, DataError
-from befit.data.federation import ClientData, Federation
+from befit.core.schema import variant
+from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.offline.name_strings import BABEL, pinned_babel
 from befit.data.offline.skills_tasks import CLIENT_PAIRS, HELD_OUT, NEWCOMER_PAIRS, answer, generated_records
 from befit.data.registry import benchmark
 
-__all__ = ["WORDS_SHA256", "english_words", "halves", "skills", "skills_10", "skills_low", "skills_shift"]
+__all__ = ["WORDS_SHA256", "english_words", "halves", "skills"]
 
 WORDS_SHA256 = "9af9f64a701a86bf5a363a07c3a0b45b99fb733a33db8bb5fd8b3999af88e0b2"
 
@@ -54,92 +55,35 @@ PUBLIC = 5000
 PUBLIC_SEED = 1_000_003  # not one of those that the backbones were trained with
 
 
-@benchmark(
-    "skills",
-    "1",
-    summary="Text to text: eight clients, each with its own operation on words; real names, generated answers",
-    default_model="skills-llama",
-    task="causal-lm",
-)
-def skills(clients: int = 8, train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
+def skills(
+    clients: int = 8,
+    train: int = 128,
+    val: int = 60,
+    test: int = 200,
+    seed: int = 0,
+    *,
+    name: str = "skills",
+    pairs: Sequence[str] = CLIENT_PAIRS,
+    newcomers: Sequence[str] = NEWCOMER_PAIRS,
+) -> Federation:
     """Eight pairs of operations, one a client, and two more for newcomers. Ships with its backbone.
 
-    clients  how many of the eight, from the first
-    train    words that each client trains on
-    val      words that it validates on, of the same half of all words
-    test     words of the other half that it is tested on
-    seed     of which words a client holds
+    clients    how many of the eight, from the first
+    train      words that each client trains on
+    val        words that each client validates on, of the same half of all words
+    test       words of the other half that each client is tested on
+    seed       of which words a client holds
+    pairs      of operations, one a client
+    newcomers  pairs of newcomers
 
     Clients may hold the same words; their answers differ. Raises ConfigError where the 386 and 385 words of the two
     halves are not enough, DataError without Babel.
     """
-    return federation("skills", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (train, val, test), seed)
-
-
-@benchmark(
-    "skills-low",
-    "1",
-    summary="`skills` with 12 training words a client, which a client alone learns by heart",
-    default_model="skills-llama",
-    task="causal-lm",
-)
-def skills_low(clients: int = 8, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
-    """The clients of `skills` with the first 12 of their training words, and the same words to validate and test on.
-
-    clients  how many of the eight, from the first
-    val      words that each client validates on
-    test     words of the other half that it is tested on
-    seed     of which words a client holds
-    """
-    return federation("skills-low", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (12, val, test), seed)
-
-
-@benchmark(
-    "skills-10",
-    "1",
-    summary="`skills` with all ten unseen pairs as clients, and no newcomers",
-    default_model="skills-llama",
-    task="causal-lm",
-)
-def skills_10(train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
-    """The clients and the newcomers of `skills`, all as clients.
-
-    train  words that each client trains on
-    val    words that it validates on, of the same half of all words
-    test   words of the other half that it is tested on
-    seed   of which words a client holds
-    """
-    return federation("skills-10", HELD_OUT, len(HELD_OUT), (), (train, val, test), seed)
-
-
-@benchmark(
-    "skills-shift",
-    "1",
-    summary="`skills` on a backbone that has never seen a capital letter: averages of adapters fall apart",
-    default_model="skills-llama-lower",
-    task="causal-lm",
-)
-def skills_shift(clients: int = 8, train: int = 128, val: int = 60, test: int = 200, seed: int = 0) -> Federation:
-    """The records of `skills`; only the backbone is another one.
-
-    clients  how many of the eight, from the first
-    train    words that each client trains on
-    val      words that it validates on, of the same half of all words
-    test     words of the other half that it is tested on
-    seed     of which words a client holds
-    """
-    return federation("skills-shift", CLIENT_PAIRS, clients, NEWCOMER_PAIRS, (train, val, test), seed)
-
-
-def federation(
-    name: str, pairs: Sequence[str], clients: int, newcomers: Sequence[str], sizes: tuple[int, int, int], seed: int
-) -> Federation:
-    """One client for each of the first `clients` pairs, and one newcomer for each pair of `newcomers`."""
+    sizes = (train, val, test)
     first, second = halves()
     check(clients, len(pairs), sizes, len(first), len(second))
-    held = tuple(client(pair, (first, second), sizes, seed) for pair in pairs[:clients])
+    members = tuple(client(pair, (first, second), sizes, seed) for pair in pairs[:clients])
     new = tuple(client(pair, (first, second), sizes, seed) for pair in newcomers)
-    train, val, test = sizes
     manifest = {
         "sources": [
             {
@@ -152,22 +96,36 @@ def federation(
         "partition": {
             "name": "by_task",
             "seed": seed,
-            "sha256": words_hash((*held, *new)),
+            "sha256": words_hash((*members, *new)),
             "args": {"clients": clients, "train": train, "val": val, "test": test, "seed": seed},
         },
-        "counts": {
-            one.id: {split: len(getattr(one, split)) for split in ("train", "val", "test")} for one in (*held, *new)
-        },
+        "counts": {member.id: member.sizes for member in (*members, *new)},
     }
     avoid = {word.lower() for word in english_words()}
     return Federation(
         name,
         "1",
         "causal-lm",
-        held,
+        members,
         newcomers=new,
         public=tuple(islice(generated_records(PUBLIC_SEED + seed, avoid, mixed_case=True), PUBLIC)),
         manifest=manifest,
+    )
+
+
+_WORDS = "Text to text: eight clients, each with its own operation on words; real names, generated answers"
+_LOW = "`skills` with 12 training words a client, which a client alone learns by heart"
+_TEN = "`skills` with all ten unseen pairs as clients, and no newcomers"
+_SHIFT = "`skills` on a backbone that has never seen a capital letter: averages of adapters fall apart"
+_EIGHT = {"pairs": CLIENT_PAIRS, "newcomers": NEWCOMER_PAIRS}
+for _name, _summary, _model, _fixed in (
+    ("skills", _WORDS, "skills-llama", _EIGHT),
+    ("skills-low", _LOW, "skills-llama", {**_EIGHT, "train": 12}),
+    ("skills-10", _TEN, "skills-llama", {"clients": len(HELD_OUT), "pairs": HELD_OUT, "newcomers": ()}),
+    ("skills-shift", _SHIFT, "skills-llama-lower", _EIGHT),
+):
+    benchmark(_name, "1", summary=_summary, default_model=_model, task="causal-lm")(
+        variant(skills, name=_name, **_fixed)
     )
 
 
@@ -182,8 +140,8 @@ def client(pair: str, words: tuple[Sequence[str], Sequence[str]], sizes: tuple[i
         "val": learn[len(learn) - val :],
         "test": shuffled(words[1], f"{seed}/{name}/test")[:test],
     }
-    made = {split: tuple(record(name, pair, word) for word in part) for split, part in parts.items()}
-    return ClientData(name, made["train"], made["val"], made["test"], {"task": pair})
+    splits = {split: tuple(record(name, pair, word) for word in part) for split, part in parts.items()}
+    return ClientData(name, splits["train"], splits["val"], splits["test"], {"task": pair})
 
 
 def record(name: str, pair: str, word: str) -> dict[str, Any]:
@@ -198,10 +156,10 @@ def shuffled(words: Sequence[str], salt: str) -> list[str]:
 def words_hash(clients: Sequence[ClientData]) -> str:
     """SHA-256 of who holds which words in which split."""
     digest = hashlib.sha256()
-    for one in clients:
-        for split in ("train", "val", "test"):
-            words = " ".join(row["input"] for row in getattr(one, split))
-            digest.update(f"{one.id}/{split}: {words}\n".encode())
+    for member in clients:
+        for split in SPLITS:
+            words = " ".join(row["input"] for row in getattr(member, split))
+            digest.update(f"{member.id}/{split}: {words}\n".encode())
     return digest.hexdigest()
 
 

@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from befit.core.errors import DataError
-from befit.data.federation import ClientData, Federation, Record
+from befit.data.federation import SPLITS, ClientData, Federation, Record
 from befit.data.files.readers import Row
 from befit.data.papers.source import Place, Source
 from befit.data.partition import generator
+from befit.data.registry import get
 
 logger = logging.getLogger(__name__)
-One = TypeVar("One")
+Value = TypeVar("Value")
 
-__all__ = ["SPLITS", "assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
-
-SPLITS = ("train", "val", "test")
+__all__ = ["assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
 
 
 def digest(values: Any) -> str:
@@ -36,18 +35,18 @@ def digest(values: Any) -> str:
 
 
 def content_hash(digests: Sequence[str]) -> str:
-    """One hash of many records, the same in whatever order they came."""
+    """Value hash of many records, the same in whatever order they came."""
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
 def ordered(rows: Sequence[Row], fields: Sequence[str]) -> tuple[list[Row], str]:
-    """Rows by the SHA-256 of what they say in `fields`, so that the order of files does not matter; and their hash."""
+    """Rows sorted by the SHA-256 of their `fields`, so that the order of files does not matter; and the hash of all."""
     keyed = sorted(((digest({field: row.values[field] for field in fields}), row) for row in rows), key=lambda o: o[0])
     return [row for _, row in keyed], content_hash([key for key, _ in keyed])
 
 
-def shuffled(values: Sequence[One], seed: int, federation: str, stage: str) -> list[One]:
-    """In random order, by the stream of its own of this purpose."""
+def shuffled(values: Sequence[Value], seed: int, federation: str, stage: str) -> list[Value]:
+    """The values in random order, drawn from the generator of this purpose."""
     return [values[index] for index in generator(seed, federation, stage).permutation(len(values))]
 
 
@@ -75,8 +74,6 @@ def same_text(text: str) -> str:
 
 def assemble(
     name: str,
-    version: str,
-    task: str,
     clients: Sequence[ClientData],
     *,
     partition: str,
@@ -87,27 +84,27 @@ def assemble(
     public: Sequence[Record] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """A federation, with counts, the hash of who holds what, and how many test records somebody trains on.
+    """The federation of a registered benchmark, with counts, a hash and a warning of test records that are trained on.
 
     partition  name of the rule that made the clients
     arguments  of the benchmark, its seed among them, without where the data was
     notes      further lines of the manifest
     """
     everybody = [*clients, *newcomers]
-    if repeated := len(everybody) - len({one.id for one in everybody}):
+    if repeated := len(everybody) - len({client.id for client in everybody}):
         raise DataError(f"{name}: {repeated} ids of clients are there twice")
-    held = hashlib.sha256()
+    hashed = hashlib.sha256()
     trained: set[str] = set()
     tested: list[str] = []
-    for one in everybody:
+    for client in everybody:
         for split in SPLITS:
-            for record in getattr(one, split):
-                held.update(f"{one.id}/{split}/{record['id']}\n".encode())
+            for record in getattr(client, split):
+                hashed.update(f"{client.id}/{split}/{record['id']}\n".encode())
                 if split == "test":
                     tested.append(identity(record))
                 else:
                     trained.add(identity(record))
-    leaked = sum(one in trained for one in tested)
+    leaked = sum(key in trained for key in tested)
     if leaked:
         logger.warning(
             "%s: %d of %d test records are also in somebody's training data, as its sources have them; the "
@@ -117,20 +114,20 @@ def assemble(
             len(tested),
         )
     manifest = {
-        "sources": [dict(one) for one in sources],
+        "sources": [dict(source) for source in sources],
         "partition": {
             "name": partition,
             "args": dict(arguments),
             "seed": arguments["seed"],
-            "sha256": held.hexdigest(),
+            "sha256": hashed.hexdigest(),
         },
-        "counts": {one.id: {split: len(getattr(one, split)) for split in SPLITS} for one in everybody},
+        "counts": {client.id: client.sizes for client in everybody},
         "test_records_in_training": leaked,
         **(notes or {}),
     }
-    return Federation(
-        name, version, task, tuple(clients), tuple(label_names), tuple(newcomers), tuple(public), manifest
-    )
+    entry = get(name)
+    members = (tuple(clients), tuple(label_names), tuple(newcomers), tuple(public))
+    return Federation(name, entry.version, entry.task, *members, manifest)
 
 
 def identity(record: Record) -> str:
@@ -140,7 +137,7 @@ def identity(record: Record) -> str:
         content = image if isinstance(image, (bytes, str)) else image.tobytes()
         return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
     if "conversation" in record:
-        images = [one if isinstance(one, str) else hashlib.sha256(one).hexdigest() for one in record["images"]]
+        images = [image if isinstance(image, str) else hashlib.sha256(image).hexdigest() for image in record["images"]]
         return digest([images, *(same_text(turn["content"]) for turn in record["conversation"])])
     texts = [record.get(field) for field in ("text", "text_pair", "instruction", "input") if record.get(field)]
     return digest([same_text(str(text)) for text in texts])

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from befit.core.errors import ConfigError, DataError
-from befit.data.federation import ClientData, Federation
-from befit.data.papers.assemble import SPLITS, assemble, content_hash, digest, source_entry
+from befit.core.errors import DataError
+from befit.core.schema import POSITIVE, between, variant
+from befit.data.federation import SPLITS, ClientData, Federation
+from befit.data.papers.assemble import assemble, content_hash, digest, source_entry
 from befit.data.papers.source import Place, Source, read_split
 from befit.data.partition import Partition, Rounding, dirichlet_shares, generator, redraw_until, split_by_shares
 from befit.data.registry import benchmark
 
-__all__ = ["FINE_LABELS", "cifar100_10", "cifar100_20"]
+__all__ = ["FINE_LABELS", "cifar100"]
 
 CIFAR = Source("uoft-cs/cifar100", "no explicit licence", config="cifar100", revision="aadb3af")
 RECORD = 2 + 3 * 32 * 32  # bytes of a record of the binary version: coarse label, fine label, planes of R, G and B
@@ -37,24 +38,18 @@ FINE_LABELS = tuple(_WORDS.split())
 Pixels = NDArray[np.uint8]
 
 
-@benchmark(
-    "cifar100-10",
-    "1",
-    summary="CIFAR-100, ten clients with skewed labels (Potara); needs the data",
-    default_model="google/vit-base-patch16-224-in21k",
-    task="image-classification",
-    seeded=False,
-)
-def cifar100_10(
+def cifar100(
     root: str = "",
     hub: bool = False,
-    alpha: float = 0.5,
+    alpha: Annotated[float, POSITIVE] = 0.5,
     rounding: Rounding = "remainder",
-    val_fraction: float = 0.1,
+    val_fraction: Annotated[float, between(0, 1)] = 0.1,
     minimum_train: int = 50,
     minimum_test: int = 10,
     seed: int = 42,
     revisions: dict[str, str] | None = None,
+    *,
+    clients: int,
 ) -> Federation:
     """CIFAR-100 with its 100 fine labels; every class is divided by one draw of shares for train, val and test.
 
@@ -76,87 +71,40 @@ def cifar100_10(
         "minimum_test": minimum_test,
         "seed": seed,
     }
-    return federation("cifar100-10", 10, Place("cifar100-10", root, hub, revisions), arguments)
-
-
-@benchmark(
-    "cifar100-20",
-    "1",
-    summary="CIFAR-100, twenty clients with skewed labels (Potara); needs the data",
-    default_model="google/vit-base-patch16-224-in21k",
-    task="image-classification",
-    seeded=False,
-)
-def cifar100_20(
-    root: str = "",
-    hub: bool = False,
-    alpha: float = 0.5,
-    rounding: Rounding = "remainder",
-    val_fraction: float = 0.1,
-    minimum_train: int = 50,
-    minimum_test: int = 10,
-    seed: int = 42,
-    revisions: dict[str, str] | None = None,
-) -> Federation:
-    """`cifar100-10` with twenty clients.
-
-    root           directory with the Parquet files, a `datasets` directory, or train.bin and test.bin
-    hub            load uoft-cs/cifar100 from the hub instead
-    alpha          of the Dirichlet distribution of each class over clients; the paper's is not published
-    rounding       remainder, or cumfloor: floors of cumulative sums
-    val_fraction   share of the training images held out for validation before they are divided
-    minimum_train  fewest training images of a client; drawn again until all have them
-    minimum_test   fewest test images of a client
-    seed           of the partition
-    revisions      hub id to the commit that is wanted
-    """
-    arguments = {
-        "alpha": alpha,
-        "rounding": rounding,
-        "val_fraction": val_fraction,
-        "minimum_train": minimum_train,
-        "minimum_test": minimum_test,
-        "seed": seed,
-    }
-    return federation("cifar100-20", 20, Place("cifar100-20", root, hub, revisions), arguments)
-
-
-def federation(name: str, clients: int, place: Place, arguments: dict[str, Any]) -> Federation:
-    problems = []
-    if not 0 <= arguments["val_fraction"] < 1:
-        problems.append(f"benchmark.val_fraction: must be at least 0 and below 1, got {arguments['val_fraction']}")
-    if not arguments["alpha"] > 0:
-        problems.append(f"benchmark.alpha: must be positive, got {arguments['alpha']}")
-    if problems:
-        raise ConfigError(problems, "the benchmark")
+    name = f"cifar100-{clients}"
+    place = Place(name, root, hub, revisions)
     place.check([CIFAR])
     images, labels, entries = {}, {}, []
     for split in ("train", "test"):
         pixels, known = read(place, split)
-        keys = [digest([one.tobytes(), int(label)]) for one, label in zip(pixels, known, strict=True)]
+        keys = [digest([image.tobytes(), int(label)]) for image, label in zip(pixels, known, strict=True)]
         order = np.argsort(np.array(keys))
         images[split], labels[split] = pixels[order], known[order]
         entries.append(source_entry(place, CIFAR, split, len(known), content_hash(keys)))
     pools = {"train": np.arange(len(labels["train"])), "val": np.arange(0), "test": np.arange(len(labels["test"]))}
-    if share := arguments["val_fraction"]:
-        count = max(5, round(share * len(labels["train"])))
-        order = generator(arguments["seed"], name, "val").permutation(len(labels["train"]))
+    if val_fraction:
+        count = max(5, round(val_fraction * len(labels["train"])))
+        order = generator(seed, name, "val").permutation(len(labels["train"]))
         pools |= {"val": np.sort(order[:count]), "train": np.sort(order[count:])}
     parts = divide(name, clients, labels, pools, arguments)
-    held = []
+    federation = []
     for client in range(clients):
         train, val, test = (records(images, labels, split, parts[split][client]) for split in SPLITS)
-        held.append(ClientData(f"client-{client:02d}", train, val, test))
+        federation.append(ClientData(f"client-{client:02d}", train, val, test))
     return assemble(
-        name,
-        "1",
-        "image-classification",
-        held,
-        partition="dirichlet_class",
-        arguments=arguments,
-        sources=entries,
-        label_names=FINE_LABELS,
+        name, federation, partition="dirichlet_class", arguments=arguments, sources=entries, label_names=FINE_LABELS
     )
+
+
+for _clients, _words in ((10, "ten"), (20, "twenty")):
+    benchmark(
+        f"cifar100-{_clients}",
+        "1",
+        summary=f"CIFAR-100, {_words} clients with skewed labels (Potara); needs the data",
+        default_model="google/vit-base-patch16-224-in21k",
+        task="image-classification",
+        seeded=False,
+    )(variant(cifar100, clients=_clients))
 
 
 def divide(
@@ -170,7 +118,7 @@ def divide(
     drawn: dict[str, Partition] = {}
     if missing := sorted(set(labels["test"].tolist()) - set(labels["train"][pools["train"]].tolist())):
         raise DataError(
-            f"{name}: {', '.join(FINE_LABELS[one] for one in missing[:5])} is in the test split and not "
+            f"{name}: {', '.join(FINE_LABELS[label] for label in missing[:5])} is in the test split and not "
             "in the training split"
         )
 
@@ -225,8 +173,8 @@ def read(place: Place, split: str) -> tuple[Pixels, NDArray[np.int64]]:
 
 
 def binary_file(folder: Path, split: str) -> Path | None:
-    found = [one for one in (folder / f"{split}.bin", folder / "cifar-100-binary" / f"{split}.bin") if one.is_file()]
-    return found[0] if found else None
+    places = (folder / f"{split}.bin", folder / "cifar-100-binary" / f"{split}.bin")
+    return next((path for path in places if path.is_file()), None)
 
 
 def read_binary(path: Path) -> tuple[Pixels, NDArray[np.int64]]:

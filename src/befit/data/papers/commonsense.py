@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from befit.core.errors import ConfigError, DataError
+from befit.core.schema import at_least, variant
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row
 from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
@@ -19,37 +20,30 @@ from befit.data.registry import benchmark
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["commonsense_8", "commonsense_16"]
-
-Answers = Literal["sentence", "name"]
-Files = Literal["sources", "llm-adapters"]
+__all__ = ["commonsense"]
 
 
-@benchmark(
-    "commonsense-8",
-    "1",
-    summary="ARC, BoolQ, HellaSwag, OpenBookQA, PIQA, SIQA, WinoGrande, one client each (Potara); needs the data",
-    default_model="meta-llama/Llama-3.2-3B-Instruct",
-    task="causal-lm",
-    seeded=False,
-)
-def commonsense_8(
+def commonsense(
     root: str = "",
     hub: bool = False,
-    train: int = 1000,
-    val: int = 100,
-    test: int = 500,
+    train: Annotated[int, at_least(1)] = 1000,
+    val: Annotated[int, at_least(0)] = 100,
+    test: Annotated[int, at_least(1)] = 500,
     with_passage: bool = False,
-    answers: Answers = "sentence",
+    answers: Literal["sentence", "name"] = "sentence",
     seed: int = 42,
     revisions: dict[str, str] | None = None,
-    files: Files = "sources",
+    files: Literal["sources", "llm-adapters"] = "sources",
+    *,
+    each: int,
 ) -> Federation:
-    """Eight tasks, one a client: training and validation from the train split, the test from the split with labels.
+    """Eight tasks: training and validation from the train split, the test from the split with labels.
+
+    Clients of the same task share no training record and have the same test.
 
     root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
     hub           load them from the hub instead
-    train         records that a client trains on
+    train         records that a client trains on; where a data set has too few for two clients, half of them each
     val           further records of the train split that it validates on; fewer where there are no more
     test          records that it is tested on
     with_passage  give BoolQ's passage with its question; the version that the paper's numbers fit has none
@@ -58,6 +52,7 @@ def commonsense_8(
     revisions     hub id to the commit that is wanted
     files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
                   repository as root
+    each          clients of a task
     """
     arguments = {
         "train": train,
@@ -68,64 +63,10 @@ def commonsense_8(
         "seed": seed,
         "files": files,
     }
-    return federation("commonsense-8", 1, Place("commonsense-8", root, hub, revisions), arguments)
-
-
-@benchmark(
-    "commonsense-16",
-    "1",
-    summary="The eight data sets of commonsense-8 with two clients each (Potara); needs the data",
-    default_model="meta-llama/Llama-3.2-3B-Instruct",
-    task="causal-lm",
-    seeded=False,
-)
-def commonsense_16(
-    root: str = "",
-    hub: bool = False,
-    train: int = 1000,
-    val: int = 100,
-    test: int = 500,
-    with_passage: bool = False,
-    answers: Answers = "sentence",
-    seed: int = 42,
-    revisions: dict[str, str] | None = None,
-    files: Files = "sources",
-) -> Federation:
-    """`commonsense-8` with two clients a task, which share no training record and have the same test.
-
-    root          directory with ai2_arc, boolq, hellaswag, openbookqa, piqa, social_i_qa and winogrande
-    hub           load them from the hub instead
-    train         records that a client trains on; where a data set has too few for both, half of them each
-    val           further records of the train split that it validates on; fewer where there are no more
-    test          records that it is tested on
-    with_passage  give BoolQ's passage with its question; the version that the paper's numbers fit has none
-    answers       sentence: the answer to learn is "the correct answer is X"; name: X alone
-    seed          of which records are drawn
-    revisions     hub id to the commit that is wanted
-    files         sources: the data sets themselves; llm-adapters: the questions as that repository words them, with the
-                  repository as root
-    """
-    arguments = {
-        "train": train,
-        "val": val,
-        "test": test,
-        "with_passage": with_passage,
-        "answers": answers,
-        "seed": seed,
-        "files": files,
-    }
-    return federation("commonsense-16", 2, Place("commonsense-16", root, hub, revisions), arguments)
-
-
-def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) -> Federation:
-    if problems := [
-        f"benchmark.{key}: must be {least} or more, got {arguments[key]}"
-        for key, least in (("train", 1), ("val", 0), ("test", 1))
-        if arguments[key] < least
-    ]:
-        raise ConfigError(problems, "the benchmark")
-    published = arguments["files"] == "llm-adapters"
-    if published and (place.hub or arguments["with_passage"]):
+    name = f"commonsense-{each * len(TASKS)}"
+    place = Place(name, root, hub, revisions)
+    published = files == "llm-adapters"
+    if published and (hub or with_passage):
         raise ConfigError(
             [
                 "benchmark.files: llm-adapters is on no hub, and has BoolQ without its passages; give root, "
@@ -134,36 +75,49 @@ def federation(name: str, each: int, place: Place, arguments: dict[str, Any]) ->
             "the benchmark",
         )
     place.check([LLM_ADAPTERS] if published else [task.source for task in TASKS])
-    held: list[ClientData] = []
+    clients: list[ClientData] = []
     entries: list[dict[str, Any]] = []
     dropped: dict[str, int] = {}
     for task in TASKS:
         tested = "test" if published else task.test
-        pools = {split: pool(place, name, task, split, arguments, entries) for split in ("train", tested)}
-        test = pools[tested][: arguments["test"]]
-        if len(test) < arguments["test"]:
-            raise DataError(f"{task.name}: {len(test)} records are too few to test on {arguments['test']}")
-        asked = {same_text(one["instruction"]) for one in test}
-        free = [one for one in pools["train"] if same_text(one["instruction"]) not in asked]
+        pools = {split: pool(place, task, split, arguments, entries) for split in ("train", tested)}
+        tests = pools[tested][:test]
+        if len(tests) < test:
+            raise DataError(f"{task.name}: {len(tests)} records are too few to test on {test}")
+        asked = {same_text(record["instruction"]) for record in tests}
+        free = [record for record in pools["train"] if same_text(record["instruction"]) not in asked]
         dropped[task.name] = len(pools["train"]) - len(free)
-        for index, (train, val) in enumerate(dealt(task.name, free, each, arguments)):
+        for index, (learnt, validated) in enumerate(dealt(task.name, free, each, train, val)):
             client = task.name if each == 1 else f"{task.name}-{index + 1}"
-            held.append(ClientData(client, train, val, tuple(test), {"task": task.name}))
-    said = arguments if published else {key: value for key, value in arguments.items() if key != "files"}
+            clients.append(ClientData(client, learnt, validated, tuple(tests), {"task": task.name}))
+    if not published:
+        del arguments["files"]
     return assemble(
         name,
-        "1",
-        "causal-lm",
-        held,
+        clients,
         partition="by_task",
-        arguments=said,
+        arguments=arguments,
         sources=entries,
         notes={"training_records_dropped_for_the_test": dropped},
     )
 
 
+for _each, _summary in (
+    (1, "ARC, BoolQ, HellaSwag, OpenBookQA, PIQA, SIQA, WinoGrande, one client each (Potara); needs the data"),
+    (2, "The eight data sets of commonsense-8 with two clients each (Potara); needs the data"),
+):
+    benchmark(
+        f"commonsense-{_each * len(TASKS)}",
+        "1",
+        summary=_summary,
+        default_model="meta-llama/Llama-3.2-3B-Instruct",
+        task="causal-lm",
+        seeded=False,
+    )(variant(commonsense, each=_each))
+
+
 def pool(
-    place: Place, name: str, task: Task, split: str, arguments: dict[str, Any], entries: list[dict[str, Any]]
+    place: Place, task: Task, split: str, arguments: dict[str, Any], entries: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A split's records in random order; what was read is noted in `entries`."""
     published, with_name_only = arguments["files"] == "llm-adapters", arguments["answers"] == "name"
@@ -173,15 +127,15 @@ def pool(
         source = task.source
         rows, sha256 = ordered(read_split(place, source, split, task.fields), task.fields)
     entries.append(source_entry(place, source, split, len(rows), sha256))
-    made = []
-    for row in shuffled(rows, arguments["seed"], name, f"{task.name}/{split}"):
+    records = []
+    for row in shuffled(rows, arguments["seed"], place.benchmark, f"{task.name}/{split}"):
         record = (
             as_published(row, with_name_only)
             if published
             else rendered(task, question(task, row, arguments["with_passage"]), with_name_only)
         )
-        made.append({"id": f"{task.name}-{split}-{len(made):05d}", "task": task.name, **record})
-    return made
+        records.append({"id": f"{task.name}-{split}-{len(records):05d}", "task": task.name, **record})
+    return records
 
 
 def question(task: Task, row: Row, with_passage: bool) -> Question:
@@ -192,27 +146,27 @@ def question(task: Task, row: Row, with_passage: bool) -> Question:
 
 
 def dealt(
-    task: str, records: list[dict[str, Any]], each: int, arguments: dict[str, Any]
+    task: str, records: list[dict[str, Any]], each: int, train: int, val: int
 ) -> list[tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]]:
     """Training and validation records of every client of a task, none in two of them."""
-    size = arguments["train"]
+    size = train
     if each * size > len(records):
         size = len(records) // each
         if each == 1 or size < 1:
-            raise DataError(f"{task}: {len(records)} training records are too few for {each} x {arguments['train']}")
+            raise DataError(f"{task}: {len(records)} training records are too few for {each} x {train}")
         logger.warning(
             "%s: %d training records are too few for %d clients with %d; they get %d each",
             task,
             len(records),
             each,
-            arguments["train"],
+            train,
             size,
         )
     rest = np.array_split(np.arange(each * size, len(records)), each)
     return [
         (
             tuple(records[index * size : (index + 1) * size]),
-            tuple(records[at] for at in rest[index][: arguments["val"]]),
+            tuple(records[at] for at in rest[index][:val]),
         )
         for index in range(each)
     ]

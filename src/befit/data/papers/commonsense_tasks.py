@@ -9,7 +9,7 @@ from typing import Any
 from befit.core.errors import DataError
 from befit.core.schema import show
 from befit.data.files.readers import Row
-from befit.data.papers.source import Source
+from befit.data.papers.source import Source, text_of
 
 __all__ = ["TASKS", "Question", "Task", "rendered"]
 
@@ -74,13 +74,6 @@ def rendered(task: Task, question: Question, with_name_only: bool) -> dict[str, 
     }
 
 
-def text(row: Row, field: str) -> str:
-    value = row.values[field]
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
-    return value.strip()
-
-
 def one_of(row: Row, field: str, known: Mapping[Any, int]) -> int:
     """The option that a label means. Empty labels and -1 are those of unlabelled test splits, and refused."""
     value = row.values[field]
@@ -96,68 +89,65 @@ def lettered(stem: str) -> Callable[[Row], Question]:
         choices = row.values["choices"]
         if not isinstance(choices, Mapping) or not {"text", "label"} <= set(choices):
             raise DataError(f"{row.where}: choices must be {{text: [...], label: [...]}}, got {show(choices)}")
-        labels, texts = list(choices["label"]), [str(one).strip() for one in choices["text"]]
+        labels, texts = list(choices["label"]), [str(option).strip() for option in choices["text"]]
         if len(labels) != len(texts) or len(texts) < 2:
             raise DataError(f"{row.where}: choices has {len(texts)} texts and {len(labels)} labels")
         return Question(
-            text(row, stem), tuple(texts), one_of(row, "answerKey", {one: at for at, one in enumerate(labels)})
+            text_of(row, stem), tuple(texts), one_of(row, "answerKey", {label: at for at, label in enumerate(labels)})
         )
 
     return question
 
 
 def boolq(row: Row) -> Question:
-    return Question(text(row, "question"), (), one_of(row, "answer", {True: 0, False: 1}))
+    return Question(text_of(row, "question"), (), one_of(row, "answer", {True: 0, False: 1}))
 
 
 def hellaswag(row: Row) -> Question:
     endings = row.values["endings"]
     if not isinstance(endings, Sequence) or isinstance(endings, str) or len(endings) != 4:
         raise DataError(f"{row.where}: endings must be four texts, got {show(endings)}")
-    start = f"{text(row, 'activity_label')}: {text(row, 'ctx')}"
+    start = f"{text_of(row, 'activity_label')}: {text_of(row, 'ctx')}"
     return Question(
-        start, tuple(str(one).strip() for one in endings), one_of(row, "label", {str(at): at for at in range(4)})
+        start, tuple(str(ending).strip() for ending in endings), one_of(row, "label", {str(at): at for at in range(4)})
     )
 
 
 def piqa(row: Row) -> Question:
-    return Question(text(row, "goal"), (text(row, "sol1"), text(row, "sol2")), one_of(row, "label", {0: 0, 1: 1}))
+    return Question(
+        text_of(row, "goal"), (text_of(row, "sol1"), text_of(row, "sol2")), one_of(row, "label", {0: 0, 1: 1})
+    )
 
 
 def social(row: Row) -> Question:
-    options = tuple(text(row, f"answer{letter}") for letter in "ABC")
+    options = tuple(text_of(row, f"answer{letter}") for letter in "ABC")
     return Question(
-        f"{text(row, 'context')} {text(row, 'question')}", options, one_of(row, "label", {"1": 0, "2": 1, "3": 2})
+        f"{text_of(row, 'context')} {text_of(row, 'question')}", options, one_of(row, "label", {"1": 0, "2": 1, "3": 2})
     )
 
 
 def winogrande(row: Row) -> Question:
-    sentence = text(row, "sentence")
+    sentence = text_of(row, "sentence")
     if sentence.count("_") != 1:
         raise DataError(f"{row.where}: sentence must have one gap _, got {show(sentence)}")
-    return Question(sentence, (text(row, "option1"), text(row, "option2")), one_of(row, "answer", {"1": 0, "2": 1}))
+    return Question(
+        sentence, (text_of(row, "option1"), text_of(row, "option2")), one_of(row, "answer", {"1": 0, "2": 1})
+    )
 
 
-ARC = ("question", "choices", "answerKey")
 CORRECT = "Choose the correct answer to the question."
 TASKS = (
-    Task(
-        "arc_challenge",
-        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Challenge"),
-        CORRECT,
-        "answer",
-        ARC,
-        "test",
-        lettered("question"),
-    ),
-    Task(
-        "arc_easy",
-        Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", "ARC-Easy"),
-        CORRECT,
-        "answer",
-        ARC,
-        "test",
-        lettered("question"),
+    *(
+        Task(
+            config.lower().replace("-", "_"),
+            Source("allenai/ai2_arc", "CC BY-SA", "ai2_arc", config),
+            CORRECT,
+            "answer",
+            ("question", "choices", "answerKey"),
+            "test",
+            lettered("question"),
+        )
+        for config in ("ARC-Challenge", "ARC-Easy")
     ),
     Task(
         "boolq",

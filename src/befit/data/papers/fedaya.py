@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.errors import DataError
+from befit.core.schema import Rule, at_least, show
 from befit.core.storage import read_json
 from befit.data.federation import ClientData, Federation
 from befit.data.papers.assemble import assemble, content_hash, digest, ordered, same_text, shuffled, source_entry
@@ -25,6 +25,7 @@ AYA = Source("CohereForAI/aya_dataset", "Apache-2.0", revision="74195be")
 FILE = "aya_38c_25k.json"
 NEWCOMERS = (21, 22, 23, 24, 25, 26, 27, 34)
 CLIENTS = 38
+SHARE = Rule(lambda share: 0 < share < 1, "must be above 0 and below 1")
 # How the eight languages are written: two-letter code, three-letter code, name.
 LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "ar": ("arb", "ara", "Arabic", "Standard Arabic"),
@@ -46,7 +47,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
     task="causal-lm",
     seeded=False,
 )
-def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Federation:
+def fedaya_38(root: str = "", test_fraction: Annotated[float, SHARE] = 0.2, seed: int = 42) -> Federation:
     """The clients of the file in its order; those of eight languages are kept, 80 % of each client train.
 
     root           directory with aya_38c_25k.json
@@ -57,29 +58,32 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
     is asked of the model: model.max_length: 1024 with model.long_prompts: drop.
     """
     place = Place("fedaya-38", root)
-    check_fraction(test_fraction)
     place.check([BENCH])
     path = place.folder(BENCH) / FILE
     if not path.is_file():
         raise place.missing(path, BENCH)
     given = read_json(path)
-    if not isinstance(given, dict) or len(given) != CLIENTS or not all(isinstance(one, list) for one in given.values()):
-        found = f"{len(given)} entries" if isinstance(given, (dict, list)) else type(given).__name__
-        raise DataError(f"{path} must be an object of {CLIENTS} clients with a list of records each; found {found}")
+    if (
+        not isinstance(given, dict)
+        or len(given) != CLIENTS
+        or not all(isinstance(rows, list) for rows in given.values())
+    ):
+        content = f"{len(given)} entries" if isinstance(given, (dict, list)) else type(given).__name__
+        raise DataError(f"{path} must be an object of {CLIENTS} clients with a list of records each; found {content}")
     everybody: list[ClientData] = []
     hashes: list[str] = []
     left_out: dict[str, int] = {}
     repeats: dict[str, int] = {}
     for index, (key, rows) in enumerate(given.items()):
-        made, left_out[key], repeats[key] = kept(rows, f"{path}, client {key}")
-        hashes += [digest([key, one]) for one in made]
-        if not made:
-            found = ", ".join(sorted({row["language"] for row in rows})) or "none"
+        records, left_out[key], repeats[key] = kept(rows, f"{path}, client {key}")
+        hashes += [digest([key, record]) for record in records]
+        if not records:
+            languages = ", ".join(sorted({row["language"] for row in rows})) or "none"
             raise DataError(
                 f"{path}, client {key}: none of its {len(rows)} records is of {', '.join(LANGUAGES)}; its "
-                f"languages are {found}"
+                f"languages are {languages}"
             )
-        everybody.append(client(f"client-{index:02d}", made, test_fraction, seed, "fedaya-38", {"key": key}))
+        everybody.append(client(f"client-{index:02d}", records, test_fraction, seed, "fedaya-38", {"key": key}))
     arguments = {"test_fraction": test_fraction, "seed": seed}
     entry = {
         **source_entry(place, BENCH, "all", len(hashes), content_hash(hashes)),
@@ -88,10 +92,8 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
     }
     return assemble(
         "fedaya-38",
-        "1",
-        "causal-lm",
-        [one for at, one in enumerate(everybody) if at not in NEWCOMERS],
-        newcomers=[one for at, one in enumerate(everybody) if at in NEWCOMERS],
+        [member for at, member in enumerate(everybody) if at not in NEWCOMERS],
+        newcomers=[everybody[at] for at in NEWCOMERS],
         partition="natural",
         arguments=arguments,
         sources=[entry],
@@ -101,13 +103,13 @@ def fedaya_38(root: str = "", test_fraction: float = 0.2, seed: int = 42) -> Fed
 def kept(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, int]:
     """Records of the eight languages, each prompt once, or one could be in training and test; how many are of other
     languages, and how many repeat a prompt."""
-    made: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     other = repeated = 0
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or (missing := {"instruction", "response", "language"} - row.keys()):
-            found = ", ".join(row) if isinstance(row, dict) else show(row)
+            keys = ", ".join(row) if isinstance(row, dict) else show(row)
             raise DataError(
-                f"{where}, record {number}: must have instruction, response and language; found {found}"
+                f"{where}, record {number}: must have instruction, response and language; found {keys}"
                 + (f", without {', '.join(sorted(missing))}" if isinstance(row, dict) else "")
             )
         for field in ("instruction", "response", "language"):
@@ -117,10 +119,10 @@ def kept(rows: Sequence[Any], where: str) -> tuple[list[dict[str, Any]], int, in
         if code is None:
             other += 1
             continue
-        one = {"instruction": row["instruction"], "output": row["response"], "language": code}
-        repeated += same_text(row["instruction"]) in made
-        made.setdefault(same_text(row["instruction"]), one)
-    return list(made.values()), other, repeated
+        prompt = same_text(row["instruction"])
+        repeated += prompt in records
+        records.setdefault(prompt, {"instruction": row["instruction"], "output": row["response"], "language": code})
+    return list(records.values()), other, repeated
 
 
 def language_code(name: str) -> str | None:
@@ -130,7 +132,10 @@ def language_code(name: str) -> str | None:
     ('ar', 'fr', None)
     """
     word = name.replace("_", " ").strip().casefold()
-    return next((code for code, names in LANGUAGES.items() if word in {code, *(one.casefold() for one in names)}), None)
+    return next(
+        (code for code, names in LANGUAGES.items() if word in {code, *(spelling.casefold() for spelling in names)}),
+        None,
+    )
 
 
 def client(
@@ -146,17 +151,10 @@ def client(
     count = max(1, round(test_fraction * len(order)))
     if count >= len(order):
         raise DataError(f"{federation}, {name}: {len(order)} records are too few to hold out {count} for the test")
-    named = [{"id": f"{name}-{at:05d}", **one} for at, one in enumerate(order)]
-    languages = [one["language"] for one in order]
+    named = [{"id": f"{name}-{at:05d}", **record} for at, record in enumerate(order)]
+    languages = [record["language"] for record in order]
     most = max(sorted(set(languages)), key=languages.count)
     return ClientData(name, tuple(named[count:]), (), tuple(named[:count]), {"language": most, **info})
-
-
-def check_fraction(test_fraction: float) -> None:
-    if not 0 < test_fraction < 1:
-        raise ConfigError(
-            [f"benchmark.test_fraction: must be above 0 and below 1, got {test_fraction}"], "the benchmark"
-        )
 
 
 @benchmark(
@@ -170,9 +168,9 @@ def check_fraction(test_fraction: float) -> None:
 def aya_users(
     root: str = "",
     hub: bool = False,
-    clients: int = 30,
-    minimum: int = 100,
-    test_fraction: float = 0.2,
+    clients: Annotated[int, at_least(1)] = 30,
+    minimum: Annotated[int, at_least(1)] = 100,
+    test_fraction: Annotated[float, SHARE] = 0.2,
     seed: int = 42,
     revisions: dict[str, str] | None = None,
 ) -> Federation:
@@ -187,13 +185,6 @@ def aya_users(
     revisions      hub id to the commit that is wanted
     """
     place = Place("aya-users", root, hub, revisions)
-    check_fraction(test_fraction)
-    if problems := [
-        f"benchmark.{key}: must be 1 or more, got {value}"
-        for key, value in (("clients", clients), ("minimum", minimum))
-        if value < 1
-    ]:
-        raise ConfigError(problems, "the benchmark")
     place.check([AYA])
     fields = ("inputs", "targets", "language", "user_id")
     rows, sha256 = ordered(read_split(place, AYA, "train", fields), fields)
@@ -204,7 +195,7 @@ def aya_users(
             f"{AYA.id} has {len(groups)} users with {minimum} records of the eight languages, not {clients}"
         )
     largest = sorted(groups, key=lambda user: (-len(groups[user]), user))[:clients]
-    held = []
+    members = []
     for number, user in enumerate(largest):
         given = [
             {
@@ -214,8 +205,8 @@ def aya_users(
             }
             for row in (rows[at] for at in groups[user])
         ]
-        made, _, _ = kept(given, f"{AYA.id}, user {user}")
-        held.append(client(f"client-{number:02d}", made, test_fraction, seed, "aya-users", {"user": user}))
+        records, _, _ = kept(given, f"{AYA.id}, user {user}")
+        members.append(client(f"client-{number:02d}", records, test_fraction, seed, "aya-users", {"user": user}))
     arguments = {"clients": clients, "minimum": minimum, "test_fraction": test_fraction, "seed": seed}
     entry = source_entry(place, AYA, "train", len(rows), sha256)
-    return assemble("aya-users", "1", "causal-lm", held, partition="natural", arguments=arguments, sources=[entry])
+    return assemble("aya-users", members, partition="natural", arguments=arguments, sources=[entry])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.errors import DataError
+from befit.core.schema import at_least, show
 from befit.data.federation import ClientData, Federation
-from befit.data.files.readers import Row, read_rows
+from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import assemble, ordered, same_text, shuffled, source_entry
 from befit.data.papers.large import authors_clients
 from befit.data.papers.public import public_texts
 from befit.data.papers.scenarios import Part
-from befit.data.papers.source import Place, Source, check_fields, read_split
+from befit.data.papers.source import Place, Source, check_fields, read_split, text_of
 from befit.data.partition import iid
 from befit.data.registry import benchmark
 
@@ -36,16 +36,8 @@ CLIENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("large", ("python", "go", "pascal", "scala")),
 )
 IDS = ((0, 1, 2, 3), (10, 11, 12, 13), (14, 15, 16, 17), (20, 21, 22, 23), (24, 25, 26, 27))  # of the released files
-LANGUAGES = {
-    "java": "java",
-    "c": "c+php",
-    "php": "c+php",
-    "c#": "c#",
-    "c++": "c++",
-    "python": "python",
-    "go": "go",
-    "pascal": "pascal",
-    "scala": "scala",
+LANGUAGES = {"c": "c+php", "php": "c+php"} | {
+    name: name for name in ("java", "c#", "c++", "python", "go", "pascal", "scala")
 }
 Pools = dict[str, list[dict[str, Any]]]
 
@@ -60,7 +52,11 @@ Pools = dict[str, list[dict[str, Any]]]
     families={"size=small": "meta-llama/Llama-3.2-3B-Instruct", "size=large": "meta-llama/Llama-3.1-8B-Instruct"},
 )
 def fedscope_5(
-    root: str = "", files: Literal["sources", "authors"] = "sources", test: int = 100, public: str = "", seed: int = 42
+    root: str = "",
+    files: Literal["sources", "authors"] = "sources",
+    test: Annotated[int, at_least(1)] = 100,
+    public: str = "",
+    seed: int = 42,
 ) -> Federation:
     """Five clients of four tasks each.
 
@@ -76,37 +72,27 @@ def fedscope_5(
     if files == "authors":
         tasks = [[Part("FS_LLM_Instruct", number) for number in ids] for ids in IDS]
         return authors_clients(Place("fedscope-5", root), tasks, [{"size": size} for size, _ in CLIENTS], seed, public)
-    if test < 1:
-        raise ConfigError([f"benchmark.test: must be 1 or more, got {test}"], "the benchmark")
     place = Place("fedscope-5", root)
     place.check([GSM8K, DOLLY, ROSETTA])
     entries: list[dict[str, Any]] = []
     pools = gsm8k(place, entries, seed) | dolly(place, entries) | rosetta(place, entries)
-    held = []
+    clients = []
     streams = {}
     for number, (size, names) in enumerate(CLIENTS):
-        made: Pools = {"train": [], "test": []}
-        streams[f"client-{number:02d}"] = stream = []
+        client = f"client-{number:02d}"
+        splits: Pools = {"train": [], "test": []}
+        streams[client] = stream = []
         for name in names:
-            split = held_out(name, pools[name], test, seed)
-            for key, records in split.items():
-                made[key] += records
-            stream.append({"task": name, **{key: len(records) for key, records in split.items()}})
-        held.append(
-            ClientData(
-                f"client-{number:02d}",
-                tuple(made["train"]),
-                (),
-                tuple(made["test"]),
-                {"size": size, "tasks": ", ".join(names)},
-            )
-        )
+            task = held_out(name, pools[name], test, seed)
+            for split, records in task.items():
+                splits[split] += records
+            stream.append({"task": name, **{split: len(records) for split, records in task.items()}})
+        info = {"size": size, "tasks": ", ".join(names)}
+        clients.append(ClientData(client, tuple(splits["train"]), (), tuple(splits["test"]), info))
     shared = public_texts(Path(root).expanduser(), public, seed, "fedscope-5")
     return assemble(
         "fedscope-5",
-        "1",
-        "causal-lm",
-        held,
+        clients,
         partition="natural",
         sources=entries,
         arguments={"files": files, "test": test, "public": public, "seed": seed},
@@ -118,12 +104,12 @@ def fedscope_5(
 def held_out(name: str, records: Sequence[dict[str, Any]], test: int, seed: int) -> Pools:
     """A test of different prompts than the training records'; a prompt that comes twice is used once."""
     once: dict[str, dict[str, Any]] = {}
-    for one in records:
-        once.setdefault(same_text(f"{one['instruction']}\n{one.get('input', '')}"), one)
+    for record in records:
+        once.setdefault(same_text(f"{record['instruction']}\n{record.get('input', '')}"), record)
     order = shuffled(list(once.values()), seed, "fedscope-5", name)
     if len(order) <= test:
         raise DataError(f"{name}: {len(order)} records are too few to hold out {test}")
-    named = [{"id": f"{name}-{at:05d}", "task": name, **one} for at, one in enumerate(order)]
+    named = [{"id": f"{name}-{at:05d}", "task": name, **each} for at, each in enumerate(order)]
     return {"train": named[test:], "test": named[:test]}
 
 
@@ -131,17 +117,17 @@ def gsm8k(place: Place, entries: list[dict[str, Any]], seed: int) -> Pools:
     fields = ("question", "answer")
     rows, sha256 = ordered(read_split(place, GSM8K, "train", fields), fields)
     entries.append(source_entry(place, GSM8K, "train", len(rows), sha256))
-    made = []
+    records = []
     for row in rows:
-        answer = text(row, "answer")
+        answer = text_of(row, "answer")
         if answer.count("####") != 1:
             raise DataError(f"{row.where}: answer must have one mark #### before its number, got {show(answer)}")
         working, _, number = answer.partition("####")
-        made.append(
-            {"instruction": text(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}."}
+        records.append(
+            {"instruction": text_of(row, "question"), "output": f"{working.strip()}\nThe answer is {number.strip()}."}
         )
-    quarters = iid(len(made), 4, seed, "fedscope-5", "gsm8k")
-    return {f"gsm8k-{number}": [made[at] for at in part] for number, part in enumerate(quarters)}
+    quarters = iid(len(records), 4, seed, "fedscope-5", "gsm8k")
+    return {f"gsm8k-{number}": [records[at] for at in part] for number, part in enumerate(quarters)}
 
 
 def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:
@@ -151,14 +137,14 @@ def dolly(place: Place, entries: list[dict[str, Any]]) -> Pools:
     known = [name for _, names in CLIENTS[1:3] for name in names]
     pools: Pools = {name: [] for name in known}
     for row in rows:
-        category = text(row, "category")
+        category = text_of(row, "category")
         if category not in pools:
             raise DataError(f"{row.where}: category {category!r} is not one of {', '.join(known)}")
         context = row.values["context"]
         pools[category].append(
             {
-                "instruction": text(row, "instruction"),
-                "output": text(row, "response"),
+                "instruction": text_of(row, "instruction"),
+                "output": text_of(row, "response"),
                 "input": context if isinstance(context, str) else "",
             }
         )
@@ -176,13 +162,13 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
     pools: Pools = {name: [] for name in LANGUAGES.values()}
     others: set[str] = set()
     for row in rows:
-        language = text(row, "input")
+        language = text_of(row, "input")
         name = LANGUAGES.get(language.casefold())
         if name is None:
             others.add(language)
         else:
             pools[name].append(
-                {"instruction": text(row, "instruction"), "input": language, "output": text(row, "output")}
+                {"instruction": text_of(row, "instruction"), "input": language, "output": text_of(row, "output")}
             )
     if empty := [name for name, records in pools.items() if not records]:
         raise DataError(
@@ -191,10 +177,3 @@ def rosetta(place: Place, entries: list[dict[str, Any]]) -> Pools:
         )
     entries.append({**source_entry(place, ROSETTA, "all", len(rows), sha256), "other_languages": len(others)})
     return pools
-
-
-def text(row: Row, field: str) -> str:
-    value = row.values[field]
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
-    return value.strip()

@@ -11,34 +11,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.errors import DataError
+from befit.core.schema import at_least, between, variant
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, ordered, same_text, shuffled, source_entry
-from befit.data.papers.source import Place, Source, check_fields, read_split
+from befit.data.papers.source import Place, Source, check_fields, read_split, text_of
 from befit.data.registry import benchmark
 
-__all__ = ["TASKS", "flan_8", "flan_feddpa_1", "flan_feddpa_2", "groups"]
+__all__ = ["TASKS", "flan_8", "flan_feddpa", "groups"]
 
+_SAME = ("arc_challenge", "cosmos_qa", "definite_pronoun_resolution", "glue_qqp", "hellaswag")
 # FLAN has no mnli, only mnli_matched and mnli_mismatched.
-TASKS = {
-    "arc_challenge": "arc_challenge",
-    "cosmos_qa": "cosmos_qa",
-    "definite_pronoun_resolution": "definite_pronoun_resolution",
-    "glue_qqp": "glue_qqp",
-    "hellaswag": "hellaswag",
-    "mnli": "mnli_matched",
-    "squad_v1": "squad_v1",
-    "sst2": "sst2",
-}
+TASKS = {name: name for name in (*_SAME, "mnli", "squad_v1", "sst2")} | {"mnli": "mnli_matched"}
 FLAN = Source(
     "Muennighoff/flan",
     "FLAN code Apache-2.0, data as its sources",
     revision="049702ca5ffc5b3c62bf226aac67ba1493e8d548",
-    wanted=tuple(f"train/{one}_10templates_train.jsonl" for one in TASKS.values()),
+    needed=tuple(f"train/{name}_10templates_train.jsonl" for name in TASKS.values()),
 )
 FEDDPA = Source(
     "the data of the repository Lydia-yang/FedDPA",
@@ -65,9 +57,9 @@ RUN = 8  # words in a row that two records share for their questions to count as
 def flan_8(
     root: str = "",
     hub: bool = False,
-    train: int = 2000,
-    val: int = 100,
-    test: int = 300,
+    train: Annotated[int, at_least(1)] = 2000,
+    val: Annotated[int, at_least(0)] = 100,
+    test: Annotated[int, at_least(1)] = 300,
     on_shortage: Literal["take_all", "fail"] = "take_all",
     seed: int = 42,
     revisions: dict[str, str] | None = None,
@@ -86,43 +78,30 @@ def flan_8(
     """
     place = Place("flan-8", root, hub, revisions)
     sizes = {"test": test, "val": val, "train": train}
-    if problems := [
-        f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
-        for key, least in (("train", 1), ("val", 0), ("test", 1))
-        if sizes[key] < least
-    ]:
-        raise ConfigError(problems, "the benchmark")
     place.check([FLAN])
-    held: list[ClientData] = []
+    clients: list[ClientData] = []
     entries: list[dict[str, Any]] = []
     grouped: dict[str, Any] = {}
     for client, task in TASKS.items():
         source = replace(FLAN, files=f"{{split}}/{task}_10templates_{{split}}.jsonl")
         rows, sha256 = ordered(read_split(place, source, "train", FIELDS), FIELDS)
         entries.append({**source_entry(place, source, "train", len(rows), sha256), "config": task})
-        for row in rows:
-            for field in FIELDS:
-                if not isinstance(row.values[field], str) or not row.values[field].strip():
-                    raise DataError(f"{row.where}: {field} must be text, got {show(row.values[field])}")
-        pairs = [(row.values["inputs"], row.values["targets"]) for row in rows]
+        pairs = [(text_of(row, "inputs"), text_of(row, "targets")) for row in rows]
         known = groups(pairs)
-        wanted = dict(sizes)
-        split = by_group(known, wanted, seed, client)
+        split = by_group(known, sizes, seed, client)
         if len(split["train"]) < train and (on_shortage == "fail" or not split["train"]):
             raise DataError(
                 f"{client}: {len(known)} groups of questions in {len(rows)} records give "
                 f"{len(split['test'])} to test, {len(split['val'])} to validate and "
                 f"{len(split['train'])} of {train} to train on"
             )
-        made = {name: tuple(record(client, pairs[at], at) for at in picked) for name, picked in split.items()}
-        held.append(ClientData(client, made["train"], made["val"], made["test"], {"task": client}))
+        data = {name: tuple(record(client, pairs[at], at) for at in picked) for name, picked in split.items()}
+        clients.append(ClientData(client, data["train"], data["val"], data["test"], {"task": client}))
         grouped[client] = {"records": len(rows), "questions": len(known)}
     arguments = {"train": train, "val": val, "test": test, "on_shortage": on_shortage, "seed": seed}
     return assemble(
         "flan-8",
-        "1",
-        "causal-lm",
-        held,
+        clients,
         partition="by_task",
         arguments=arguments,
         sources=entries,
@@ -131,7 +110,7 @@ def flan_8(
 
 
 def record(client: str, pair: tuple[str, str], at: int) -> dict[str, Any]:
-    return {"id": f"{client}-{at:06d}", "instruction": pair[0].strip(), "output": pair[1].strip(), "task": client}
+    return {"id": f"{client}-{at:06d}", "instruction": pair[0], "output": pair[1], "task": client}
 
 
 def groups(pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
@@ -168,10 +147,10 @@ def groups(pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
             if len(who) <= common:
                 for other in who[1:]:
                     parent[root(other)] = root(who[0])
-    found: dict[int, list[int]] = {}
+    members_of: dict[int, list[int]] = {}
     for at in range(len(pairs)):
-        found.setdefault(root(at), []).append(at)
-    return sorted(found.values(), key=lambda one: one[0])
+        members_of.setdefault(root(at), []).append(at)
+    return sorted(members_of.values(), key=lambda group: group[0])
 
 
 def hash_of(text: str) -> bytes:
@@ -185,97 +164,75 @@ def by_group(known: Sequence[Sequence[int]], sizes: Mapping[str, int], seed: int
     A group goes to one split alone.
     """
     order = shuffled(list(known), seed, "flan-8", client)
-    made: dict[str, list[int]] = {}
+    splits: dict[str, list[int]] = {}
     at = 0
     for split, size in sizes.items():
         taken: list[int] = []
         while at < len(order) and len(taken) < size:
             taken += list(order[at])[: 1 if split != "train" else size - len(taken)]
             at += 1
-        made[split] = taken
-    return made
+        splits[split] = taken
+    return splits
 
 
-@benchmark(
-    "flan-feddpa-1",
-    "1",
-    summary="The first set of eight FLAN tasks of FedDPA's release, one client each; needs the data",
-    default_model="Qwen/Qwen3-4B-Instruct-2507",
-    task="causal-lm",
-    seeded=False,
-)
-def flan_feddpa_1(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> Federation:
+def flan_feddpa(
+    root: str = "", val_fraction: Annotated[float, between(0, 1)] = 0.1, seed: int = 42, *, number: str
+) -> Federation:
     """Eight files of training records, and one file with the tests of all tasks.
 
     root          directory with local_training_0.json to local_training_7.json and the file of tests, *test*.jsonl
     val_fraction  share of a client's training records that are held out for validation
     seed          of what is held out
     """
-    return feddpa("1", Place("flan-feddpa-1", root), val_fraction, seed)
-
-
-@benchmark(
-    "flan-feddpa-2",
-    "1",
-    summary="The second set of eight FLAN tasks of FedDPA's release, one client each; needs the data",
-    default_model="Qwen/Qwen3-4B-Instruct-2507",
-    task="causal-lm",
-    seeded=False,
-)
-def flan_feddpa_2(root: str = "", val_fraction: float = 0.1, seed: int = 42) -> Federation:
-    """As `flan-feddpa-1`, of the other set.
-
-    root          directory with local_training_0.json to local_training_7.json and the file of tests, *test*.jsonl
-    val_fraction  share of a client's training records that are held out for validation
-    seed          of what is held out
-    """
-    return feddpa("2", Place("flan-feddpa-2", root), val_fraction, seed)
-
-
-def feddpa(number: str, place: Place, val_fraction: float, seed: int) -> Federation:
-    if not 0 <= val_fraction < 1:
-        raise ConfigError(
-            [f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"], "the benchmark"
-        )
+    place = Place(f"flan-feddpa-{number}", root)
     folder, tasks = place.folder(FEDDPA), FEDDPA_TASKS[number]
     tests = sorted(folder.glob("*test*.jsonl"))
     if not tests:
         raise place.missing(folder / "*test*.jsonl", FEDDPA)
     if len(tests) > 1:
         raise DataError(
-            f"{folder} must have one file of tests, *test*.jsonl; found {', '.join(one.name for one in tests)}"
+            f"{folder} must have one file of tests, *test*.jsonl; found {', '.join(file.name for file in tests)}"
         )
     tested = triples(tests[0])
-    if unknown := sorted({str(one["task"]) for one in tested} - set(tasks)):
+    if unknown := sorted({str(record["task"]) for record in tested} - set(tasks)):
         raise DataError(f"{tests[0]}: has the tasks {', '.join(unknown)}; set {number} has {', '.join(tasks)}")
-    held, entries = [], [entry(place, tests[0], tested)]
+    clients, entries = [], [entry(place, tests[0], tested)]
     for index, task in enumerate(tasks):
         path = folder / f"local_training_{index}.json"
         if not path.is_file():
             raise place.missing(path, FEDDPA, f"which has the training records of {task}")
         known = triples(path)
-        if other := sorted({str(one["task"]) for one in known} - {task}):
+        if other := sorted({str(record["task"]) for record in known} - {task}):
             raise DataError(f"{path} holds the task {', '.join(other)}, and client {index} of set {number} is {task}")
         entries.append(entry(place, path, known))
-        mixed = shuffled(known, seed, f"flan-feddpa-{number}", task)
+        mixed = shuffled(known, seed, place.benchmark, task)
         count = max(5, round(val_fraction * len(mixed))) if val_fraction else 0
         if count >= len(mixed):
             raise DataError(f"{path}: {len(mixed)} records are too few to hold out {count} for validation")
-        test = tuple(one for one in tested if one["task"] == task)
-        held.append(ClientData(task, tuple(mixed[count:]), tuple(mixed[:count]), test, {"task": task}))
+        test = tuple(record for record in tested if record["task"] == task)
+        clients.append(ClientData(task, tuple(mixed[count:]), tuple(mixed[:count]), test, {"task": task}))
     return assemble(
-        f"flan-feddpa-{number}",
-        "1",
-        "causal-lm",
-        held,
+        place.benchmark,
+        clients,
         partition="by_task",
         sources=entries,
         arguments={"val_fraction": val_fraction, "seed": seed},
     )
 
 
+for _number, _word in (("1", "first"), ("2", "second")):
+    benchmark(
+        f"flan-feddpa-{_number}",
+        "1",
+        summary=f"The {_word} set of eight FLAN tasks of FedDPA's release, one client each; needs the data",
+        default_model="Qwen/Qwen3-4B-Instruct-2507",
+        task="causal-lm",
+        seeded=False,
+    )(variant(flan_feddpa, number=_number))
+
+
 def entry(place: Place, path: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    hashed = content_hash([digest(dict(one)) for one in records])
+    hashed = content_hash([digest(dict(record)) for record in records])
     return {**source_entry(place, FEDDPA, path.name, len(records), hashed), "config": ""}
 
 
@@ -284,11 +241,10 @@ def triples(path: Path) -> list[dict[str, Any]]:
     rows = read_rows(path, ())
     check_fields(rows, ("instruction", "output", "task"))
     known, _ = ordered(rows, ("instruction", "output", "task"))
-    made = []
+    records = []
     for row in known:
+        for field in ("instruction", "output", "task"):
+            text_of(row, field)
         values = {field: row.values[field] for field in ("instruction", "output", "task")}
-        for field, value in values.items():
-            if not isinstance(value, str) or not value.strip():
-                raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
-        made.append({"id": f"{values['task']}-{path.stem}-{len(made):05d}", **values})
-    return made
+        records.append({"id": f"{values['task']}-{path.stem}-{len(records):05d}", **values})
+    return records

@@ -1,7 +1,7 @@
 """`fedaya-8` and `fed-llm-large-52`: FedMosaic's text clients, from the files of snumprlab/fedmosaic.
 
 Their tasks were made by a language model's judgement and by drawing users that are not named, so they cannot be made
-anew: the files DATASET/train/dataset-N.json and DATASET/test/dataset-N.json are read as they are.
+again: the files DATASET/train/dataset-N.json and DATASET/test/dataset-N.json are read as they are.
 """
 
 from __future__ import annotations
@@ -100,23 +100,23 @@ def authors_clients(
     place.check([TEXTS])
     folder = place.folder(TEXTS)
     entries: list[dict[str, Any]] = []
-    held = []
+    clients = []
     streams = {}
     longer = 0
     for number, (parts, info) in enumerate(zip(tasks, infos, strict=True)):
-        made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+        splits: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
         for part in parts:
-            for split, records in made.items():
-                found, more = text_records(place, folder, part, split, entries)
-                records += found
+            for split, records in splits.items():
+                part_records, more = text_records(place, folder, part, split, entries)
+                records += part_records
                 longer += more
         names = [part.name for part in parts]
         client = f"client-{number:02d}"
-        held.append(
-            ClientData(client, tuple(made["train"]), (), tuple(made["test"]), {"tasks": ", ".join(names), **info})
+        clients.append(
+            ClientData(client, tuple(splits["train"]), (), tuple(splits["test"]), {"tasks": ", ".join(names), **info})
         )
         streams[client] = [
-            {"task": name, **{split: sum(one["task"] == name for one in made[split]) for split in made}}
+            {"task": name, **{split: sum(record["task"] == name for record in splits[split]) for split in splits}}
             for name in names
         ]
     if longer:
@@ -127,9 +127,7 @@ def authors_clients(
         )
     return assemble(
         place.benchmark,
-        "1",
-        "causal-lm",
-        held,
+        clients,
         partition="natural",
         arguments={"public": public, "seed": seed},
         sources=entries,
@@ -147,16 +145,16 @@ def text_records(
         raise place.missing(path, TEXTS)
     rows = read_rows(path, ())
     check_fields(rows, ("conversations",))
-    made: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     longer = 0
     for number, row in enumerate(rows):
         if row.values.get("image"):
             raise DataError(f"{row.where}: has an image; {place.benchmark} is text alone")
         instruction, output, more = conversation_text(row)
         longer += more
-        made.append(
+        records.append(
             {"id": f"{part.name}-{split}-{number:05d}", "task": part.name, "instruction": instruction, "output": output}
         )
-    hashed = content_hash([digest([one["instruction"], one["output"]]) for one in made])
-    entries.append({**source_entry(place, TEXTS, split, len(made), hashed), "config": part.name})
-    return made, longer
+    hashed = content_hash([digest([record["instruction"], record["output"]]) for record in records])
+    entries.append({**source_entry(place, TEXTS, split, len(records), hashed), "config": part.name})
+    return records, longer

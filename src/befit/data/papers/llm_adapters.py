@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from befit.core.errors import DataError
@@ -15,17 +15,7 @@ from befit.data.papers.source import Place, Source, check_fields
 __all__ = ["LLM_ADAPTERS", "adapters_rows", "as_published"]
 
 FIELDS = ("instruction", "input", "output", "answer")
-# By our names of the data sets, the folders of the repository.
-FOLDERS: Mapping[str, str] = {
-    "arc_challenge": "ARC-Challenge",
-    "arc_easy": "ARC-Easy",
-    "boolq": "boolq",
-    "hellaswag": "hellaswag",
-    "openbookqa": "openbookqa",
-    "piqa": "piqa",
-    "social_i_qa": "social_i_qa",
-    "winogrande": "winogrande",
-}
+FOLDERS = {"arc_challenge": "ARC-Challenge", "arc_easy": "ARC-Easy"}  # the others are called as here
 LLM_ADAPTERS = Source(
     "the repository AGI-Edgerunners/LLM-Adapters",
     "as the data sets in it",
@@ -40,7 +30,7 @@ def adapters_rows(place: Place, task: str, split: str) -> tuple[list[Row], str]:
 
     The repository's mixture of all of them, commonsense_170k.json, does not say which record is of which data set.
     """
-    path = place.folder(LLM_ADAPTERS) / "dataset" / FOLDERS[task] / f"{split}.json"
+    path = place.folder(LLM_ADAPTERS) / "dataset" / FOLDERS.get(task, task) / f"{split}.json"
     if not path.is_file():
         raise place.missing(path, LLM_ADAPTERS)
     rows = read_rows(path, FIELDS)
@@ -52,19 +42,19 @@ def as_published(row: Row, with_name_only: bool) -> dict[str, Any]:
     """A causal-lm record as `befit.data.papers.commonsense_tasks.rendered` has it, with the text of the file.
 
     The answers to choose from are those of the line "Answer format: answer1/answer2" with which the text ends. Raises
-    DataError for a record without it, and for one whose answer is none of them or not what its output says.
+    DataError for a record without that line, or whose answer is not listed there or differs from its output.
     """
     instruction, answer = row.values["instruction"], row.values["answer"]
     extra, output = row.values["input"], row.values["output"]
-    if not all(isinstance(one, str) for one in (instruction, answer, extra, output)):
+    if not all(isinstance(value, str) for value in (instruction, answer, extra, output)):
         raise DataError(f"{row.where}: instruction, input, output and answer must be text")
     text = "\n".join(part for part in (instruction.strip(), extra.strip()) if part)
-    if (found := _NAMES.search(text)) is None:
+    if (match := _NAMES.search(text)) is None:
         raise DataError(
             f'{row.where}: instruction must end in a line such as "Answer format: answer1/answer2", got '
             f"{show(text[-60:])}"
         )
-    names: Sequence[str] = found[1].split("/")
+    names: Sequence[str] = match[1].split("/")
     if answer not in names or output.strip() != sentence(answer):
         raise DataError(
             f"{row.where}: answer must be one of {', '.join(names)}, and output {show(sentence(names[0]))} "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.errors import DataError
+from befit.core.schema import POSITIVE, at_least, show
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, ordered, shuffled, source_entry
@@ -20,23 +20,8 @@ __all__ = ["LABELS", "LANGUAGES", "masakhanews_320"]
 
 # Its main branch is a loading script, which `datasets` refuses from version 4 on: the converted branch is Parquet.
 NEWS = Source("masakhane/masakhanews", "AFL-3.0", revision="refs/convert/parquet")
-LANGUAGES = (
-    "amh",
-    "eng",
-    "fra",
-    "hau",
-    "ibo",
-    "lin",
-    "lug",
-    "orm",
-    "pcm",
-    "run",
-    "sna",
-    "som",
-    "swa",
-    "tir",
-    "xho",
-    "yor",
+LANGUAGES = tuple(
+    ["amh", "eng", "fra", "hau", "ibo", "lin", "lug", "orm", "pcm", "run", "sna", "som", "swa", "tir", "xho", "yor"]
 )
 LABELS = ("business", "entertainment", "health", "politics", "religion", "sports", "technology")
 POOLS = ("seen", "unseen")
@@ -55,8 +40,8 @@ AUTHORS = ("category", "headline", "text")
 def masakhanews_320(
     root: str = "",
     hub: bool = False,
-    clients: int = 10,
-    alpha: float = 0.5,
+    clients: Annotated[int, at_least(1)] = 10,
+    alpha: Annotated[float, POSITIVE] = 0.5,
     seed: int = 42,
     revisions: dict[str, str] | None = None,
 ) -> Federation:
@@ -72,15 +57,6 @@ def masakhanews_320(
     revisions  hub id to the commit that is wanted
     """
     place = Place("masakhanews-320", root, hub, revisions)
-    if problems := [
-        text
-        for wrong, text in (
-            (clients < 1, f"benchmark.clients: must be 1 or more, got {clients}"),
-            (not alpha > 0, f"benchmark.alpha: must be positive, got {alpha}"),
-        )
-        if wrong
-    ]:
-        raise ConfigError(problems, "the benchmark")
     place.check([NEWS])
     entries: list[dict[str, Any]] = []
     pools: list[list[ClientData]] = [[], []]
@@ -92,7 +68,7 @@ def masakhanews_320(
             split: read(place, language, names, entries)
             for split, names in (("train", ("train", "validation")), ("test", ("test",)))
         }
-        for pool, held in enumerate(pools):
+        for pool, members in enumerate(pools):
             stage = f"{language}/{POOLS[pool]}"
             mine: dict[str, list[tuple[Any, ...]]] = {}
             for split, known in rows.items():
@@ -111,16 +87,14 @@ def masakhanews_320(
                     f"{stage}/{split}",
                     mixtures,
                 )
-                made = records(half, f"{split}-{pool}", language)
-                mine[split] = [tuple(made[index] for index in part) for part in parts]
+                halves = records(half, f"{split}-{pool}", language)
+                mine[split] = [tuple(halves[index] for index in part) for part in parts]
             for index in range(clients):
                 number = pool * clients * len(LANGUAGES) + position * clients + index
                 info = {"language": language, "pool": POOLS[pool]}
-                held.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
+                members.append(ClientData(f"client-{number:03d}", mine["train"][index], (), mine["test"][index], info))
     return assemble(
         "masakhanews-320",
-        "2",
-        "text-classification",
         pools[0],
         newcomers=pools[1],
         label_names=LABELS,
@@ -166,14 +140,14 @@ def authors_rows(path: Path) -> list[Row]:
     """
     rows = read_rows(path, AUTHORS)
     check_fields(rows, AUTHORS)
-    made = []
+    converted = []
     for row in rows:
         category = row.values["category"].strip()
         if category not in LABELS:
             raise DataError(f"{row.where}: category must be one of {', '.join(LABELS)}, got {show(category)}")
         text = " ".join(part for name in ("headline", "text") if (part := row.values[name].strip()))
-        made.append(replace(row, values={"headline_text": text, "label": LABELS.index(category)}))
-    return made
+        converted.append(replace(row, values={"headline_text": text, "label": LABELS.index(category)}))
+    return converted
 
 
 def records(rows: Sequence[Row], name: str, language: str) -> list[dict[str, Any]]:

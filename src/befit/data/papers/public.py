@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from befit.core.errors import DataError
-from befit.data.files.gather import gather
+from befit.core.errors import DataError, map_all
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
 from befit.tasks.vqa_records import vqa_record
@@ -22,8 +21,8 @@ def public_records(
 ) -> tuple[dict[str, Any], ...]:
     """At most 5,000 records of the file `name` below `folder`, drawn by seed, of its rows with images or of the others.
 
-    record  what becomes of a row; its id is given here
-    Raises DataError for a file that is not below the folder, and for one without such rows.
+    record  makes a record of a row; its id is added here
+    Raises DataError for a file that is outside of the folder or has no such rows.
     """
     path = folder / name
     if ".." in PurePosixPath(name).parts or Path(name).is_absolute() or not path.is_file():
@@ -32,7 +31,7 @@ def public_records(
     if not rows:
         raise DataError(f"benchmark.public: {'no' if images else 'every'} record of {path} has an image")
     chosen = shuffled(rows, seed, benchmark, "public")[:PUBLIC]
-    return tuple(gather(lambda one: {"id": f"public-{one[0]:05d}", **record(one[1])}, list(enumerate(chosen))))
+    return tuple({"id": f"public-{number:05d}", **content} for number, content in enumerate(map_all(record, chosen)))
 
 
 def public_texts(folder: Path, name: str, seed: int, benchmark: str) -> tuple[dict[str, Any], ...]:
@@ -40,11 +39,11 @@ def public_texts(folder: Path, name: str, seed: int, benchmark: str) -> tuple[di
     if not name:
         return ()
 
-    def one(row: Row) -> dict[str, Any]:
+    def as_record(row: Row) -> dict[str, Any]:
         instruction, output, _ = conversation_text(row)
         return {"instruction": instruction, "output": output}
 
-    return public_records(folder, name, seed, benchmark, one, images=False)
+    return public_records(folder, name, seed, benchmark, as_record, images=False)
 
 
 def conversation_text(row: Row) -> tuple[str, str, bool]:

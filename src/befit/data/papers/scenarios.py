@@ -101,25 +101,26 @@ def read_scenario(path: Path) -> tuple[Scenario, ...]:
     given = read_json(path)
     if not isinstance(given, list) or not given:
         raise DataError(f"{path} must be a list of clients, got {show(given)}")
-    made = []
+    scenarios = []
     for number, client in enumerate(given):
         where = f"{path}, client {number}"
         if not isinstance(client, dict) or not isinstance(client.get("datasets"), list) or not client["datasets"]:
             raise DataError(f"{where}: must be an object with datasets, got {show(client)}")
-        made.append(Scenario(tuple(part_of(one, where) for one in client["datasets"]), str(client.get("model_id", ""))))
-    return tuple(made)
+        parts = tuple(part_of(dataset, where) for dataset in client["datasets"])
+        scenarios.append(Scenario(parts, str(client.get("model_id", ""))))
+    return tuple(scenarios)
 
 
-def part_of(one: object, where: str) -> Part:
-    if isinstance(one, dict) and one.get("dataset") == EMPTY:
+def part_of(data: object, where: str) -> Part:
+    if isinstance(data, dict) and data.get("dataset") == EMPTY:
         return Part(EMPTY, 0)
-    if not isinstance(one, dict) or not isinstance(one.get("dataset"), str) or type(one.get("subset_id")) is not int:
-        raise DataError(f"{where}: a dataset must have dataset and subset_id, got {show(one)}")
-    if one.get("type") not in ("multi-choice", "open-ended"):
+    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str) or type(data.get("subset_id")) is not int:
+        raise DataError(f"{where}: a dataset must have dataset and subset_id, got {show(data)}")
+    if data.get("type") not in ("multi-choice", "open-ended"):
         raise DataError(
-            f"{where}, {one['dataset']}: type must be multi-choice or open-ended, got {show(one.get('type'))}"
+            f"{where}, {data['dataset']}: type must be multi-choice or open-ended, got {show(data.get('type'))}"
         )
-    is_open = one["type"] == "open-ended"
-    if is_open and one.get("metric") not in ("F1", "RougeL"):
-        raise DataError(f"{where}, {one['dataset']}: metric must be F1 or RougeL, got {show(one.get('metric'))}")
-    return Part(one["dataset"], one["subset_id"], one["metric"] if is_open else None, is_open)
+    is_open = data["type"] == "open-ended"
+    if is_open and data.get("metric") not in ("F1", "RougeL"):
+        raise DataError(f"{where}, {data['dataset']}: metric must be F1 or RougeL, got {show(data.get('metric'))}")
+    return Part(data["dataset"], data["subset_id"], data["metric"] if is_open else None, is_open)

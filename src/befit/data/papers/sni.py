@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.schema import at_least, show
 from befit.core.storage import read_json
 from befit.data.federation import ClientData, Federation
 from befit.data.papers.assemble import assemble, content_hash, digest, same_text, shuffled, source_entry
@@ -50,9 +50,9 @@ def sni_10(
     hub: bool = False,
     tasks: list[str] | None = None,
     one_per_category: bool = False,
-    train: int = 500,
-    val: int = 50,
-    test: int = 50,
+    train: Annotated[int, at_least(1)] = 500,
+    val: Annotated[int, at_least(0)] = 50,
+    test: Annotated[int, at_least(1)] = 50,
     seed: int = 42,
     revisions: dict[str, str] | None = None,
 ) -> Federation:
@@ -72,11 +72,7 @@ def sni_10(
     """
     place = Place("sni-10", root, hub, revisions)
     sizes = {"test": test, "val": val, "train": train}
-    problems = [
-        f"benchmark.{key}: must be {least} or more, got {sizes[key]}"
-        for key, least in (("train", 1), ("val", 0), ("test", 1))
-        if sizes[key] < least
-    ]
+    problems = []
     if hub and tasks is None:
         problems.append("benchmark.tasks: has to be given with hub, since the mirror does not say languages")
     if tasks is not None and (len(set(tasks)) < len(tasks) or not tasks):
@@ -85,7 +81,7 @@ def sni_10(
         raise ConfigError(problems, "the benchmark")
     place.check([SNI if hub else FILES])
     if hub:
-        found = mirrored(place, tasks or ())
+        records = mirrored(place, tasks or ())
     else:
         folder = place.folder(FILES)
         chosen = (
@@ -93,24 +89,22 @@ def sni_10(
             if tasks is None
             else {name: task_file(folder, name) for name in tasks}
         )
-        found = {name: instances(path) for name, path in chosen.items()}
-    held, entries = [], []
-    for name, records in found.items():
-        hashed = content_hash([digest(one) for one in records])
-        entries.append({**source_entry(place, SNI if hub else FILES, "all", len(records), hashed), "config": name})
-        made = drawn(name, records, sizes, seed)
-        held.append(ClientData(name, made["train"], made["val"], made["test"], {"task": name}))
-    arguments = {"tasks": list(found), "train": train, "val": val, "test": test, "seed": seed}
+        records = {name: instances(path) for name, path in chosen.items()}
+    clients, entries = [], []
+    for name, known in records.items():
+        hashed = content_hash([digest(record) for record in known])
+        entries.append({**source_entry(place, SNI if hub else FILES, "all", len(known), hashed), "config": name})
+        splits = drawn(name, known, sizes, seed)
+        clients.append(ClientData(name, splits["train"], splits["val"], splits["test"], {"task": name}))
+    arguments = {"tasks": list(records), "train": train, "val": val, "test": test, "seed": seed}
     return assemble(
         "sni-10",
-        "1",
-        "causal-lm",
-        held,
+        clients,
         partition="by_task",
         arguments=arguments,
         sources=entries,
         notes={
-            "tasks": {one["config"]: one["rows"] for one in entries},
+            "tasks": {entry["config"]: entry["rows"] for entry in entries},
             "chosen": "by rule" if tasks is None else "by name",
         },
     )
@@ -121,20 +115,18 @@ def drawn(
 ) -> dict[str, tuple[Any, ...]]:
     """Test first, then validation, then training; of inputs that are equal the first by hash."""
     once: dict[str, dict[str, Any]] = {}
-    for one in sorted(records, key=digest):
-        once.setdefault(same_text(one["instruction"]), one)
+    for instance in sorted(records, key=digest):
+        once.setdefault(same_text(instance["instruction"]), instance)
     order = shuffled(list(once.values()), seed, "sni-10", name)
     if len(order) < sum(sizes.values()):
         raise DataError(f"{name}: {len(order)} different inputs are too few for {sum(sizes.values())}")
-    made: dict[str, tuple[Any, ...]] = {}
+    named = [{"id": f"{name.split('_')[0]}-{at:05d}", "task": name, **each} for at, each in enumerate(order)]
+    splits: dict[str, tuple[Any, ...]] = {}
     start = 0
     for split, size in sizes.items():
-        made[split] = tuple(
-            {"id": f"{name.split('_')[0]}-{start + at:05d}", "task": name, **one}
-            for at, one in enumerate(order[start : start + size])
-        )
+        splits[split] = tuple(named[start : start + size])
         start += size
-    return made
+    return splits
 
 
 def by_rule(place: Place, folder: Path, one_per_category: bool) -> dict[str, Path]:
@@ -166,10 +158,10 @@ def by_rule(place: Place, folder: Path, one_per_category: bool) -> dict[str, Pat
 
 
 def number_of(name: str) -> int:
-    found = re.match(r"task(\d+)_", name)
-    if not found:
+    match = re.match(r"task(\d+)_", name)
+    if not match:
         raise DataError(f"{name} is no name of a task, such as task1288_glue_mrpc_paraphrasing")
-    return int(found[1])
+    return int(match[1])
 
 
 def task_file(folder: Path, name: str) -> Path:
@@ -183,9 +175,9 @@ def task_file(folder: Path, name: str) -> Path:
 def read_task(path: Path) -> dict[str, Any]:
     task = read_json(path)
     if not isinstance(task, dict) or (missing := [key for key in TASK_FIELDS if key not in task]):
-        found = ", ".join(task) if isinstance(task, dict) else type(task).__name__
+        keys = ", ".join(task) if isinstance(task, dict) else type(task).__name__
         raise DataError(
-            f"{path}: a task must have {', '.join(TASK_FIELDS)}; found {found}"
+            f"{path}: a task must have {', '.join(TASK_FIELDS)}; found {keys}"
             + (f", without {', '.join(missing)}" if isinstance(task, dict) else "")
         )
     return task
@@ -195,20 +187,20 @@ def instances(path: Path) -> list[dict[str, Any]]:
     """Every instance of a task as a record, with all its references."""
     task = read_task(path)
     definition = "\n".join(task["Definition"]) if isinstance(task["Definition"], list) else task["Definition"]
-    made = []
-    for number, one in enumerate(task["Instances"], 1):
+    records = []
+    for number, instance in enumerate(task["Instances"], 1):
         where = f"{path}, instance {number}"
-        if not isinstance(one, dict) or "input" not in one or "output" not in one:
-            raise DataError(f"{where}: must have input and output; found {show(one)}")
-        made.append(record(definition, one["input"], one["output"], where))
-    return made
+        if not isinstance(instance, dict) or "input" not in instance or "output" not in instance:
+            raise DataError(f"{where}: must have input and output; found {show(instance)}")
+        records.append(record(definition, instance["input"], instance["output"], where))
+    return records
 
 
 def record(definition: Any, given: Any, outputs: Any, where: str) -> dict[str, Any]:
     """Definition, input and `Output:` as one instruction; every listed answer counts as right, the first is learnt."""
     if not isinstance(outputs, list):
         outputs = [outputs]
-    for field, value in (("definition", definition), ("input", given), *(("output", one) for one in outputs)):
+    for field, value in (("definition", definition), ("input", given), *(("output", output) for output in outputs)):
         if not isinstance(value, str) or (field != "input" and not value.strip()):
             raise DataError(f"{where}: {field} must be text, got {show(value)}")
     if not outputs:
@@ -217,7 +209,7 @@ def record(definition: Any, given: Any, outputs: Any, where: str) -> dict[str, A
         "instruction": f"{definition.strip()}\n\nInput: {given.strip()}\n\nOutput:",
         "input": "",
         "output": outputs[0].strip(),
-        "references": [one.strip() for one in outputs],
+        "references": [output.strip() for output in outputs],
     }
 
 

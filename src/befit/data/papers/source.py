@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import ConfigError, DataError, did_you_mean
-from befit.data.files.gather import gather
+from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
+from befit.core.schema import show
 from befit.data.files.readers import SUFFIXES, Row, is_dataset, read_rows, read_table, suffix_of, table_rows
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow
 
-__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files"]
+__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files", "text_of"]
 
 WHERE = "docs/benchmarks.md has the files of every benchmark"
 
@@ -28,10 +28,10 @@ class Source:
     licence   as far as it is known
     folder    below the root, for benchmarks of several data sets; empty is the root itself
     config    its name on the hub
-    revision  commit, or branch where none is pinned
+    revision  commit or branch
     files     where files lie below the folder, with {split}; empty: as `datasets` names them
     on_hub    whether `datasets` can load the id
-    wanted    files of a large repository that are all that is read
+    needed    the only files that are read, of a large repository
     layout    what then lies in the folder, where the id does not say it
     """
 
@@ -42,7 +42,7 @@ class Source:
     revision: str = "main"
     files: str = ""
     on_hub: bool = True
-    wanted: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
     layout: str = ""
 
 
@@ -72,22 +72,22 @@ class Place:
     def _absent(self, sources: Sequence[Source]) -> str:
         """What to do where a root was given and has no such directories."""
         root = Path(self.root).expanduser()
-        listed = ", ".join(dict.fromkeys(str(root / one.folder) for one in sources))
+        listed = ", ".join(dict.fromkeys(str(root / source.folder) for source in sources))
         steps = dict.fromkeys(how_to_get(source, root) for source in sources)
         counted = "a path counts from the configuration's folder"
-        said = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
-        return "\n    ".join([said, *steps, WHERE])
+        problem = f"{self.benchmark}: benchmark.root has no directory {listed} ({counted})"
+        return "\n    ".join([problem, *steps, WHERE])
 
     def missing(self, path: Path | str, source: Source, why: str = "") -> DataError:
         """The error for a file that is not there."""
-        said = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
-        return DataError("\n    ".join([said, how_to_get(source, Path(self.root).expanduser()), WHERE]))
+        problem = f"{self.benchmark}: benchmark.root has no {path}{f', {why}' if why else ''}"
+        return DataError("\n    ".join([problem, how_to_get(source, Path(self.root).expanduser()), WHERE]))
 
     def revision(self, source: Source) -> str:
         return (self.revisions or {}).get(source.id, source.revision)
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Raise ConfigError for a place that cannot be, saying what to get where none is given."""
+        """Raise ConfigError for contradicting arguments, or for none with what to download."""
         known = [source.id for source in sources if source.on_hub]
         if not self.hub and not self.root:
             known_ways = "benchmark.root: DIR" + (" or benchmark.hub: true" if len(known) == len(sources) else "")
@@ -120,8 +120,8 @@ class Place:
         ]
         if problems:
             raise ConfigError(problems, "the benchmark")
-        absent = [one for one in sources if self.root and not (Path(self.root).expanduser() / one.folder).is_dir()]
-        if absent:
+        root = Path(self.root).expanduser()
+        if absent := [source for source in sources if self.root and not (root / source.folder).is_dir()]:
             raise DataError(self._absent(absent))
 
 
@@ -130,7 +130,7 @@ def how_to_get(source: Source, root: Path) -> str:
     there = f", so that it has {source.layout}" if source.layout else ""
     if not source.on_hub:
         return f"Get {source.id} and put it into {target}{there}"
-    words = ["hf download", source.id, *source.wanted, "--repo-type dataset", f"--revision {source.revision}"]
+    words = ["hf download", source.id, *source.needed, "--repo-type dataset", f"--revision {source.revision}"]
     return f"Get it with: {' '.join(words)} --local-dir {target}{there}"
 
 
@@ -172,7 +172,7 @@ def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
     revision = place.revision(source)
     files = {split: source.files.format(split=split)} if source.files else None
     try:
-        found = datasets.load_dataset(
+        dataset = datasets.load_dataset(
             source.id, None if files else source.config or None, data_files=files, revision=revision, split=split
         )
     except Exception as error:  # whatever a library and a network may raise: the way out is one
@@ -181,34 +181,33 @@ def load_from_hub(place: Place, source: Source, split: str) -> datasets.Dataset:
             f"{source.id} (config {source.config or 'default'}, revision {revision}, split {split}) cannot "
             f"be loaded from the hub: {type(error).__name__}: {error}. {way}"
         ) from error
-    assert isinstance(found, datasets.Dataset)
-    return found
+    assert isinstance(dataset, datasets.Dataset)
+    return dataset
 
 
 def split_files(place: Place, source: Source, split: str) -> list[Path]:
     """The files of a split in order, or the directory that `datasets` saved; in exactly one of the known places."""
     folder = place.folder(source)
     if source.files:
-        found = {folder: sorted(folder.glob(source.files.format(split=split)))}
+        candidates = [sorted(folder.glob(source.files.format(split=split)))]
         looked = str(folder / source.files.format(split=split))
     else:
+        parents = [folder, folder / "data", folder / source.config, folder / "data" / source.config]
+        parents = list(dict.fromkeys(parents))
         # Split directories as in converted branches of the hub: CONFIG/SPLIT/0000.parquet.
-        flat = [folder, folder / "data", folder / source.config, folder / "data" / source.config]
-        deep = [one / split for one in flat]
-        found = {one: files_in(one, split) for one in dict.fromkeys(flat)}
-        found |= {one: numbered_files(one) for one in dict.fromkeys(deep)}
-        looked = f"{split}.*, {split}-*-of-* or {split}/ ({', '.join(SUFFIXES)}, datasets) in " + ", ".join(
-            str(one) for one in dict.fromkeys(flat)
-        )
-    hits = {one: files for one, files in found.items() if files}
-    saved = [one / split for one in [folder, folder / source.config] if not source.files and is_dataset(one / split)]
-    places = [*hits.values(), *([one] for one in dict.fromkeys(saved))]
+        candidates = [files_in(parent, split) for parent in parents]
+        candidates += [numbered_files(parent / split) for parent in parents]
+        saved = dict.fromkeys([folder / split, folder / source.config / split])
+        candidates += [[directory] for directory in saved if is_dataset(directory)]
+        listed = ", ".join(map(str, parents))
+        looked = f"{split}.*, {split}-*-of-* or {split}/ ({', '.join(SUFFIXES)}, datasets) in {listed}"
+    places = [files for files in candidates if files]
     if not places:
         raise place.missing(f"{split} split of {source.id}; looked for {looked}", source)
     if len(places) > 1:
         listed = ", ".join(str(files[0]) for files in places)
         raise DataError(
-            f"{place.benchmark}: the {split} split of {source.id} is there {len(places)} times: {listed}. Keep one"
+            f"{place.benchmark}: the {split} split of {source.id} exists {len(places)} times: {listed}. Keep one"
         )
     return places[0]
 
@@ -217,8 +216,8 @@ def files_in(folder: Path, split: str) -> list[Path]:
     """`SPLIT.parquet`, or all of `SPLIT-00000-of-00002.parquet`; one form alone."""
     if not folder.is_dir():
         return []
-    whole = [one for suffix in SUFFIXES if (one := folder / f"{split}{suffix}").is_file()]
-    parts = sorted(one for one in folder.glob(f"{split}-*-of-*") if suffix_of(one))
+    whole = [path for suffix in SUFFIXES if (path := folder / f"{split}{suffix}").is_file()]
+    parts = sorted(path for path in folder.glob(f"{split}-*-of-*") if suffix_of(path))
     if len(whole) + bool(parts) > 1:
         raise DataError(f"{folder} has the {split} split more than once: {', '.join(o.name for o in [*whole, *parts])}")
     if parts and len(parts) != (count := int(parts[0].name.split("-of-")[1].split("-")[0].split(".")[0])):
@@ -227,7 +226,15 @@ def files_in(folder: Path, split: str) -> list[Path]:
 
 
 def numbered_files(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.glob("[0-9]*") if suffix_of(one)) if folder.is_dir() else []
+    return sorted(path for path in folder.glob("[0-9]*") if suffix_of(path)) if folder.is_dir() else []
+
+
+def text_of(row: Row, field: str) -> str:
+    """A field's text without white space around it. Raises DataError for none."""
+    value = row.values[field]
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{row.where}: {field} must be text, got {show(value)}")
+    return value.strip()
 
 
 def check_fields(rows: Sequence[Row], fields: Sequence[str]) -> None:
@@ -239,4 +246,4 @@ def check_fields(rows: Sequence[Row], fields: Sequence[str]) -> None:
                 f"{row.where}: there is no {', '.join(missing)}; found {', '.join(row.fields) or 'nothing'}"
             )
 
-    gather(check, rows)
+    map_all(check, rows)

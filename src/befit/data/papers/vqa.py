@@ -5,61 +5,47 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from befit.core.errors import ConfigError, DataError
-from befit.core.schema import show
+from befit.core.errors import DataError, map_all
+from befit.core.schema import between, show, variant
 from befit.data.federation import ClientData, Federation
-from befit.data.files.gather import gather
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
 from befit.data.papers.public import public_records
-from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, Scenario, read_scenario
+from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 from befit.tasks.vqa_records import vqa_record
 
-__all__ = ["drake", "hflb"]
+__all__ = ["streams_of_questions"]
 
 LICENCE = "each source its own; some for research only"
 LAYOUT = "DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and DATASET's images"
 SOURCES = {
-    "drake": Source(
-        "the .tar files of SNUMPR/DRAKE, unpacked (hf download SNUMPR/DRAKE --repo-type dataset)",
+    name.lower(): Source(
+        f"the .tar files of SNUMPR/{name}, unpacked (hf download SNUMPR/{name} --repo-type dataset)",
         LICENCE,
         on_hub=False,
         layout=LAYOUT,
-    ),
-    "hflb": Source(
-        "the .tar files of SNUMPR/HFLB, unpacked (hf download SNUMPR/HFLB --repo-type dataset)",
-        LICENCE,
-        on_hub=False,
-        layout=LAYOUT,
-    ),
+    )
+    for name in ("DRAKE", "HFLB")
 }
-ModelMap = Literal["paper", "scenario"]
 MODELS = {"size=small": "thkim0305/llama3.2_1B_vl", "size=large": "thkim0305/llama3.2_3B_vl"}
 
 
-@benchmark(
-    "drake",
-    "1",
-    summary="40 tasks about one and more images, ten clients, seven newcomers (FedMosaic); needs the data",
-    default_model="thkim0305/llama3.2_3B_vl",
-    task="vqa",
-    seeded=False,
-    families=MODELS,
-)
-def drake(
+def streams_of_questions(
     root: str = "",
-    model_map: ModelMap = "paper",
+    model_map: Literal["paper", "scenario"] = "paper",
     scenario: str = "",
     newcomers: bool = True,
     public: str = "",
-    val_fraction: float = 0.0,
+    val_fraction: Annotated[float, between(0, 1)] = 0.0,
     seed: int = 42,
+    *,
+    name: str,
 ) -> Federation:
-    """Ten clients with a stream of four tasks each, and seven tasks as newcomers.
+    """Clients with a stream of four tasks each. `drake` has ten, and seven tasks as newcomers; `hflb` has nine.
 
     root          directory with the unpacked data: DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and images
     model_map     which clients are of size small: those of the paper, or those of its scenario file, which differ
@@ -69,90 +55,38 @@ def drake(
     val_fraction  share of each task's training records held out for validation; the paper has none
     seed          of what is held out and of the public split
     """
-    place = Place("drake", root)
-    return federation(
-        place, DRAKE, DRAKE_NEWCOMERS if newcomers else (), model_map, scenario, public, val_fraction, seed
-    )
-
-
-@benchmark(
-    "hflb",
-    "1",
-    summary="36 tasks about images, nine clients (FedMosaic); needs the data",
-    default_model="thkim0305/llama3.2_3B_vl",
-    task="vqa",
-    seeded=False,
-    families=MODELS,
-)
-def hflb(
-    root: str = "",
-    model_map: ModelMap = "paper",
-    scenario: str = "",
-    public: str = "",
-    val_fraction: float = 0.0,
-    seed: int = 42,
-) -> Federation:
-    """Nine clients with a stream of four tasks each, all of them with answers to choose from.
-
-    root          directory with the unpacked data: DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and images
-    model_map     which clients are of size small: those of the paper, or those of its scenario file, which differ
-    scenario      a scenario file of your own instead of the paper's clients; then clients are told apart by `model`
-    public        JSON file of records below the root, of which 5,000 with an image become the public split
-    val_fraction  share of each task's training records held out for validation; the paper has none
-    seed          of what is held out and of the public split
-    """
-    return federation(Place("hflb", root), HFLB, (), model_map, scenario, public, val_fraction, seed)
-
-
-def federation(
-    place: Place,
-    known: tuple[Scenario, ...],
-    newcomers: Sequence[Part],
-    model_map: str,
-    scenario: str,
-    public: str,
-    val_fraction: float,
-    seed: int,
-) -> Federation:
-    name, source = place.benchmark, SOURCES[place.benchmark]
-    if not 0 <= val_fraction < 1:
-        raise ConfigError(
-            [f"benchmark.val_fraction: must be at least 0 and below 1, got {val_fraction}"], "the benchmark"
-        )
+    place, source = Place(name, root), SOURCES[name]
+    new_tasks = DRAKE_NEWCOMERS if newcomers else ()
     place.check([source])
     folder = place.folder(source)
-    given = read_scenario(Path(scenario).expanduser()) if scenario else known
+    given = read_scenario(Path(scenario).expanduser()) if scenario else {"drake": DRAKE, "hflb": HFLB}[name]
     entries: list[dict[str, Any]] = []
 
     def client(client_id: str, parts: Sequence[Part], info: dict[str, str]) -> tuple[ClientData, list[dict[str, Any]]]:
-        made: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "test": []}
+        splits: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "test": []}
         stream = []
         for part in parts:
             mine = part_records(place, folder, part, val_fraction, seed, entries) if part.dataset != EMPTY else {}
             for split, records in mine.items():
-                made[split] += records
+                splits[split] += records
             stream.append(
                 {
                     "task": part.name,
                     "form": "open" if part.open else "choice",
                     "metric": part.metric,
-                    **{split: len(mine.get(split, ())) for split in made},
+                    **{split: len(mine.get(split, ())) for split in splits},
                 }
             )
         names = ", ".join(part.name for part in parts if part.dataset != EMPTY)
-        train, val, test = (tuple(records) for records in made.values())
+        train, val, test = (tuple(records) for records in splits.values())
         return ClientData(client_id, train, val, test, {"tasks": names, **info}), stream
 
-    held = [
-        client(
-            f"client-{number:02d}",
-            one.parts,
-            {"model": one.model} if scenario else {"size": "small" if number in SMALL[name][model_map] else "large"},
-        )
-        for number, one in enumerate(given)
+    sizes = ["small" if number in SMALL[name][model_map] else "large" for number in range(len(given))]
+    members = [
+        client(f"client-{number:02d}", plan.parts, {"model": plan.model} if scenario else {"size": sizes[number]})
+        for number, plan in enumerate(given)
     ]
-    new = [client(part.name, (part,), {"size": "large"}) for part in newcomers]
-    streams = {one.id: stream for one, stream in (*held, *new)}
+    new = [client(part.name, (part,), {"size": "large"}) for part in new_tasks]
 
     def shown(row: Row) -> dict[str, Any]:
         values = {key: row.values.get(key) for key in ("image", "conversations")} | {"form": "open"}
@@ -162,46 +96,59 @@ def federation(
     arguments = {
         "model_map": model_map,
         "scenario": bool(scenario),
-        "newcomers": len(newcomers),
+        "newcomers": len(new),
         "public": public,
         "val_fraction": val_fraction,
         "seed": seed,
     }
     return assemble(
         name,
-        "1",
-        "vqa",
-        [one for one, _ in held],
-        newcomers=[one for one, _ in new],
+        [member for member, _ in members],
+        newcomers=[member for member, _ in new],
         partition="natural",
         arguments=arguments,
-        sources=[{**one, "id": source.id} for one in entries],
+        sources=[{**entry, "id": source.id} for entry in entries],
         public=shared,
-        notes={"streams": streams},
+        notes={"streams": {member.id: stream for member, stream in (*members, *new)}},
     )
+
+
+for _name, _summary, _fixed in (
+    ("drake", "40 tasks about one and more images, ten clients, seven newcomers (FedMosaic); needs the data", {}),
+    ("hflb", "36 tasks about images, nine clients (FedMosaic); needs the data", {"newcomers": False}),
+):
+    benchmark(
+        _name,
+        "1",
+        summary=_summary,
+        default_model="thkim0305/llama3.2_3B_vl",
+        task="vqa",
+        seeded=False,
+        families=MODELS,
+    )(variant(streams_of_questions, name=_name, **_fixed))
 
 
 def part_records(
     place: Place, folder: Path, part: Part, val_fraction: float, seed: int, entries: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The records of a task by split; what was read is noted in `entries`."""
-    made: dict[str, list[dict[str, Any]]] = {}
+    splits: dict[str, list[dict[str, Any]]] = {}
     for split in ("train", "test"):
         path = folder / part.dataset / split / f"dataset-{part.subset}.json"
         if not path.is_file():
             raise place.missing(path, SOURCES[place.benchmark], f"which {part.dataset}.tar has")
         rows = read_rows(path, ())
         check_fields(rows, ("conversations",))
-        made[split] = gather(lambda one: record(folder, part, *one), list(enumerate(rows)))
-        hashed = content_hash([digest([one["conversation"], image_names(one, folder)]) for one in made[split]])
+        splits[split] = map_all(lambda numbered: record(folder, part, *numbered), list(enumerate(rows)))
+        hashed = content_hash([digest([each["conversation"], image_names(each, folder)]) for each in splits[split]])
         entries.append({**source_entry(place, SOURCES[place.benchmark], split, len(rows), hashed), "config": part.name})
     if val_fraction:
-        order = shuffled(made["train"], seed, place.benchmark, part.name)
+        order = shuffled(splits["train"], seed, place.benchmark, part.name)
         count = max(5, round(val_fraction * len(order)))
         if count >= len(order):
             raise DataError(f"{part.name}: {len(order)} training records are too few to hold out {count}")
-        made |= {"val": order[:count], "train": order[count:]}
-    return made
+        splits |= {"val": order[:count], "train": order[count:]}
+    return splits
 
 
 def record(folder: Path, part: Part, number: int, row: Row) -> dict[str, Any]:
@@ -211,11 +158,11 @@ def record(folder: Path, part: Part, number: int, row: Row) -> dict[str, Any]:
     """
     values = {key: row.values[key] for key in ("image", "conversations") if row.values.get(key) is not None}
     values |= {"task": part.name, "form": "open" if part.open else "choice", "metric": part.metric}
-    made = vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
-    if part.open and made.get("metric") is None:
+    content = vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
+    if part.open and content.get("metric") is None:
         raise DataError(f"{row.where}: {part.name} is open and has no metric")
     split = row.path.parent.name
-    return {"id": f"{part.name}-{split}-{number:05d}", **made}
+    return {"id": f"{part.name}-{split}-{number:05d}", **content}
 
 
 def picture(value: Any, folder: Path, where: str) -> str:
@@ -234,6 +181,6 @@ def picture(value: Any, folder: Path, where: str) -> str:
     return str(path)
 
 
-def image_names(one: dict[str, Any], folder: Path) -> list[str]:
+def image_names(record: dict[str, Any], folder: Path) -> list[str]:
     """A picture counts by its name and size, not its content: there are hundreds of thousands."""
-    return [f"{Path(path).relative_to(folder).as_posix()}:{os.stat(path).st_size}" for path in one["images"]]
+    return [f"{Path(path).relative_to(folder).as_posix()}:{os.stat(path).st_size}" for path in record["images"]]

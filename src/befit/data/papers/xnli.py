@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from befit.core.errors import ConfigError, DataError
+from befit.core.schema import POSITIVE, at_least
 from befit.data.federation import ClientData, Federation
 from befit.data.papers.assemble import assemble, content_hash, source_entry
 from befit.data.papers.source import Place, Source, load_table
@@ -41,10 +42,10 @@ FIELDS = ("premise", "hypothesis", "label")
 def xnli_600(
     root: str = "",
     hub: bool = False,
-    clients: int = 20,
-    train: int = 2000,
-    test: int = 500,
-    alpha: float = 0.5,
+    clients: Annotated[int, at_least(1)] = 20,
+    train: Annotated[int, at_least(1)] = 2000,
+    test: Annotated[int, at_least(1)] = 500,
+    alpha: Annotated[float, POSITIVE] = 0.5,
     unseen: Literal["own_labels", "shared_indices"] = "own_labels",
     seed: int = 42,
     revisions: dict[str, str] | None = None,
@@ -64,7 +65,12 @@ def xnli_600(
     revisions  hub id to the commit that is wanted
     """
     place = Place("xnli-600", root, hub, revisions)
-    check(clients, train, test, alpha)
+    if problems := [
+        f"benchmark.{key}: {value} rows are too few for {clients} clients"
+        for key, value in (("train", train), ("test", test))
+        if value < clients
+    ]:
+        raise ConfigError(problems, "the benchmark")
     place.check([XNLI])
     arguments = {"clients": clients, "train": train, "test": test, "alpha": alpha, "unseen": unseen, "seed": seed}
     sizes = {"train": train, "test": test}
@@ -88,7 +94,7 @@ def xnli_600(
         if unseen == "shared_indices":
             parts[split][1] = parts[split][0]
     pools: list[list[ClientData]] = [[], []]
-    for pool, held in enumerate(pools):
+    for pool, members in enumerate(pools):
         texts = {split: [translated(row) for row in chosen[split][pool]] for split in sizes}
         for position, language in enumerate(LANGUAGES):
             for index in range(clients):
@@ -106,11 +112,9 @@ def xnli_600(
                     for split in sizes
                 }
                 info = {"language": language, "pool": POOLS[pool]}
-                held.append(ClientData(f"client-{number:03d}", splits["train"], (), splits["test"], info))
+                members.append(ClientData(f"client-{number:03d}", splits["train"], (), splits["test"], info))
     return assemble(
         "xnli-600",
-        "1",
-        "text-classification",
         pools[0],
         newcomers=pools[1],
         label_names=LABELS,
@@ -171,22 +175,3 @@ def translated(row: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def record(texts: dict[str, tuple[str, str]], label: int, language: str, name: str) -> dict[str, Any]:
     premise, hypothesis = texts[language]
     return {"id": name, "text": premise, "text_pair": hypothesis, "label": label, "language": language}
-
-
-def check(clients: int, train: int, test: int, alpha: float) -> None:
-    """Raise ConfigError naming all sizes that cannot be."""
-    problems = [
-        f"benchmark.{key}: must be 1 or more, got {value}"
-        for key, value in (("clients", clients), ("train", train), ("test", test))
-        if value < 1
-    ]
-    if not problems:
-        problems = [
-            f"benchmark.{key}: {value} rows are too few for {clients} clients"
-            for key, value in (("train", train), ("test", test))
-            if value < clients
-        ]
-    if not alpha > 0:
-        problems.append(f"benchmark.alpha: must be positive, got {alpha}")
-    if problems:
-        raise ConfigError(problems, "the benchmark")

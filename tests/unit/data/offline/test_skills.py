@@ -10,7 +10,7 @@ from befit.config.experiment import ModelSettings
 from befit.core.errors import ConfigError, DataError
 from befit.data import registry
 from befit.data.offline import skills as skills_words
-from befit.data.offline.skills import english_words, halves, skills, skills_10, skills_low, skills_shift
+from befit.data.offline.skills import english_words, halves, skills
 from befit.data.offline.skills_tasks import ALLOWED_PAIRS, CLIENT_PAIRS, HELD_OUT, OPERATIONS, answer, generated_records
 from befit.models import load_backbone
 from befit.tasks import make_task
@@ -142,13 +142,14 @@ def test_the_same_seed_gives_the_same_words_and_another_one_others(federation):
 
 
 def test_low_has_the_first_twelve_training_words_and_all_else_as_it_was(federation):
-    for few, many in zip(everyone(skills_low()), everyone(federation), strict=True):
+    for few, many in zip(everyone(registry.build("skills-low", None, {})), everyone(federation), strict=True):
         assert (few.train, few.val, few.test) == (many.train[:12], many.val, many.test)
 
 
 def test_ten_has_the_newcomers_as_clients_and_shift_another_backbone(federation):
-    assert skills_10().clients == everyone(federation) and not skills_10().newcomers
-    assert skills_shift().clients == federation.clients
+    ten = registry.build("skills-10", None, {})
+    assert ten.clients == everyone(federation) and not ten.newcomers
+    assert registry.build("skills-shift", None, {}).clients == federation.clients
     assert registry.get("skills-shift").default_model == "skills-llama-lower"
     assert {registry.get(name).default_model for name in ("skills", "skills-10", "skills-low")} == {"skills-llama"}
     assert [client.id for client in skills(clients=2).clients] == ["reverse.upper", "drop-first.reverse"]

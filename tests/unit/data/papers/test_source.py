@@ -45,7 +45,7 @@ def test_parts_are_read_in_order_and_a_missing_one_is_told(tmp_path):
 def test_two_places_with_one_split_are_refused(tmp_path):
     for name in ("train.jsonl", "plain/train.jsonl"):
         write_lines(tmp_path / name, [{"a": 1}])
-    with pytest.raises(DataError, match=r"is there 2 times: .*train\.jsonl, .*plain/train\.jsonl\. Keep one"):
+    with pytest.raises(DataError, match=r"exists 2 times: .*train\.jsonl, .*plain/train\.jsonl\. Keep one"):
         split_files(Place("test", str(tmp_path)), SOURCE, "train")
     write_lines(tmp_path / "both" / "train.jsonl", [{"a": 1}])
     write_lines(tmp_path / "both" / "train-00000-of-00001.jsonl", [{"a": 1}])

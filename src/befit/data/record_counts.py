@@ -1,4 +1,4 @@
-"""A federation at a glance, before anything is trained: how many records of what each client holds."""
+"""How many records of each label, task or language every client has, before anything is trained."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from befit.data.federation import ClientData, Federation, Record
+from befit.data.federation import SPLITS, ClientData, Federation, Record
 
-__all__ = ["Holding", "Overview", "overview"]
-
-SPLITS = ("train", "val", "test")
+__all__ = ["ClientCounts", "RecordCounts", "count_records"]
 
 
 @dataclass(frozen=True)
-class Holding:
+class ClientCounts:
     """One client: its records by split, and in each split by kind."""
 
     client: str
@@ -24,13 +22,13 @@ class Holding:
     counts: Mapping[str, Mapping[str, int]]
 
     def largest_share(self, split: str) -> float | None:
-        """The share of the kind that it has most of; None without records."""
+        """The share of its most frequent kind; None without records."""
         counts = self.counts[split]
         return max(counts.values()) / self.sizes[split] if counts else None
 
 
 @dataclass(frozen=True)
-class Overview:
+class RecordCounts:
     """All clients, then all newcomers.
 
     kind       what records are counted by: label, task, language or records
@@ -43,23 +41,23 @@ class Overview:
     task: str
     kind: str
     names: tuple[str, ...]
-    clients: tuple[Holding, ...]
-    newcomers: tuple[Holding, ...]
+    clients: tuple[ClientCounts, ...]
+    newcomers: tuple[ClientCounts, ...]
     partition: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
 
-        def rows(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
+        def rows(clients: Sequence[ClientCounts]) -> list[dict[str, Any]]:
             return [
                 {
-                    "client": one.client,
-                    "info": dict(one.info),
-                    **one.sizes,
-                    "largest_share": one.largest_share("train"),
-                    "counts": {split: dict(counts) for split, counts in one.counts.items()},
+                    "client": counted.client,
+                    "info": dict(counted.info),
+                    **counted.sizes,
+                    "largest_share": counted.largest_share("train"),
+                    "counts": {split: dict(counts) for split, counts in counted.counts.items()},
                 }
-                for one in holdings
+                for counted in clients
             ]
 
         return {
@@ -74,7 +72,7 @@ class Overview:
         }
 
 
-def overview(federation: Federation) -> Overview:
+def count_records(federation: Federation) -> RecordCounts:
     """Count every client's records by their label; those without by their task, else by their language."""
     kind = "label" if federation.label_names else kind_of([*federation.clients, *federation.newcomers])
 
@@ -83,18 +81,17 @@ def overview(federation: Federation) -> Overview:
             return federation.label_names[record["label"]]
         return str(record[kind]) if kind != "records" else "records"
 
-    def holding(client: ClientData) -> Holding:
+    def counts_of(client: ClientData) -> ClientCounts:
         counts = {split: dict(Counter(map(name_of, getattr(client, split)))) for split in SPLITS}
-        sizes = {split: len(getattr(client, split)) for split in SPLITS}
-        return Holding(client.id, dict(client.info), sizes, counts)
+        return ClientCounts(client.id, dict(client.info), client.sizes, counts)
 
-    clients, newcomers = (tuple(map(holding, some)) for some in (federation.clients, federation.newcomers))
+    clients, newcomers = (tuple(map(counts_of, some)) for some in (federation.clients, federation.newcomers))
     if kind == "label":
         names = federation.label_names
     else:
-        found = (name for one in (*clients, *newcomers) for counts in one.counts.values() for name in counts)
-        names = tuple(dict.fromkeys(found))
-    return Overview(
+        seen = (name for each in (*clients, *newcomers) for counts in each.counts.values() for name in counts)
+        names = tuple(dict.fromkeys(seen))
+    return RecordCounts(
         federation.name,
         federation.version,
         federation.task,
@@ -107,6 +104,6 @@ def overview(federation: Federation) -> Overview:
 
 
 def kind_of(clients: Sequence[ClientData]) -> str:
-    """The first field that every record has; else `records`, and there is nothing to tell them apart by."""
-    records = [record for one in clients for split in SPLITS for record in getattr(one, split)]
+    """The first field that every record has; else `records`: then only their number is counted."""
+    records = [record for client in clients for split in SPLITS for record in getattr(client, split)]
     return next((field for field in ("task", "language") if records and all(r.get(field) for r in records)), "records")

@@ -1,4 +1,4 @@
-"""Which files hold which split of which client: from what a user writes down to paths."""
+"""Which files hold which split of which client: from a user's setting to paths."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ def client_sources(
     for client in given:
         if not re.fullmatch(r"[A-Za-z0-9._-]+", client) or not client.strip("."):
             raise DataError(f"client {client!r}: an id is ASCII letters, digits, '.', '_' and '-', and not only dots")
-    found: dict[str, Sources] = {}
+    sources_of: dict[str, Sources] = {}
     for client, value in given.items():
         try:
-            found[client] = _named(value, trains) if isinstance(value, Mapping) else _one(Path(value), trains)
+            sources_of[client] = (
+                _from_mapping(value, trains) if isinstance(value, Mapping) else _from_path(value, trains)
+            )
         except (DataError, OSError) as error:
             raise DataError(f"client {client}: {error}") from error
     missing = [
         (client, path)
-        for client, sources in found.items()
+        for client, sources in sources_of.items()
         for paths in sources.values()
         for path in paths
         if not path.exists()
@@ -52,11 +54,11 @@ def client_sources(
     if missing:
         listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
         raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
-    return found
+    return sources_of
 
 
 def client_entries(folder: Path) -> dict[str, Path]:
-    """Client id to file or folder. Hidden files and Markdown are no clients; anything else that is none is an error."""
+    """Client id to file or folder. Hidden files and Markdown are skipped; other unreadable files are errors."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder} (looked from {Path.cwd()})")
     entries: dict[str, Path] = {}
@@ -72,14 +74,14 @@ def client_entries(folder: Path) -> dict[str, Path]:
                 "above it, or write clients: {id: folder, …}"
             )
         if client in entries:
-            raise DataError(f"client {client} is there twice: {entries[client].name} and {path.name} in {folder}")
+            raise DataError(f"there are two clients {client}: {entries[client].name} and {path.name} in {folder}")
         entries[client] = path
     if not entries:
         raise DataError(f"{folder} has no clients: expected a folder or a file for each")
     return entries
 
 
-def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
+def _from_mapping(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     sources: Sources = {}
     for name, path in splits.items():
         if name not in SPLITS:
@@ -90,7 +92,8 @@ def _named(splits: Mapping[str, str | Path], trains: bool) -> Sources:
     return _checked(sources, "the mapping", trains)
 
 
-def _one(path: Path, trains: bool) -> Sources:
+def _from_path(value: str | Path, trains: bool) -> Sources:
+    path = Path(value)
     if not path.is_dir() or is_dataset(path):
         return {ALL: [path]}
     sources: Sources = {}
@@ -113,7 +116,7 @@ def _one(path: Path, trains: bool) -> Sources:
         sources.setdefault(split, []).append(entry)
     for split, paths in sources.items():
         if len(paths) != shards.get(split, 1):
-            names = ", ".join(one.name for one in paths)
+            names = ", ".join(each.name for each in paths)
             raise DataError(f"{path} must have {shards.get(split, 1)} of {split}, and has {len(paths)} of it: {names}")
     return _checked(sources, str(path), trains)
 
