@@ -33,8 +33,8 @@ from befit.protocol.guard import Guard
 from befit.protocol.method import Method
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.report.results import RunResults
+from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
 from befit.runs.groups import Rows, by_budget, by_group, by_record
