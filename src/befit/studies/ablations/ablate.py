@@ -13,7 +13,6 @@ from befit.core.errors import ConfigError
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import resolved_stages
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_needs
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -143,7 +142,7 @@ def _measure(name: str, ablation: Ablation, host: Host, root: Path, label: str, 
     """Rows of all clients of one seed, in the order of the clients."""
     config, rounds = host.experiment.method, host.experiment.federation.rounds
     method = cast(Recipe, build_method(config))
-    problems = check_needs(config["name"], method, host.federation, host.families)
+    problems = host.problems(config["name"], config)
     for split in ablation.splits:
         if empty := [client.id for client in host.federation.clients if not len(getattr(client, split))]:
             problems.append(f"{name} needs {split} examples at every client; {empty[0]} has none ({label})")

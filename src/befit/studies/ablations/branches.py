@@ -69,7 +69,7 @@ def trunk(method: Recipe) -> Recipe:
 
 def federated_rounds(method: Recipe, default: int) -> int:
     """How many rounds the federated branch takes."""
-    return next(stage.rounds or 0 for stage in resolved_stages(method, default) if stage.uplink)
+    return next(stage.rounds or 0 for stage in resolved_stages(method, default) if stage.federated)
 
 
 def train_branches(
@@ -105,7 +105,7 @@ def _train(host: Host, base: Recipe, path: Path, rounds: Sequence[int], observer
     site = host.install(base)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
     store = directory.store(experiment.engine.store == "memory")
-    stages = [stage.uplink for stage in base.plan()]
+    stages = [stage.federated for stage in base.plan()]
     journal = _Keeping(directory, store, label, observer)
     journal.keep(stages.index(True), rounds)
     engine = LocalEngine.of(host, base, store, journal.outbound)
@@ -194,7 +194,7 @@ def _identity(host: Host, base: Recipe) -> str:
 
 
 def _stage_text(stage: Stage) -> str:
-    return f"{stage.name}:{stage.rounds}:{stage.uplink}"
+    return f"{stage.name}:{stage.rounds}:{stage.federated}"
 
 
 def _read(path: Path) -> Branches:
