@@ -16,7 +16,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.protocol.federate import Schedule, federate
-from befit.protocol.per_family import ByFamily, each_family, join, part
+from befit.protocol.per_family import ByFamily, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import predict
@@ -75,7 +75,7 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
     for clients in (["reverse.upper", "star-vowels.reverse"], ["drop-first.reverse", "upper.swap-ends"]):
         alone, own, _ = played(mixed, name, clients)
         family = mixed.backbone_of(clients[0]).key
-        mine, wanted = part(together, family), part(alone, family)
+        mine, wanted = together.part(family), alone.part(family)
         assert mine.arrays.keys() == wanted.arrays.keys() and mine.arrays
         assert all(torch.equal(mine.arrays[key], wanted.arrays[key]) for key in wanted.arrays)
         for client in clients:
@@ -90,9 +90,9 @@ def test_parts_of_a_memory_come_back_as_they_were() -> None:
         "a1": Payload({"shared/x/A": torch.ones(2)}, {"n": 1}),
         "b2": Payload({"shared/x/A": torch.zeros(3)}, {"n": 2, "m": [1.0]}),
     }
-    whole = join(memories)
-    assert {family: part(whole, family).scalars for family in memories} == {"a1": {"n": 1}, "b2": {"n": 2, "m": [1.0]}}
-    assert part(whole, "b2").arrays["shared/x/A"].tolist() == [0.0, 0.0, 0.0]
+    whole = Payload.of_parts(memories)
+    assert {family: whole.part(family).scalars for family in memories} == {"a1": {"n": 1}, "b2": {"n": 2, "m": [1.0]}}
+    assert whole.part("b2").arrays["shared/x/A"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_one_backbone_needs_no_grouping() -> None:

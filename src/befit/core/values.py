@@ -53,10 +53,11 @@ class Payload:
     @classmethod
     def of_parts(cls, parts: Mapping[str, Payload]) -> Payload:
         """A payload with these parts, by their names, and nothing else."""
-        joined = cls()
-        for name, part in parts.items():
-            joined |= part._map(lambda key, mark=_mark(name): mark + key)
-        return joined
+        each = [(_mark(name), part) for name, part in parts.items()]
+        return cls(
+            {mark + key: value for mark, part in each for key, value in part.arrays.items()},
+            {mark + key: value for mark, part in each for key, value in part.scalars.items()},
+        )
 
     def with_part(self, name: str, part: Payload) -> Payload:
         """This payload with another one inside it, in the place of what had the name."""
@@ -78,10 +79,18 @@ class Payload:
         """Both payloads as one; of arrays and numbers that both have, those of the other."""
         return Payload({**self.arrays, **other.arrays}, {**self.scalars, **other.scalars})
 
-    def parts(self) -> tuple[str, ...]:
-        """The names of the parts, in the order of the arrays, then of the numbers."""
-        names = (key.split(_END, 1)[0] for key in (*self.arrays, *self.scalars) if _END in key)
-        return tuple(dict.fromkeys(map(unquote, names)))
+    def parts(self) -> dict[str, Payload]:
+        """All parts by name: of those with arrays first, in the order of the arrays."""
+        found: dict[str, Payload] = {}
+        for key, array in self.arrays.items():
+            name, end, rest = key.partition(_END)
+            if end:
+                found.setdefault(unquote(name), Payload()).arrays[rest] = array
+        for key, value in self.scalars.items():
+            name, end, rest = key.partition(_END)
+            if end:
+                found.setdefault(unquote(name), Payload()).scalars[rest] = value
+        return found
 
     def split(self, names: Collection[str]) -> tuple[Payload, Payload]:
         """What is in parts of these names, however deep they lie within other parts; and the rest."""

@@ -154,8 +154,8 @@ def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
 def _folded(pieces: Payload, site: Site) -> State:
     """The dense slot: `sum_t B_t A_t`, in the order of the rounds."""
     base = {key: value.zero_() for key, value in site.model.dump(slot("base")).items()}
-    for number in sorted(map(int, pieces.parts())):
-        piece = pieces.part(str(number)).arrays
+    for _, part in sorted(pieces.parts().items(), key=lambda one: int(one[0])):
+        piece = part.arrays
         for key in sorted(piece):
             update, name, factor = split(key)
             if factor == "B":

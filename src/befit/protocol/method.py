@@ -202,8 +202,6 @@ def _kind(stage: Stage) -> str:
 
 
 def _together(messages: Iterable[Message]) -> str:
-    """What travels in any of the messages, each thing once."""
-    each = list(messages)
-    words = dict.fromkeys(str(replace(one, numbers=())) for one in each if one.arrays != NOTHING)
-    numbers = dict.fromkeys(f"number {name}" for one in each for name in one.numbers)
-    return ", ".join([*words, *numbers]) or "nothing"
+    """The arrays of any of the messages, each thing once."""
+    words = dict.fromkeys(str(replace(one, numbers=())) for one in messages if one.arrays != NOTHING)
+    return ", ".join(words) or "nothing"

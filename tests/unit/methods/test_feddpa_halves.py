@@ -7,7 +7,7 @@ import torch
 
 from befit.adapters.keys import select, slot
 from befit.core.errors import ConfigError
-from befit.core.values import State, Tick
+from befit.core.values import Payload, State, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.registry import build_method
 from befit.train.loop import Pass, train
@@ -22,13 +22,14 @@ BESIDE = Pass(slot("personal"), ("shared", "personal"), mixer="weighted 0.5 0.5"
 def test_the_shared_adapter_is_trained_first_and_the_personal_one_beside_it_from_the_first_round() -> None:
     clients = Clients(build_method(HALVES))
     clients.run(2)
-    received, own, moments = select(clients.initial, slot("shared")), select(clients.initial, slot("personal")), {}
+    received, own = select(clients.initial, slot("shared")), select(clients.initial, slot("personal"))
+    memory = Payload()
     for number in (1, 2):
         at = Tick("federate", number, 2, 0)
         site = clients.fresh("b")
         site.model.load({**received, **own})
         train(site, [SHARED], at)
-        moments = train(site, [BESIDE], at, moments=moments).moments
+        memory = train(site, [BESIDE], at, memory=memory).memory
         own = site.model.dump(slot("personal"))
         assert_near(clients.uploads(number)["b"], site.model.dump(slot("shared")))
         sent = clients.uploads(number).values()

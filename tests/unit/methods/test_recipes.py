@@ -19,7 +19,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
-from tests.conftest import assert_near, assert_same
+from tests.conftest import assert_near, assert_same, federated
 from tests.unit.methods.federation import BUDGET, Clients
 
 SHARED = Pass(slot("shared"), ("shared",))
@@ -199,7 +199,7 @@ def test_feddpa_t_trains_the_personal_adapter_after_the_shared_one_and_on_top_of
 
 def update_of(method: Method, clients: Clients, received: State, at: Tick) -> tuple[Payload, Payload]:
     site = clients.fresh("a")
-    return method.client_update(Payload(), Payload(received), site, at)
+    return federated(method).client_update(Payload(), Payload(received), site, at)
 
 
 @pytest.mark.parametrize("mu", [0.0, 5.0])
@@ -248,10 +248,10 @@ def test_fedalt_gives_everybody_the_mean_of_the_others_and_the_sums_agree() -> N
     method = clients.method
     start = method.server_init(clients.server_site)
     at = Tick("federate", 1, 2, 0)
-    assert all(not method.dispatch(start, info, at).arrays for info in clients.infos)
+    assert all(not federated(method).dispatch(start, info, at).arrays for info in clients.infos)
     server = clients.run(rounds=2)
     individual = clients.uploads(2)
-    world = {info.id: method.dispatch(server, info, at).arrays for info in clients.infos}
+    world = {info.id: federated(method).dispatch(server, info, at).arrays for info in clients.infos}
     for key in individual["a"]:
         mine = torch.stack([individual[name][key] for name in "abcd"])
         theirs = torch.stack([world[name][to_slot(key, "shared")] for name in "abcd"])
@@ -277,7 +277,7 @@ def test_fedalts_rest_of_the_world_gets_no_gradient() -> None:
     clients = Clients(method)
     received = {key: tensor + 0.1 for key, tensor in clients.initial.items() if key.startswith("shared/")}
     site = clients.fresh("a")
-    method.client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0))
+    federated(method).client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0))
     assert_same(site.model.dump(slot("shared")), received)
     for key, leaf in site.model.leaves(EVERYTHING).items():
         assert leaf.grad is not None

@@ -77,8 +77,8 @@ class Mosaic(Method):
         up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed)
         arrival, sent = Arrival(self.mixing, self.sketch), Message(slot(*gradient)) if gradient else Message()
         return [
-            Stage("arrive", arrival, sent, Message(numbers=agreed), rounds=1, who="newcomer"),
             Stage("federate", _Federate(self), up, down, trains=_TRAINED),
+            Stage("arrive", arrival, sent, Message(numbers=agreed), rounds=1, who="newcomer"),
         ]
 
     def check(self, context: Context) -> list[Problem]:

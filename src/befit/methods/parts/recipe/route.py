@@ -90,14 +90,12 @@ class LeaveOneOut:
         return {}
 
     def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
-        bank = server.part("bank")
-        for update in updates:
-            bank = bank.with_part(update.client.id, Payload(update.payload.arrays))
+        bank = server.part("bank").parts() | {update.client.id: update.payload for update in updates}
         total: State = {}
-        for client in sorted(bank.parts(), key="{}/".format):  # so that the sum does not depend on the order of arrival
-            for key, sent in bank.part(client).arrays.items():
+        for client in sorted(bank, key="{}/".format):  # so that the sum does not depend on the order of arrival
+            for key, sent in bank[client].arrays.items():
                 total[key] = total[key] + sent if key in total else sent.to(torch.float32)
-        return server.with_part("bank", bank).with_part("total", Payload(total))
+        return server.with_part("bank", Payload.of_parts(bank)).with_part("total", Payload(total))
 
     def arrives(self, share: Selector) -> Selector:
         return slot(self.to)

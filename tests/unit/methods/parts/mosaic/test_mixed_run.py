@@ -20,7 +20,6 @@ from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method
-from befit.protocol.per_family import part
 from befit.protocol.site import Backbone, ServerSite
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -28,6 +27,7 @@ from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.runs.runner import run
+from tests.conftest import federated
 from tests.contract.conftest import Memo
 from tests.unit.models.tiny_models import save_speller
 
@@ -73,7 +73,7 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     assert len(basis) == 8 and not any(torch.equal(value, start[key]) for key, value in basis.items())
     if not serialise:
         return
-    mixture = method.dispatch(server, large, memo.updates[-1][0]).arrays
+    mixture = federated(method).dispatch(server, large, memo.updates[-1][0]).arrays
     weights = server.arrays["relevance/clients/weights"]
     clients = sorted(info.id for info in host.infos)
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
@@ -112,8 +112,8 @@ def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> N
     indices = list(client.indices("train", 2, at))
     small = host.examples(info.id, "train", host.smallest)
     whole = torch.stack([last_gradient(host.smallest, small.batch(one)) for one in indices]).mean(0)
-    received = method.dispatch(method.server_init(site), info, at)
-    _, reply = method.client_update(method.client_init(client), received, client, at)
+    received = federated(method).dispatch(method.server_init(site), info, at)
+    _, reply = federated(method).client_update(method.client_init(client), received, client, at)
     torch.testing.assert_close(reply.arrays[SKETCH], Sketch().take(whole, 0))
     (done.path / "report.html").unlink()
     basis = json.loads((done.path / "run.json").read_text())
@@ -196,7 +196,7 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
     W = relevance(similarities(torch.stack([last[one][SKETCH] for one in clients])), 0.5, range(4))
     blocks = {info.id: {4: "01", 3: "00", 2: "00"}[_depth(spellers, info.id)] for info in spellers.infos}
     for info in spellers.infos:
-        mixture = method.dispatch(server, info, replace(at, round=3)).arrays
+        mixture = federated(method).dispatch(server, info, replace(at, round=3)).arrays
         cores = torch.stack([last[one][f"personal/block.{blocks[one]}.q_proj/P"] for one in clients])
         expected = torch.tensordot(W[clients.index(info.id)], cores, 1)
         assert expected.any()
@@ -252,7 +252,7 @@ def test_takfl_teaches_across_tokenizers_what_the_others_clients_say(spellers: H
             else one
             for one in updates
         ]
-        found = method.aggregate(before, louder, site, at)
+        found = federated(method).aggregate(before, louder, site, at)
         for other in spellers.backbones.keys() - {family}:
-            plain, taught = (part(one, other).arrays for one in (server, found))
+            plain, taught = (one.part(other).arrays for one in (server, found))
             assert max(float((plain[key] - taught[key]).abs().max()) for key in plain) > 1e-3
