@@ -105,7 +105,7 @@ class FedL2P(OnBase):
         predict = _Predict(self.validation, self.mask_padding, self.all_padding)
         alone, rounds = _AtOwnRates(self.epochs, self.validation), None if self.epochs is None else 1
         return [
-            Stage("meta", _Meta(self), up, down, trains=net),
+            Stage("meta", _Meta(self), up, down, lasts=False, trains=net),
             Stage("rates", predict, None, Message(net), rounds=1, trains=NOTHING),
             Stage("budget", alone, rounds=rounds, trains=slot(BUDGETED)),
         ]
@@ -135,8 +135,6 @@ class _Meta(Exchange):
     method: FedL2P
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        if at.stage != "meta":
-            return Payload()
         return Payload(select(server.arrays, slot(RATES)), {"stopped": self._stopped(server)})
 
     def _stopped(self, server: Payload) -> bool:

@@ -120,7 +120,7 @@ class FedP2EFT(Method):
         generator = Message(slot(GENERATOR))
         return [
             *base_stages(self.base, self.before),
-            Stage("generate", _Generate(self), up=generator, down=generator, trains=slot(GENERATOR)),
+            Stage("generate", _Generate(self), generator, generator, lasts=False, trains=slot(GENERATOR)),
             Predict(self.mask_padding, self.all_padding, self.held).stage(),
             FineTune(self.kept, self.epochs).stage(),
         ]
@@ -164,7 +164,7 @@ class _Generate(Exchange):
     method: FedP2EFT
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(select(server.arrays, slot(GENERATOR)) if at.stage == "generate" else {})
+        return Payload(select(server.arrays, slot(GENERATOR)))
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         how = self.method

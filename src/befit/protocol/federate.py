@@ -261,14 +261,14 @@ def required_replies(wanted: int | float, cohort: int) -> int:
 
 
 def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-    """What a client would hold if the run ended now: what the federated stage sends that ran last, and the downloads of
-    the stages still ahead."""
-    stages = run_stages(method)
+    """What a client would hold if the run ended now: what the federated stage sends that ran last, if that lasts, and
+    the downloads of the stages still ahead."""
+    stages, received = run_stages(method), Payload()
     now = next(number for number, stage in enumerate(stages, start=1) if stage.name == at.stage)
-    received = Payload()
-    for stage in (federated_stage(stages[:now]), *later_personal_stages(method, at.stage), stages[-1]):
-        if stage is not None:
-            received |= stage.exchange.dispatch(server, client, at)
+    last = federated_stage(stages[:now])
+    known = [last] if last is not None and (last.lasts or last.name == at.stage) else []
+    for stage in (*known, *later_personal_stages(method, at.stage), stages[-1]):
+        received |= stage.exchange.dispatch(server, client, at)
     return received
 
 

@@ -111,6 +111,7 @@ class Stage:
     rounds   None where the configuration's `federation.rounds` decides
     who      takes part: the round's cohort; or a newcomer, a client that takes part in no round, once before its first
              download. `aggregate` then gives what the server holds for this newcomer alone
+    lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
     opening  what ends with this stage, if that is an opening that runs can share
     """
@@ -121,6 +122,7 @@ class Stage:
     down: Message = Message()
     rounds: int | None = None
     who: Literal["cohort", "newcomer"] = "cohort"
+    lasts: bool = True
     trains: Selector | None = None
     opening: Opening | None = None
 

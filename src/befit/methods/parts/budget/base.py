@@ -120,10 +120,11 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
     stages = [
         replace(
             stage,
-            exchange=_OfBase(stage.exchange, stage.name, train, dropout),
+            exchange=_OfBase(stage.exchange, train, dropout),
             up=None if stage.up is None else stage.up.without(_OURS),
             down=stage.down.without(_OURS),
             rounds=rounds if stage.rounds is None else stage.rounds,
+            lasts=False,
         )
         for stage in run_stages(base)
     ]
@@ -164,18 +165,16 @@ def load_base(client: Payload, site: Site) -> tuple[str, ...]:
 class _OfBase(Exchange):
     """A stage of the base on its part of the memories.
 
-    stage    its name; in later stages nothing of it is dispatched
     train    what of the settings of training it has otherwise
     dropout  its adapter dropout; None for the run's
     """
 
     exchange: Exchange
-    stage: str
     train: Mapping[str, Any]
     dropout: float | None
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.exchange.dispatch(server.part(BASE), client, at) if at.stage == self.stage else Payload()
+        return self.exchange.dispatch(server.part(BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         site = replace(site, budget=replace(site.budget, **self.train))
