@@ -76,7 +76,7 @@ def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new(
     assert len(set(took_part.values())) > 1
     for info in clients.infos:
         received = federated(clients.method).dispatch(server, info, Tick("federate", 4, 4, 0))
-        numbers = {int(key.split("/")[0].split()[1]) for key in received.arrays}
+        numbers = {int(number) for number in received.part("pieces").parts()}
         missing_from = max(took_part[info.id], 1)  # who trained in round t has what was merged before it
         assert numbers == set(range(missing_from, 4))
 

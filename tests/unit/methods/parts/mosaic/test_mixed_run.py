@@ -16,6 +16,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, RunError
 from befit.core.values import Payload, Tick
 from befit.methods.parts.mosaic.align.features import Paired
+from befit.methods.parts.mosaic.bank import BASES, EVERYBODY, GROUPS, WEIGHTS
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient
 from befit.protocol.federate import Schedule, federate
@@ -63,8 +64,8 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
     d_out, d_in = host.smallest.model.shapes.last
     shapes = {tuple(update.payload.arrays[SKETCH].shape) for _, update in memo.updates}
-    assert shapes == {(int(0.4 * d_out * d_in),)} and server.arrays[SKETCH].shape[0] == 4
-    assert server.arrays["own/0.q_proj/P"].shape == (4, 4, 4)
+    assert shapes == {(int(0.4 * d_out * d_in),)} and server.part(GROUPS, EVERYBODY).arrays[SKETCH].shape[0] == 4
+    assert server.part(GROUPS, EVERYBODY).arrays["own/0.q_proj/P"].shape == (4, 4, 4)
     large = next(info for info in host.infos if info.backbone != host.smallest.key)
     memory = store.load(large.id)
     assert memory is not None
@@ -74,7 +75,7 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     if not serialise:
         return
     mixture = federated(method).dispatch(server, large, memo.updates[-1][0]).arrays
-    weights = server.arrays["relevance/clients/weights"]
+    weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     clients = sorted(info.id for info in host.infos)
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
     key = "block.03.q_proj/P"
@@ -205,11 +206,10 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
         (peer,) = [one for one in peers if one != info.id] or peers  # who is alone gets its own back
         for key in (one for one in mixture if split(one)[2] in ("A", "B")):
             torch.testing.assert_close(mixture[key], last[peer][key.replace("shared", "personal")])
-    families = {key.partition("/")[0].partition(":")[2] for key in server.arrays if key.startswith("basis:")}
-    assert families == spellers.backbones.keys() - {small.key}
-    for key in (one for one in server.arrays if one.startswith("basis:")):
-        family, _, rest = key.partition(":")[2].partition("/")
-        assert not torch.equal(server.arrays[key], site.starts[family][f"basis/{rest}"])
+    bases = server.part(BASES).parts()
+    assert bases.keys() == spellers.backbones.keys() - {small.key}
+    for family, basis in bases.items():
+        assert not any(torch.equal(value, site.starts[family][key]) for key, value in basis.arrays.items())
 
 
 def _depth(host: Host, client: str) -> int:

@@ -155,13 +155,13 @@ def test_weights_are_those_that_the_methods_options_ask_for(name: str, settings:
         likeness = cosine(sketches[one], sketches[other], settings.get("similarity", "flat"))
         return math.exp(likeness / settings.get("temperature", 0.5))
 
-    for group, clients in (("", "abcde"), (f":{SMALL}", "ace"), (f":{LARGE}", "bd")):
+    for group, clients in ((EVERYBODY, "abcde"), (SMALL, "ace"), (LARGE, "bd")):
         expected = [
             [share(one, other) if one != other or "include_self" in settings else 0.0 for other in clients]
             for one in clients
         ]
         rows = torch.tensor(expected)
-        found = federation.server.arrays[f"relevance{group}/clients/weights"]
+        found = federation.server.part(GROUPS, group).arrays[WEIGHTS]
         torch.testing.assert_close(found, rows / rows.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
     method = federation.method
     assert isinstance(method, Mosaic)

@@ -173,9 +173,8 @@ def test_frozen_factors_and_gates_never_leave_and_nothing_else_is_missing(twice:
         assert {slot_of(key) for key in arrays} == {"personal", "sketch"}
         cores = {split(key)[1] for key in arrays if split(key)[2] in ("P", "Q")}
         assert not any(split(key)[2] in ("A", "B") and split(key)[1] in cores for key in arrays)
-        declared = federation.method.uplink(
-            federation.method.plan()[0], specs_of(federation.server_site.starts[FAMILIES[client]])
-        )
+        stage = federation.method.plan()[0]
+        declared = stage.reply.specs(specs_of(federation.server_site.starts[FAMILIES[client]]))
         assert {key: tuple(value.shape) for key, value in arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }

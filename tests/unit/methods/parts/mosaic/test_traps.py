@@ -14,7 +14,7 @@ from befit.adapters.pq import BASIS
 from befit.config.experiment import load_experiment
 from befit.core.seeds import derive_seed
 from befit.core.values import Payload, State, Tick
-from befit.methods.parts.mosaic.bank import absorb
+from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.registry import build_method
@@ -193,7 +193,7 @@ def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_anot
     site = host.install(method)
     engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True), Outbound())
     server = federate(method, engine, site, Schedule(1, 0), Memo())
-    weights = server.arrays["relevance/clients/weights"]
+    weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     ids = sorted(info.id for info in host.infos)
     tasks = [one.rpartition("-")[0] for one in ids]
     assert len(set(tasks)) == 2

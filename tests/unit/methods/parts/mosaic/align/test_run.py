@@ -161,21 +161,12 @@ def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_ano
             for one in (SMALL, family)
         ]
         expected = align(pair, *ends, Alignment(), 0).arrays
-        found = {
-            key.replace(f":{family}", ""): value
-            for key, value in federation.server.arrays.items()
-            if key.startswith(f"basis:{family}")
-        }
-        assert_same(found, expected)
+        assert_same(federation.server.part(BASES, family).arrays, expected)
 
 
 def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
     federation = start()
-    expected = {
-        key.replace(f"basis:{LARGE}", "basis"): value
-        for key, value in federation.server.arrays.items()
-        if key.startswith(f"basis:{LARGE}")
-    }
+    expected = federation.server.part(BASES, LARGE).arrays
     first = federated(federation.method).dispatch(federation.server, federation.info("b"), AT).arrays
     assert_same(first, expected)
     assert not federated(federation.method).dispatch(federation.server, federation.info("a"), AT).arrays
