@@ -15,11 +15,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from befit.report.markdown import markdown_table
-from befit.report.numbers import NOTHING, plain, spread_text
-from befit.studies.compare.beside import beside_tables
+from befit.report.table import P_VALUE, Cell, Table, decimals, markdown, mean_cell
+from befit.studies.compare.results import Comparison
 from befit.studies.compare.summary import verdict
-from befit.studies.compare.texts import difference_text, p_text
+from befit.studies.compare.tables import beside_tables, difference_cell
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 from common import RESULTS, put_section
 
@@ -38,27 +37,26 @@ def main() -> None:
         print(f"{name}: {len(results['runs'])} runs, {len(results['failures'])} cells without results")
 
 
-def section(results: dict[str, Any], name: str, study: str) -> str:
+def section(results: Comparison, name: str, study: str) -> str:
     """The tables of one comparison, and the command that makes them."""
     seeds = ", ".join(map(str, results["seeds"]))
     parts = [
         f"Command: `befit compare studies/offline/{study}.yaml`, seeds {seeds}. Numbers: "
         f"`benchmarks/results/{name}.json`; every client's score: `{name}.csv`.",
-        markdown_table(run_table(results)),
+        markdown(run_table(results)),
     ]
-    if failed := results["failures"]:
-        parts.append(
-            "Without results: " + "; ".join(f"{one['run']}, seed {one['seed']}: {one['error']}" for one in failed)
-        )
-    wins = [one for one in wins_tables(results) if not one.detail] if results.get("budgets") else []
-    for one in [*beside_tables(results), *budget_tables(results), *wins]:
-        parts += [f"**{one.title}**", markdown_table(one.table)]
+    if failures := results["failures"]:
+        cells = "; ".join(f"{cell['run']}, seed {cell['seed']}: {cell['error']}" for cell in failures)
+        parts.append(f"Without results: {cells}")
+    wins = [table for table in wins_tables(results) if not table.detail] if results["budgets"] else []
+    for table in [*beside_tables(results), *budget_tables(results), *wins]:
+        parts += [f"**{table.title}**", markdown(table)]
     return "\n\n".join(parts)
 
 
-def run_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def run_table(results: Comparison) -> Table:
     """One line for every run."""
-    metric, reference = results["metric"], plain(results["reference"])
+    metric, reference = results["metric"], results["reference"]
     headers = [
         "run",
         f"mean {metric.replace('_', ' ')}",
@@ -72,25 +70,31 @@ def run_table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
     rows = []
     for run in results["runs"]:
-        against, itself = run["against"], run["label"] == results["reference"]
-        signed = (against or {}).get("signed")
+        against, reading = run["against"], verdict(run["against"])
+        tests: list[Cell | str] = ["", "", ""]
+        if against:
+            signed = against["signed"]
+            tests = [
+                difference_cell(against["t"], metric),
+                Cell(against["t"].get("p_holm"), P_VALUE),
+                f"{signed['better']} / {signed['ties']} / {signed['worse']}",
+            ]
         rows.append(
             [
-                plain(run["label"]),
-                spread_text(run["mean"], metric),
-                spread_text(run["worst"], metric),
-                difference_text(against["t"], metric) if against else "",
-                p_text(against["t"]["p_holm"]) if against else "",
-                "" if itself or verdict(against) == "no difference shown" else verdict(against),
-                f"{signed['better']} / {signed['ties']} / {signed['worse']}" if signed else "",
-                NOTHING if run["bytes_up"] is None else f"{run['bytes_up'] / 1e6:.1f}",
-                NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
+                run["label"],
+                mean_cell(run["mean"], metric),
+                mean_cell(run["worst"], metric),
+                *tests[:2],
+                "" if run["label"] == reference or reading == "no difference shown" else reading,
+                tests[2],
+                Cell(None if run["bytes_up"] is None else run["bytes_up"] / 1e6, decimals(1)),
+                Cell(run["steps"], decimals(0)),
             ]
         )
-    return headers, rows
+    return Table("All runs", headers, rows)
 
 
-def kept(results: dict[str, Any]) -> dict[str, Any]:
+def kept(results: Comparison) -> dict[str, Any]:
     """Without what the CSV has, and without configurations, which the study says."""
     runs = [
         {key: value for key, value in run.items() if key not in ("clients", "config", "curve", "seeds")}

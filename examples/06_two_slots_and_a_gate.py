@@ -8,13 +8,7 @@ import tempfile
 from pathlib import Path
 
 import befit
-from befit.adapters.keys import factor, slot
-from befit.adapters.layout import lora
-from befit.methods.parts.recipe.personal import Use
-from befit.methods.parts.recipe.recipe import Recipe
-from befit.methods.parts.recipe.route import LeaveOneOut
-from befit.protocol.registry import register
-from befit.train.loop import Pass
+from befit import LeaveOneOut, Pass, Recipe, Use, factor, lora, register, slot
 
 
 @register("my_gate", title="My gate")

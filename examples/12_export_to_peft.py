@@ -8,13 +8,9 @@ from peft import PeftModel
 from transformers import ViTForImageClassification
 
 import befit
-from befit.data.offline.digits import digits
-from befit.runs.runner import export
-from befit.zoo import zoo_path
 
-arguments = {"clients": 3, "alpha": 10.0}
 config = {
-    "benchmark": {"name": "digits", **arguments},
+    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
     "method": "potara",
     "baselines": [],
     "federation": {"rounds": 5},
@@ -22,13 +18,13 @@ config = {
 
 with tempfile.TemporaryDirectory() as folder:
     run = befit.run(config, out=Path(folder) / "run")
-    adapter = export(run.path, "client-00", Path(folder) / "for-the-hospital")
+    adapter = befit.export(run.path, "client-00", Path(folder) / "for-the-hospital")
     print("exported:", ", ".join(sorted(path.name for path in adapter.iterdir())))
 
-    backbone = ViTForImageClassification.from_pretrained(zoo_path("digits-vit"))
+    backbone = ViTForImageClassification.from_pretrained(befit.zoo.zoo_path("digits-vit"))
     model = PeftModel.from_pretrained(backbone, str(adapter)).eval()
 
-client = digits(**arguments).clients[0]
+client = befit.load_federation(befit.load_experiment(config)).clients[0]
 pixels = torch.stack([torch.from_numpy(record["image"]) for record in client.test])[:, None]
 labels = torch.tensor([record["label"] for record in client.test])
 with torch.no_grad():

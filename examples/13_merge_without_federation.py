@@ -5,10 +5,7 @@ No array here is as large as the weight. `befit merge` does the same with PEFT c
 
 import torch
 
-from befit.adapters.lowrank import inner
-from befit.merge.merge import Merge
-from befit.merge.spaces import ModuleUpdates, merge_updates
-from befit.merge.update import finish
+from befit import adapters, merge
 
 D_OUT, D_IN = 512, 384
 random = torch.Generator().manual_seed(0)
@@ -21,19 +18,19 @@ def client(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([shared_B, own_B], dim=1), torch.cat([shared_A, own_A])
 
 
-updates = [ModuleUpdates("q_proj", [client(2), client(3), client(2)], scales=[2.0, 1.0, 2.0])]
+updates = [merge.ModuleUpdates("q_proj", [client(2), client(3), client(2)], scales=[2.0, 1.0, 2.0])]
 for k, (pair, scale) in enumerate(zip(updates[0].pairs, updates[0].scales, strict=True)):
-    print(f"client-{k:02d}: rank {len(pair[1])}, norm {scale * inner(pair, pair) ** 0.5:.1f}")
+    print(f"client-{k:02d}: rank {len(pair[1])}, norm {scale * adapters.inner(pair, pair) ** 0.5:.1f}")
 shared = (shared_B, shared_A)
 print(f"{'rule':<16}{'space':<8}{'rank':>5}{'norm':>9}{'kept at 4':>11}{'cosine with what is shared':>28}")
 cosines = {}
 for space, rule in [("delta", "mean"), ("delta", "iso-c"), ("knots", "ties"), ("knots", "dare-ties")]:
-    how = Merge(space=space, rule=rule)
+    how = merge.Merge(space=space, rule=rule)
     draw = lambda k, name: torch.Generator().manual_seed(k)  # noqa: E731  (for DARE)
-    [(module, update)] = merge_updates(lambda: updates, how.coordinates, how.rule_value, [1.0, 1.0, 1.0], draw)
+    [(module, update)] = merge.merge_updates(lambda: updates, how.coordinates, how.rule_value, [1.0, 1.0, 1.0], draw)
     whole = update.pair()
-    adapter = finish(update, rank=4, scale=2.0, generator=random)
-    cosine = inner(whole, shared) / (inner(whole, whole) * inner(shared, shared)) ** 0.5
+    adapter = merge.finish(update, rank=4, scale=2.0, generator=random)
+    cosine = adapters.inner(whole, shared) / (adapters.inner(whole, whole) * adapters.inner(shared, shared)) ** 0.5
     cosines[rule] = cosine
     print(f"{rule:<16}{space:<8}{len(whole[1]):>5}{adapter.norm:>9.1f}{adapter.energy:>11.1%}{cosine:>28.3f}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import describe
 from befit.protocol.registry import build_method, get_method, method_names
 
@@ -12,9 +12,24 @@ ROOT = Path(__file__).parents[1]
 START, END = "<!-- methods -->\n", "<!-- /methods -->"
 
 
+def checked_against() -> dict[str, list[str]]:
+    """By method: what its numbers were compared with, each with a link to the test.
+
+    A golden test says so in a constant, `CHECKED = {"fedit": "by hand"}`, which is read without importing the test.
+    """
+    links: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests" / "golden").glob("test_*.py")):
+        for line in ast.parse(path.read_text()).body:
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "CHECKED":
+                for name, oracle in ast.literal_eval(line.value).items():
+                    links.setdefault(name, []).append(f"[{oracle}]({path.relative_to(ROOT).as_posix()})")
+    return links
+
+
 def method_table() -> str:
-    """One row per registered method; a golden test is a file tests/golden/test_<name>*.py."""
-    lines = ["| name | method | source | kind | needs | travels | golden test |", "|---|---|---|---|---|---|---|"]
+    """One row per registered method. Raises KeyError for one that no golden test checks."""
+    lines = ["| name | method | source | kind | needs | travels | checked against |", "|---|---|---|---|---|---|---|"]
+    links = checked_against()
     for name in method_names():
         entry, method = get_method(name), build_method(name)
         needs = []
@@ -30,12 +45,10 @@ def method_table() -> str:
         up, down = described["up"], described["down"]
         paper = entry.paper.removeprefix("arXiv:")
         source = f"[arXiv:{paper}](https://arxiv.org/abs/{paper}) ({entry.year})" if paper else "-"
-        golden = "yes" if list((ROOT / "tests" / "golden").glob(f"test_{name}*.py")) else "no"
-        kind = "recipe" if isinstance(method, Recipe) else "class"
+        kind = "class" if isinstance(entry.factory, type) else "recipe"
         travels = "nothing" if up == "nothing" else f"up {up}; down {down}"
-        lines.append(
-            f"| `{name}` | {entry.title} | {source} | {kind} | {', '.join(needs) or '-'} | {travels} | {golden} |"
-        )
+        cells = (f"`{name}`", entry.title, source, kind, ", ".join(needs) or "-", travels, ", ".join(links[name]))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

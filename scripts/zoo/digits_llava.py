@@ -1,6 +1,6 @@
 """Trains the backbones of the `digits-vqa` benchmark: `python -m scripts.zoo.digits_llava` rebuilds both sizes.
 
-LLaVA's layout from scratch (benchmark specification, section 5.4): a CLIP tower over 8 x 8 pixels, a projector, and a
+LLaVA's layout from scratch (docs/digits-vqa.md): a CLIP tower over 8 x 8 pixels, a projector, and a
 Llama over characters, all trained together on questions about the public digits, which no client holds.
 """
 

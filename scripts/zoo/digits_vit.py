@@ -20,7 +20,7 @@ EPOCHS, BATCH, RATE, NOISE, SEED = 60, 50, 1e-3, 0.35, 0
 
 
 def train_digits_vit() -> torch.nn.Module:
-    """Benchmark specification, section 5.1: 136,138 parameters, 60 epochs of AdamW on 500 images."""
+    """136,138 parameters, 60 epochs of AdamW on 500 images."""
     from transformers import ViTConfig, ViTForImageClassification
 
     images, labels = public_digits()

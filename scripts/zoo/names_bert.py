@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 POSITIONS, SEED = 64, 0
 SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 MLM = {"steps": 1200, "batch_size": 64, "rate": 1e-3, "masked": 0.15}
-# Rounds until the mean accuracy of the seen clients is about one half, where the specification wants it. A tenth of the
-# clients a round, as in the paper, stays at 0.43: with labels this skewed few clients pull the mean to and fro.
+# Rounds until the mean accuracy of the seen clients is about one half, so that personal adapters have room above it. A
+# tenth of the clients a round, as in FedP2EFT, stays at 0.43: with labels this skewed few clients pull the mean about.
 FEDERATED = {"rounds": 9, "cohort": 20, "epochs": 1, "batch_size": 32, "rate": 1e-3}
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from befit.core.storage import write_json
+from befit.data.offline.skills import english_words
 from befit.data.offline.skills_tasks import generated_records
-from befit.data.offline.skills_words import english_words
 from befit.tasks import make_task
 from befit.tasks.base import Batch, Task
 from befit.zoo import FOLDER
@@ -91,7 +91,7 @@ def character_tokenizer() -> Any:
 
 
 def train_skills_llama(size: Size) -> Iterator[tuple[str, Any, Any]]:
-    """After each phase: the name to ship under, the model, the tokenizer (benchmark specification, section 5.3)."""
+    """After each phase: the name to ship under, the model, the tokenizer (docs/skills.md)."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = character_tokenizer()

@@ -1,26 +1,206 @@
-"""befit: bespoke federated fine-tuning. Every client of a federation ends with its own LoRA adapter."""
+"""befit: bespoke federated fine-tuning. Every client of a federation ends with its own LoRA adapter.
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+`import befit` is enough for users and for authors of methods. Every name is imported when it is first used, so that
+neither `import befit` nor `befit --help` loads torch. What is more special is public in the packages below, each of
+which lists its names in `__all__`.
+"""
 
-if TYPE_CHECKING:
-    from befit.config.experiment import Experiment, load_experiment
-    from befit.runs.runner import Run, run
+from typing import TYPE_CHECKING
 
+from befit.core.lazy import lazy
 from befit.core.version import __version__
 
-__all__ = ["Experiment", "Run", "__version__", "load_experiment", "run"]
+if TYPE_CHECKING:
+    from befit import (
+        adapters,
+        cli,
+        config,
+        core,
+        cost,
+        data,
+        flower,
+        merge,
+        methods,
+        models,
+        protocol,
+        report,
+        runs,
+        studies,
+        tasks,
+        train,
+        zoo,
+    )
+    from befit.adapters.keys import EVERYTHING, NOTHING, Selector, block, factor, module, slot
+    from befit.adapters.keys import select as select_state
+    from befit.adapters.layout import Layout, Slot, lora, whole
+    from befit.adapters.state import add, cosine, interpolate, norm, rename, scale, weighted_mean
+    from befit.config.experiment import Experiment, load_experiment
+    from befit.core.errors import (
+        BefitError,
+        ConfigError,
+        DataError,
+        IncompatibleAdapters,
+        ModelError,
+        NotEnoughReplies,
+        NotTrained,
+        PayloadMismatch,
+        RunError,
+    )
+    from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
+    from befit.data.federation import ClientData, Federation
+    from befit.data.registry import benchmark
+    from befit.merge.files import merge_checkpoints
+    from befit.merge.merge import Merge
+    from befit.methods.parts.recipe.branches import MergeBranches, two_branches
+    from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember, Use
+    from befit.methods.parts.recipe.recipe import Recipe
+    from befit.methods.parts.recipe.route import Broadcast, LeaveOneOut
+    from befit.protocol.method import Deployment, Method, Needs
+    from befit.protocol.registry import build_method, register
+    from befit.protocol.site import ServerSite, Site
+    from befit.protocol.stage import Exchange, Message, Personal, Stage
+    from befit.runs.loading import load_federation
+    from befit.runs.runner import Run, check, export, predict, run
+    from befit.studies.adapt import Adapted, adapt
+    from befit.studies.compare.comparison import Compared, compare
+    from befit.studies.select import choose_models as select
+    from befit.train.loop import Pass
+    from befit.train.loop import train as train_client
+    from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
 
-_HOMES = {
-    "run": "befit.runs.runner",
-    "Run": "befit.runs.runner",
-    "Experiment": "befit.config.experiment",
-    "load_experiment": "befit.config.experiment",
-}
+__all__ = [
+    "EVERYTHING",
+    "L2",
+    "NOTHING",
+    "Adapted",
+    "Adopt",
+    "BefitError",
+    "Broadcast",
+    "ClientData",
+    "ClientInfo",
+    "Compared",
+    "ConfigError",
+    "DataError",
+    "Deployment",
+    "Distil",
+    "Exchange",
+    "Experiment",
+    "Federation",
+    "IncompatibleAdapters",
+    "Layout",
+    "LeaveOneOut",
+    "LocalTraining",
+    "Merge",
+    "MergeBranches",
+    "Message",
+    "Method",
+    "ModelError",
+    "Needs",
+    "NotEnoughReplies",
+    "NotTrained",
+    "Pass",
+    "Payload",
+    "PayloadMismatch",
+    "Personal",
+    "ProductDistance",
+    "Recipe",
+    "Remember",
+    "Run",
+    "RunError",
+    "Selector",
+    "ServerSite",
+    "Site",
+    "Slot",
+    "Stage",
+    "TensorSpec",
+    "Term",
+    "Tick",
+    "Tilt",
+    "Update",
+    "Use",
+    "__version__",
+    "adapt",
+    "adapters",
+    "add",
+    "benchmark",
+    "block",
+    "build_method",
+    "check",
+    "cli",
+    "compare",
+    "config",
+    "core",
+    "cosine",
+    "cost",
+    "data",
+    "export",
+    "factor",
+    "flower",
+    "interpolate",
+    "load_experiment",
+    "load_federation",
+    "lora",
+    "merge",
+    "merge_checkpoints",
+    "methods",
+    "models",
+    "module",
+    "norm",
+    "predict",
+    "protocol",
+    "register",
+    "rename",
+    "report",
+    "run",
+    "runs",
+    "scale",
+    "select",
+    "select_state",
+    "slot",
+    "studies",
+    "tasks",
+    "train",
+    "train_client",
+    "two_branches",
+    "weighted_mean",
+    "whole",
+    "zoo",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the public names on first use, so that `import befit` and `befit --help` do not load torch."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'befit' has no attribute {name!r}")
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "adapters.keys": "EVERYTHING NOTHING Selector block factor module slot select:select_state",
+        "adapters.layout": "Layout Slot lora whole",
+        "adapters.state": "add cosine interpolate norm rename scale weighted_mean",
+        "config.experiment": "Experiment load_experiment",
+        "core.errors": (
+            "BefitError ConfigError DataError IncompatibleAdapters ModelError NotEnoughReplies NotTrained "
+            "PayloadMismatch RunError"
+        ),
+        "core.values": "ClientInfo Payload TensorSpec Tick Update",
+        "data.federation": "ClientData Federation",
+        "data.registry": "benchmark",
+        "merge.files": "merge_checkpoints",
+        "merge.merge": "Merge",
+        "methods.parts.recipe.branches": "MergeBranches two_branches",
+        "methods.parts.recipe.personal": "Adopt LocalTraining Remember Use",
+        "methods.parts.recipe.recipe": "Recipe",
+        "methods.parts.recipe.route": "Broadcast LeaveOneOut",
+        "protocol.method": "Deployment Method Needs",
+        "protocol.registry": "build_method register",
+        "protocol.site": "ServerSite Site",
+        "protocol.stage": "Exchange Message Personal Stage",
+        "runs.loading": "load_federation",
+        "runs.runner": "Run check export predict run",
+        "studies.adapt": "Adapted adapt",
+        "studies.compare.comparison": "Compared compare",
+        "studies.select": "choose_models:select",
+        "train.loop": "Pass train:train_client",
+        "train.terms": "Distil L2 ProductDistance Term Tilt",
+        ".": (
+            "adapters cli config core cost data flower merge methods models protocol report runs studies tasks "
+            "train zoo"
+        ),
+    },
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from befit.runs.outbound import Outbound
 
 from .conftest import ROUNDS, BackToFront, Memo, Once, Outcome, Play, Stop, built, stages_of
 
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
 EVERY_METHOD = pytest.mark.parametrize("name", method_names())
 # A client's own slots, and the methods whose exchange is of the personal adapters themselves.
 OWN = {"personal", "gate", "merged"}
@@ -184,10 +187,8 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     request = final_download(method, outcome.server, newcomer, at)
     (reply,) = list(engine.score({newcomer.id: request}, at, "test"))
     deployed = method.deploy(*_a_trained_client(outcome, request, host))
-    assert (deployed.slots, deployed.mixer) == (
-        method.use.slots,
-        method.use.mixer,
-    )  # by which a base is judged before a run
+    # Said before a run, and what a base is judged by.
+    assert (deployed.slots, deployed.mixer) == (method.use.slots, method.use.mixer)
     if set(deployed.slots) == {"shared"}:
         assert isinstance(reply, Score) and reply.examples == len(host.examples(newcomer.id, "test"))
     else:
@@ -225,9 +226,43 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_still_learns(name: str, play:
 
 
 @EVERY_METHOD
-def test_the_documentation_names_source_and_bytes(name: str) -> None:
-    text = get_method(name).docstring
-    assert "Source: specification" in text
-    assert "up = down" in text
+def test_the_docstring_names_what_travels(name: str) -> None:
+    assert "up = down" in get_method(name).docstring
     described = describe(built(name))
     assert described["up"] and described["down"] and described["stages"]
+
+
+@EVERY_METHOD
+def test_every_source_of_a_docstring_is_on_the_page_of_the_method(name: str) -> None:
+    """The last paragraph is `Source: PLACE; PLACE; PAGE.`, and the page says more of each place.
+
+    A place is `AUTHORS YEAR, WHERE`, of a paper whose arXiv id the page has, or `OWNER/REPOSITORY, FILES`, of released
+    code. One of the papers is the one the method is registered with.
+    """
+    entry = get_method(name)
+    last = " ".join(entry.docstring.split("\n\n")[-1].split())
+    assert last.startswith("Source: ") and last.endswith(f"; docs/methods/{name}.md.")
+    on_page = page_sources(name)
+    for place in last.removeprefix("Source: ").split("; ")[:-1]:
+        assert place in on_page, place
+    assert not entry.paper or entry.paper in on_page.values()
+
+
+@EVERY_METHOD
+def test_every_source_on_the_page_of_a_method_has_a_place_and_an_address(name: str) -> None:
+    for place, address in page_sources(name).items():
+        code = re.fullmatch(r"([\w-]+/[\w.-]+), \S+\.(py|yaml)( and \S+\.(py|yaml))?", place)
+        if code:
+            assert address == f"github.com/{code[1]}"
+        else:
+            assert re.fullmatch(r"[A-Z][\w ]+? (et al\. )?\d{4}, .+", place), place
+            assert re.fullmatch(r"arXiv:\d{4}\.\d{5}|openreview\.net/forum\?id=\w+", address), address
+
+
+def page_sources(name: str) -> dict[str, str]:
+    """Place -> address of the list below "Sources" on the page: `- **PLACE** (ADDRESS): what is taken from there`."""
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    below = text.split("\n## Sources\n", 1)[1].split("\n## ", 1)[0]
+    sources = re.findall(r"- \*\*(.+?)\*\* \((\S+)\): \w", " ".join(below.split()))
+    assert len(sources) == below.count("\n- ")
+    return dict(sources)

@@ -13,7 +13,7 @@ import befit
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError
 from befit.core.values import Tick
-from befit.data.stream import Stream
+from befit.data.streams import Stream
 from befit.runs.directory import read_lines
 from befit.runs.host import Host
 

@@ -1,6 +1,6 @@
 """What FedMosaic sends next to plain averaging, from shapes alone, and the tables of it in docs/methods/fedmosaic.md.
 
-Derivations (FedMosaic specification, section 7), Llama 3.2 at rank 128, every linear layer of every block:
+Derivations from the shapes, Llama 3.2 at rank 128, every linear layer of every block:
 
 1B  L = 16, n = 16 * 128 * sum of widths = 90,177,536;  3B  L = 28, n = 194,510,848
 gradient of the small model's last projection    2048 * 8192 = 16,777,216;  / n = 8.625 % (3B), 18.605 % (1B)
@@ -87,7 +87,7 @@ def test_a_small_client_saves_more_and_a_federation_of_both_lies_between() -> No
     plain = sum(ENTRIES[one] for one in clients)
     assert 100 * (1 - sum(row(one)["upload_bytes_per_round"] / 4 for one in clients) / plain) == pytest.approx(
         12.12, abs=5e-2
-    )  # share of all that is sent, which the specification's 12.1 % is
+    )  # share of all that is sent, which 12.1 % of the page is
 
 
 def test_at_rank_16_it_sends_more_than_averaging() -> None:

@@ -1,4 +1,4 @@
-"""The whole table of section 5.8 of the Potara specification, from the shapes that `befit cost` has built in.
+"""Every byte of Zou et al. 2026 (Potara), Table 1 and section 4.3, from the shapes that `befit cost` has built in.
 
 Rank 8, float32, LoRA entries alone (the paper counts no head). Sums of widths over the target modules of one layer give
 P_A = r L sum d_in and P_B = r L sum d_out:

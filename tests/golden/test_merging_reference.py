@@ -21,6 +21,8 @@ import torch
 from befit.core.values import ClientInfo, Payload, Update
 from befit.merge.merge import Merge
 
+CHECKED = {"guidance": "released code of its merging rules"}
+
 CLIENTS = 5
 REFERENCE = np.load(Path(__file__).parent / "data" / "merging_reference.npz")
 MODULES = sorted(name[2:] for name in REFERENCE if name.startswith("A."))

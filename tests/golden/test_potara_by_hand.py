@@ -6,7 +6,7 @@ sample        g_f of j=1   g_l of j=1   g_f of j=2   g_l of j=2
 3                 3            5            0            3
 
 F_f = (14/3, 2/3), F_l = (11, 11/3): their mean over both models and coordinates is 20/4 = 5, so that delta = 1/5 gives
-eps = 1 (section 3.2). Then v_f = 1/(F_f + 1) = (3/17, 3/5), v_l = (1/12, 3/14), a = 66/85, b = 25/84.
+eps = 1. Then v_f = 1/(F_f + 1) = (3/17, 3/5), v_l = (1/12, 3/14), a = 66/85, b = 25/84.
 
 j = 1: cov = 1, var_f = 2/3, var_l = 2, rho = sqrt(3)/2; rho sqrt(v_f v_l) = sqrt(3/272) = 0.105 is more than
 min(v_f, v_l) = 1/12, which it becomes (eq. 58). j = 2: cov = -2/3 - 0 * 1 < 0 becomes 0. So c = 1/12 and
@@ -26,6 +26,8 @@ from befit.adapters.keys import NOTHING
 from befit.methods.potara import PotaraMerge, closed_form_weight, merged_trace, weigh
 from befit.protocol.registry import build_method
 from befit.train.paired_fisher import Damping, PairedFisher
+
+CHECKED = {"potara": "its weight in fractions"}
 
 FED = torch.tensor([[1.0, 1.0], [2.0, -1.0], [3.0, 0.0]])
 LOCAL = torch.tensor([[2.0, -1.0], [2.0, 1.0], [5.0, 3.0]])

@@ -1,4 +1,4 @@
-"""The simulation behind the default damping: Potara specification, table of section 3.2.
+"""The simulation behind the default damping: the table of docs/methods/potara.md, Damping.
 
 1e5 coordinates with a log-normal Fisher spectrum of log-std sigma, the federated Fisher twice the local one, M = 30
 Gaussian gradients. The table does not give the correlation of the two models' gradients. A common rho of 0.3 meets

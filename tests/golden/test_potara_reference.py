@@ -1,4 +1,4 @@
-"""Potara's merge against section 3.1 of its specification, step by step in numpy, from one backward pass per sample.
+"""Potara's merge in numpy, step by step (Zou et al. 2026, eqs. 13 to 20, 53 to 59), from one backward pass per sample.
 
 Gradients come from PEFT in float64, of samples without padding, and the reference shares no code with befit: two-pass
 moments, damping, correlation, clipping, the weight of each group, and the interpolation of arrays.
@@ -19,6 +19,8 @@ from befit.protocol.registry import build_method
 from tests.conftest import make_site, random_state
 from tests.unit.adapters.peft_oracle import parameters_of, peft_model
 from tests.unit.train.test_persample_oracles import ROWS, TWO, looped
+
+CHECKED = {"potara": "numpy, gradients by PEFT"}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 OPTIONS: list[dict[str, Any]] = [
@@ -140,7 +142,7 @@ def by_the_book(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda one: ",".join(f"{k}={v}" for k, v in one.items()) or "default")
-def test_the_merge_is_the_one_of_the_specification(kind: str, options: dict[str, Any]) -> None:
+def test_the_merge_is_that_of_the_equations(kind: str, options: dict[str, Any]) -> None:
     """Weights to 1e-4: traces are sums of reciprocals, so float32 gradients near zero count for most."""
     one = case(kind)
     weights, traces = by_the_book(one, **options)

@@ -30,15 +30,15 @@ def start_and_kill(config: Path, out: Path) -> None:
     try:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and process.is_alive():
-            found = list(out.glob("branches/*/checkpoint.json"))
+            found = list(out.glob("runs/*/checkpoint.json"))
             if found and json.loads(found[0].read_text())["stage"] == 1:
                 break
             time.sleep(0.01)
     finally:
         process.kill()
         process.join()
-    assert list(out.glob("branches/*/checkpoint.json"))
-    assert not list(out.glob("branches/*/done.json")), "it was done before it could be killed"
+    assert list(out.glob("runs/*/checkpoint.json"))
+    assert not list(out.glob("runs/*/method.json")), "it was done before it could be killed"
 
 
 def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Path) -> None:
@@ -53,6 +53,6 @@ def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Pa
         for suffix in ("json", "csv", "md", "html"):
             assert (out / name / f"ablation.{suffix}").stat().st_size > 200
         assert "<svg" in (out / name / "ablation.html").read_text()
-    assert len(list((out / "branches").iterdir())) == 1
+    assert len(list((out / "shared").iterdir())) == 1
     undisturbed = ablate("potara-damping", CONFIG, out=tmp_path / "other")
     assert json.loads((out / "potara-damping" / "ablation.json").read_text())["rows"] == undisturbed.results["rows"]

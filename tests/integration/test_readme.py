@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -66,11 +67,17 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
     assert (tmp_path / "for-the-hospital" / "adapter_model.safetensors").exists()
 
 
-def test_the_method_table_is_the_registrys() -> None:
+@pytest.fixture(scope="module")
+def updater() -> ModuleType:
+    """scripts/update_readme.py."""
     spec = importlib.util.spec_from_file_location("update_readme", ROOT / "scripts" / "update_readme.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_method_table_is_the_registrys(updater: ModuleType) -> None:
     # other tests may have registered methods of their own in this process
     lines = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
@@ -79,7 +86,16 @@ def test_the_method_table_is_the_registrys() -> None:
     table = call(program, "\n".join(lines), cwd=ROOT)
     assert table.returncode == 0, table.stderr
     assert table.stdout in TEXT, "run: python scripts/update_readme.py"
-    assert module.updated(TEXT).count("<!-- methods -->") == 1
+    assert updater.updated(TEXT).count("<!-- methods -->") == 1
+
+
+def test_every_method_is_checked_by_a_golden_test_that_plays_it(updater: ModuleType) -> None:
+    """What a test says in `CHECKED` it also names where it builds the method."""
+    links = updater.checked_against()
+    assert links.keys() == {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")} - {"README"}
+    for name, oracles in links.items():
+        paths = re.findall(r"\((tests/golden/\w+\.py)\)", ", ".join(oracles))
+        assert any((ROOT / path).read_text().count(f'"{name}"') > 1 for path in paths), name
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "install", "check"])

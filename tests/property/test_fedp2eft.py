@@ -1,4 +1,4 @@
-"""Properties 16, 19 and 20 of FedP2EFT's specification, section 9.4: partition, metrics, and where ranks go."""
+"""What FedP2EFT and its evaluation keep for any data: partition, metrics, and where ranks go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties that every merge keeps (specification aggregation-guidance.md, section 9, numbers 1 to 11).
+"""Eleven properties that merges keep (docs/methods/guidance.md, Merging); the number of a test is that of its property.
 
 Against the dense textbook forms of `tests/unit/merge/oracle.py`, in float64 to 1e-10 and in float32 to 1e-5.
 """
@@ -337,7 +337,7 @@ def test_10_iso_c_in_the_shared_basis_is_that_of_the_dense_mean(seed: int, ranks
 
 @given(SEEDS)
 def test_10_iso_c_of_the_bare_directions_is_not_isotropic(seed: int) -> None:
-    """With "v", Sigma multiplies after flattening: U Sigma W, whose spread is that of Sigma (specification, 3.2)."""
+    """With "v", Sigma multiplies after flattening: U Sigma W, whose spread is that of Sigma."""
     updates = random_updates((2, 2, 2), seed=seed)
     U, sigma, directions = oracle.stack_svd(deltas(updates))
     flat = oracle.iso_c(oracle.mean(directions, [1.0] * 3))

@@ -1,4 +1,4 @@
-"""The closed-form weight and its ingredients, for whatever gradients (Potara specification, section 8)."""
+"""The closed-form weight and its ingredients, for whatever gradients (Zou et al. 2026, eqs. 13 to 20)."""
 
 from __future__ import annotations
 

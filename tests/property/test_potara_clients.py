@@ -1,4 +1,4 @@
-"""Properties of Potara's merge at a client, for whatever adapters (specification potara.md, section 8)."""
+"""Properties of Potara's merge at a client, for whatever adapters (Zou et al. 2026, appendix B)."""
 
 from __future__ import annotations
 

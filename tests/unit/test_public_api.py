@@ -1,14 +1,98 @@
-"""What `import befit` gives, and what it does not load."""
+"""What `import befit` gives, what every package says is public, and what importing them does not load."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import befit
+from befit.core.lazy import lazy
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ["befit", *(one.name for one in pkgutil.walk_packages(befit.__path__, "befit.") if one.ispkg)]
+# What people do, and what a method, a benchmark or a task is written with.
+PROMISED = re.findall(
+    r"\w+",
+    """
+    run check compare predict export adapt select merge_checkpoints Experiment load_experiment load_federation Run
+    register build_method benchmark Federation ClientData
+    Recipe Pass Use Merge LocalTraining Remember Adopt Broadcast LeaveOneOut two_branches
+    L2 ProductDistance Distil Tilt Term
+    lora whole Layout Slot slot factor module block Selector
+    Method Exchange Stage Personal Needs Deployment Payload Update Tick ClientInfo TensorSpec Site ServerSite
+    train_client
+    weighted_mean interpolate add scale norm cosine rename select_state
+    BefitError ConfigError DataError ModelError PayloadMismatch IncompatibleAdapters NotTrained
+    NotEnoughReplies RunError
+    """,
+)
+
+
+def test_befit_has_what_is_promised_and_shows_it() -> None:
+    assert set(PROMISED) <= set(befit.__all__)
+    assert set(befit.__all__) <= set(dir(befit))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_is_public_and_each_name_is_there_with_its_documentation(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__
+    assert isinstance(module.__all__, list) and len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value) or inspect.isclass(value) or inspect.ismodule(value):
+            assert value.__doc__, f"{package}.{name} has no docstring"
+            assert not value.__doc__.startswith(f"{name}("), f"{package}.{name} has only a dataclass's own docstring"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_public_name_is_lost_when_a_module_of_the_same_name_is_imported(package: str) -> None:
+    """Importing `befit.merge` sets the attribute `merge` of befit: a function of that name would be gone."""
+    module = importlib.import_module(package)
+    below = {one.name for one in pkgutil.iter_modules(module.__path__)}
+    clashing = {name for name in module.__all__ if name in below and not inspect.ismodule(getattr(module, name))}
+    assert clashing == set()
+
+
+def typed_names(module: ModuleType) -> Iterator[str]:
+    """What editors and pyright see of a package: the imports under TYPE_CHECKING."""
+    assert module.__file__
+    for node in ast.parse(Path(module.__file__).read_text()).body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for line in node.body:
+                assert isinstance(line, ast.ImportFrom)
+                yield from (alias.asname or alias.name for alias in line.names)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_editors_see_is_what_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    eager = {name for name in vars(module) if not isinstance(vars(module)[name], ModuleType)}
+    if "__getattr__" in eager:
+        assert set(module.__all__) - eager <= set(typed_names(module)) <= set(module.__all__)
+
+
+def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'befit' has no attribute 'runn'"):
+        befit.runn  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_lazy_name_may_be_called_otherwise_than_in_its_module() -> None:
+    find, _ = lazy("befit", {"core.errors": "did_you_mean:suggest", ".": "core"})
+    assert find("suggest").__name__ == "did_you_mean"
+    assert find("core") is importlib.import_module("befit.core")
+    with pytest.raises(AttributeError):
+        find("did_you_mean")
 
 
 def test_run_is_a_function_before_and_after_its_module_is_loaded() -> None:
@@ -20,10 +104,45 @@ def test_run_is_a_function_before_and_after_its_module_is_loaded() -> None:
 
 def test_importing_befit_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, befit; print([name for name in ('torch', 'transformers', 'peft', 'yaml') if name in sys.modules])"
+        "import sys, befit; dir(befit); befit.ConfigError\n"
+        "print([name for name in ('torch', 'transformers', 'peft', 'yaml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def befit_imports(code: str) -> Iterator[str]:
+    """Everything of befit that a piece of Python imports, as it is written."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (f"import {alias.name}" for alias in node.names if alias.name.split(".")[0] == "befit")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "befit":
+            yield f"from {node.module} import …"
+
+
+def shown_code() -> dict[str, str]:
+    """Every Python block of README and docs, and every example, by where it is."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = {
+        f"{page.relative_to(ROOT)}, block {number}": block
+        for page in pages
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL), start=1)
+    }
+    return blocks | {f"examples/{path.name}": path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))}
+
+
+@pytest.mark.parametrize("where", shown_code())
+def test_what_people_are_shown_imports_befit_alone(where: str) -> None:
+    allowed = {"import befit", "from befit import …"}
+    assert set(befit_imports(shown_code()[where])) <= allowed
+
+
+def test_there_is_code_to_look_at_and_a_deep_import_in_it_would_be_found() -> None:
+    assert {"README.md, block 1", "README.md, block 2", "examples/02_fedit.py"} <= shown_code().keys()
+    assert set(befit_imports("import befit.runs\nfrom befit.train.loop import Pass")) == {
+        "import befit.runs",
+        "from befit.train.loop import …",
+    }
 
 
 def test_no_file_of_the_package_can_unpickle() -> None:

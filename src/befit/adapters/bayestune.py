@@ -1,4 +1,4 @@
-"""BayesTune-LoRA (FedP2EFT, section 2 of the specification fedp2eft.md): `y = W x + b + s B (lambda * (A x))`.
+"""BayesTune-LoRA (Lee et al. 2025, FedP2EFT): `y = W x + b + s B (lambda * (A x))`.
 
 Two slots share one A and B. `Scales` holds one learnt number per rank and computes with it clamped from below, at full
 rank: what is trained to find out which ranks matter. `Budgeted` holds A, B and the scales that a budget kept, zero for
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.clamp import clamp_through
 from befit.adapters.forms import LORA, ModuleShape
 from befit.adapters.layer import Branch
 
-__all__ = ["BUDGETED", "HIGH", "LOW", "SCALES", "Budgeted", "BudgetedBranch", "ScaledBranch", "Scales"]
+__all__ = ["BUDGETED", "HIGH", "LOW", "SCALES", "Budgeted", "BudgetedBranch", "ScaledBranch", "Scales", "clamp_through"]
 
 SCALES, BUDGETED = "search", "budgeted"
 LOW, HIGH = 1e-4, 1e3
@@ -136,7 +135,7 @@ class Scales:
     """One scale per rank over A and B of the slot `BUDGETED`, to be learnt.
 
     start    their value before anything is known
-    clamped  whether the forward pass uses them clamped; the released code clamps in the penalties alone (trap 9.1-1)
+    clamped  whether the forward pass uses them clamped; the released code clamps in the penalties alone
     """
 
     start: float = LOW
@@ -161,3 +160,26 @@ class Scales:
 
     def offset(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
         return None
+
+
+class _ClampThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, low: float, high: float) -> Tensor:
+        return value.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+
+def clamp_through(value: Tensor, low: float, high: float) -> Tensor:
+    """`min(max(value, low), high)` with the gradient of the identity, outside the bounds too (Lee et al. 2025, eq. 6).
+
+    A straight-through estimator: an entry that is clamped still learns which way to go.
+
+    >>> v = torch.tensor([-1.0, 0.5], requires_grad=True)
+    >>> clamp_through(v, 0.0, 1.0).sum().backward()
+    >>> v.grad
+    tensor([1., 1.])
+    """
+    return _ClampThrough.apply(value, low, high)  # type: ignore[return-value]

@@ -64,7 +64,7 @@ class SoftmaxGate:
 @dataclass(frozen=True)
 class ScalarGate:
     """`y + (1 - b) h_1 + b h_2`, `b = sigmoid(beta)`, one number beta for each layer, 0 at the start (FedMosaic,
-    eq. 7; specification fedmosaic.md, section 2.5). The weights do not depend on the input."""
+    eq. 7). The weights do not depend on the input."""
 
     factor: ClassVar[str] = "beta"
 
@@ -91,7 +91,7 @@ class InputGate:
 
     noise  standard deviation of n_t in training; the released code of FedMosaic has ln 2 (`InputGate.RELEASED`)
 
-    Deviation (specification fedmosaic.md, section 2.5): the released code averages the logits over the sequence, so
+    Deviation: the released code (snumprlab/fedmosaic) averages the logits over the sequence, so
     that its gate sees later tokens and padding, and another one while text is generated. This one is causal.
     """
 

@@ -95,10 +95,12 @@ NOTHING = Selector("nothing", lambda key: False)
 
 
 def slot(*names: str) -> Selector:
+    """The arrays of these slots, such as `slot("shared")`."""
     return Selector(f"slot({', '.join(names)})", lambda key: split(key)[0] in names)
 
 
 def factor(*names: str) -> Selector:
+    """These factors of every module, such as `factor("A")`; see `befit.adapters.layout` for what there is."""
     return Selector(f"factor({', '.join(names)})", lambda key: split(key)[2] in names)
 
 
@@ -126,6 +128,7 @@ def union(selectors: Iterable[Selector]) -> Selector:
 
 
 def select(state: State, chosen: Selector) -> State:
+    """The arrays of a state that a selector chooses."""
     return {key: tensor for key, tensor in state.items() if chosen(key)}
 
 

@@ -66,7 +66,7 @@ class LoraBranch:
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients from the input x (m, t, d_in) and the gradient of the unscaled output (m, t, d_out).
 
-        `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`, `G_B[m] = sum_t g[m,t] (A x[m,t])^T` (Potara specification, 3.5).
+        `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`, `G_B[m] = sum_t g[m,t] (A x[m,t])^T`.
         """
         hidden = F.linear(x, self.A)
         return {"A": torch.einsum("mtr,mti->mri", grad @ self.B, x), "B": torch.einsum("mto,mtr->mor", grad, hidden)}

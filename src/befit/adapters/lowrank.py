@@ -42,7 +42,7 @@ def stack(pairs: Sequence[Pair], weights: Sequence[float]) -> Pair:
 
 
 def concatenate(first: Pair, second: Pair, weight: float) -> Pair:
-    """A pair of rank r1 + r2 whose product is `weight * B1 A1 + (1 - weight) * B2 A2` (Potara specification, 3.4)."""
+    """A pair of rank r1 + r2 whose product is `weight * B1 A1 + (1 - weight) * B2 A2`."""
     return stack((first, second), (weight, 1 - weight))
 
 
@@ -94,8 +94,8 @@ class Spectrum:
 def spectrum(pair: Pair, rank: int | None = None, dtype: torch.dtype = torch.float64) -> Spectrum:
     """The leading `rank` singular vectors of B A, all of them for None, and all its singular values, in `dtype`.
 
-    Two QR decompositions and one singular value decomposition of a core no larger than r x r (specification
-    aggregation-guidance.md, section 3.3): O((d_out + d_in) r^2 + r^3).
+    Two QR decompositions and one singular value decomposition of a core no larger than r x r:
+    O((d_out + d_in) r^2 + r^3).
     """
     B, A = pair
     Q1, R1 = frame(B.to(dtype))  # R1 (m1, r)
@@ -115,7 +115,7 @@ def signs_of(left: Tensor) -> Tensor:
 def numerical_rank(sigma: Tensor, tolerance: float | None = None) -> int:
     """How many of the descending singular values are above `tolerance` times the first; 0 where all are zero.
 
-    tolerance  None takes 1e-10 in float64 and 1e-5 in float32 (specification aggregation-guidance.md, section 3.2)
+    tolerance  None takes 1e-10 in float64 and 1e-5 in float32, some r times its precision
     """
     if tolerance is None:
         tolerance = 1e-10 if sigma.dtype == torch.float64 else 1e-5
@@ -123,7 +123,7 @@ def numerical_rank(sigma: Tensor, tolerance: float | None = None) -> int:
 
 
 def truncate(pair: Pair, rank: int) -> Pair:
-    """The best approximation of B A of this rank, balanced: `B^T B = A A^T` (aggregation-guidance.md, section 3.3).
+    """The best approximation of B A of this rank, balanced: `B^T B = A A^T`.
 
     Computed in float64 and returned in the types of the factors.
     """

@@ -4,7 +4,7 @@
 
 `A` (r x d_in) has orthonormal rows, `B` (d_out x r) orthonormal columns; both lie in a slot of their own, the basis, so
 that all slots with a core use one copy. `P` (r x r) and `Q` (r,) start at zero. `P` is the paper's: released code
-multiplies from the other side and stores its transpose. Specification fedmosaic.md, section 2.
+multiplies from the other side and stores its transpose. Seo et al. 2026 (FedMosaic), eqs. 5, 8 and 18.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"block\.(\d+)\.(.+)")
 
 
 def placement(blocks: int, count: int) -> list[int]:
-    """Which of `count` transformer blocks, from 0, carry PQ-LoRA (eq. 6; section 2.4): the last of every stretch of
+    """Which of `count` transformer blocks, from 0, carry PQ-LoRA (eq. 6): the last of every stretch of
     `count // blocks`, and the last of all.
 
     Raises ModelError for more blocks than there are.

@@ -1,4 +1,4 @@
-"""How alike two adapters are, from products of their factors (aggregation-guidance.md, section 6)."""
+"""How alike two adapters are, from products of their factors (Piorczynski et al. 2025, Table 3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["factor_cosine", "product_cosine", "subspace_alignment"]
 
 
 def factor_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Cosine of all entries of A and B of all modules as two long vectors; 0 where one of them is zero (section 6.1).
+    """Cosine of all entries of A and B of all modules as two long vectors; 0 where one of them is zero.
 
     The random start of A, which both share, weighs in it.
     """
@@ -36,7 +36,7 @@ def subspace_alignment(
     own: Sequence[Pair], merged: Sequence[Pair], rank_rule: Literal["energy", "norm", "reference"] = "energy"
 ) -> float:
     """Mean over modules of `||Pi dW_own||_F / ||dW_own||_F`, Pi onto the leading left singular vectors of the merged
-    update (section 6.2); in [0, 1], and 0 for a module where either update is zero.
+    update (SAR, Marczak et al. 2025); in [0, 1], and 0 for a module where either update is zero.
 
     rank_rule  how many vectors: the fewest with 95 % of the squared singular values ("energy") or of their root
                ("norm"); "reference" as the released script, the root and one vector fewer

@@ -39,11 +39,13 @@ def check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: 
 
 
 def add(first: State, second: State) -> State:
+    """`first + second`, key by key."""
     check_same(first, second)
     return {key: tensor + second[key] for key, tensor in first.items()}
 
 
 def scale(state: State, by: float) -> State:
+    """`by * state`, key by key."""
     return {key: tensor * by for key, tensor in state.items()}
 
 

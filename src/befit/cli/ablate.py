@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, show_table, warnings_to
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 
@@ -34,19 +34,20 @@ def ablate(
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Ablations: train a method's branches once, merge them many times, and compare.
+    """Ablations: train a method's branches once, merge them in many ways, and compare.
 
-    Trained branches stay in DIR/branches, so that further ablations with the same configuration only measure.
+    Runs stay in DIR/runs, and what they share in DIR/shared, so that further ablations with the same configuration
+    train nothing. A grid of options is also left as a study, DIR/NAME/study.yaml: befit compare STUDY --out DIR.
     """
     if name is None:
         _list(as_json)
         return
     from befit.config.experiment import load_experiment
-    from befit.config.overrides import apply_overrides
-    from befit.config.seeds import parse_seeds
+    from befit.config.overrides import apply_overrides, parse_seeds
     from befit.studies.ablations import registry
 
     if config is None:
@@ -58,15 +59,14 @@ def ablate(
     if problems := apply_overrides(options, [one.removeprefix(OPTION) for one in given]):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
-    experiment = load_experiment(config, [one for one in overrides or () if one not in given])
-    labels = [f"seed {seed}" for seed in (wanted or [experiment.federation.seed])]
+    experiment = load_experiment(config, [one for one in overrides or () if one not in given], imports or ())
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
         if not quiet:
             console.print("befit is loading …", style="dim")
         from befit.studies.ablations.ablate import ablate as measure
 
-        progress = Progress(console, labels, title=f"{experiment.name}: {name}", quiet=quiet)
+        progress = Progress(console, title=f"{experiment.name}: {name}", quiet=quiet)
         try:
             with progress:
                 done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)
@@ -131,9 +131,7 @@ def _show(done: Finished) -> None:
     for one in done.findings.tables:
         if not one.detail:
             console.print()
-            print_table(console, *one.table, title=one.title)
-            if one.note:
-                console.print(one.note, style="dim", markup=False)
+            show_table(console, one)
     console.print()
     for sentence in done.findings.sentences:
         console.print(sentence, markup=False)

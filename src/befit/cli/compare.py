@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from befit.cli.output import (
+    Imports,
     each_warning,
     messages,
     only_json,
@@ -16,6 +17,7 @@ from befit.cli.output import (
     print_table,
     print_warning,
     screen,
+    show_table,
     warnings_to,
 )
 
@@ -50,6 +52,7 @@ def compare(
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
     trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -57,8 +60,8 @@ def compare(
 
     The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
     """
-    from befit.cli.compare_progress import CompareProgress
-    from befit.config.seeds import parse_seeds
+    from befit.cli.progress import CompareProgress
+    from befit.config.overrides import parse_seeds
 
     console = messages()
     with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
@@ -74,6 +77,7 @@ def compare(
             overrides=overrides or (),
             reference=reference,
             trial=trial,
+            plugins=imports or (),
         )
         progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
         try:
@@ -96,14 +100,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def check_study(study: Path, overrides: Sequence[str], data: bool, as_json: bool) -> None:
+def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:
     """What `befit check` says of a study."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan
         from befit.studies.compare.comparison import make_plan
 
-        plan = make_plan(study, overrides=overrides)
+        plan = make_plan(study, overrides=overrides, plugins=imports)
         found = check_plan(plan, data)
     found["warnings"] = list(dict.fromkeys([*logged, *found["warnings"]]))
     if as_json:
@@ -136,14 +140,13 @@ def _names(text: str | None) -> list[str] | None:
 def _show(plan: Plan, done: Compared) -> None:
     if done.results is None:
         return
-    from befit.studies.compare.tables import screen_tables
+    from befit.studies.compare.tables import all_tables
 
     console = screen()
-    for one in screen_tables(done.results):
-        console.print()
-        print_table(console, *one.table, title=one.title, wrap=0)
-        if one.note:
-            console.print(one.note, style="dim", markup=False)
+    for table in all_tables(done.results):
+        if not table.detail:
+            console.print()
+            show_table(console, table)
     console.print()
     for sentence in done.results["sentences"]:
         console.print(sentence, markup=False)

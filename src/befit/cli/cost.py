@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import only_json, print_json, print_table, screen
+from befit.cli.output import Imports, load_imports, only_json, print_json, print_table, screen
 from befit.core.errors import ConfigError
 from befit.core.schema import show
 
@@ -49,6 +49,7 @@ def cost(
         typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, where it is another."),
     ] = None,
     models: Annotated[bool, typer.Option("--models", help="List the built-in architectures, and stop.")] = False,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
@@ -59,6 +60,7 @@ def cost(
         _list_models(as_json)
         return
     with only_json(as_json):
+        load_imports(imports)
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
         from befit.protocol.registry import standard_method

@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.doctor import doctor
-from befit.cli.output import print_json, print_table, screen
+from befit.cli.output import Imports, print_json, print_table, screen
 from befit.core.errors import ConfigError
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
-app.command("doctor", hidden=True)(doctor)  # where it was at first
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -35,13 +33,14 @@ def write(
     simulation: Annotated[
         bool, typer.Option("--simulation", help="For all clients on this machine, in Flower's simulation runtime.")
     ] = False,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
     from befit.config.experiment import load_experiment
     from befit.flower.app_folder import start_command, write_app
 
-    experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"])
+    experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"], imports or ())
     runs = (run_dir or Path("runs") / experiment.name).resolve()
     clients = write_app(experiment, out, runs, insecure, simulation)
     start = start_command(out, clients, simulation)
@@ -55,6 +54,9 @@ def write(
         ("waits for", ", ".join(clients)),
         ("start it with", start),
     ]
+    if experiment.plugins:
+        stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
+        rows.append(("plugins", stay))
     for what, where in rows:
         console.print(f"{what:22} {where}", markup=False, soft_wrap=True)
 

@@ -10,8 +10,10 @@ import typer
 
 from befit.cli.compare import check_study
 from befit.cli.output import (
+    Imports,
     bytes_text,
     each_warning,
+    load_imports,
     messages,
     only_json,
     print_json,
@@ -35,17 +37,18 @@ def check(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
     ] = None,
     data: Annotated[bool, typer.Option(help="Of a study: look at its data and models too.")] = True,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
-    from befit.runs.check import check_everything
+    from befit.runs.estimate import check_everything
     from befit.studies.compare.study import is_study
 
     if is_study(config):
-        check_study(config, overrides or (), data, as_json)
+        check_study(config, overrides or (), imports or (), data, as_json)
         return
     with only_json(as_json):
-        experiment = check_everything(config, overrides or ())
+        experiment = check_everything(config, overrides or (), imports or ())
         found = _checked(experiment)
     if as_json:
         print_json(found)
@@ -79,11 +82,12 @@ def _checked(experiment: Experiment) -> dict[str, Any]:
     return {**found, "warnings": [*found["warnings"], *logged]}
 
 
-def methods(as_json: Json = False) -> None:
+def methods(imports: Imports = None, as_json: Json = False) -> None:
     """List the methods."""
     from befit.protocol.registry import get_method, method_names
 
     with only_json(as_json):
+        load_imports(imports)
         entries = [get_method(name) for name in method_names()]
     if as_json:
         keys = ("name", "title", "year", "paper", "summary")
@@ -98,12 +102,14 @@ def methods(as_json: Json = False) -> None:
 
 def benchmarks(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its arguments.")] = None,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """List the benchmarks, or say what the arguments of one are."""
     from befit.data import registry
 
     with only_json(as_json):
+        load_imports(imports)
         entries = [registry.get(one) for one in ([name] if name else registry.names())]
         arguments = {entry.name: _arguments(entry.build) for entry in entries}
     if as_json:
@@ -135,6 +141,7 @@ def benchmarks(
 
 def explain(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="A name that `befit methods` lists.")],
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Say what a method does, where it comes from, what its arguments are and what travels."""
@@ -142,6 +149,7 @@ def explain(
     from befit.protocol.registry import get_method
 
     with only_json(as_json):
+        load_imports(imports)
         entry = get_method(method)
         usual = entry.factory() if all(one.default is not REQUIRED for one in entry.parameters) else None
         travels, needs = (describe(usual), _needs(usual)) if usual is not None else ({}, [])

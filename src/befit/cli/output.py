@@ -6,19 +6,27 @@ import json
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
-    from rich.table import Table
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from befit.report.table import Table
 
 __all__ = [
+    "Imports",
     "bytes_text",
     "duration_text",
     "each_warning",
     "fit_headers",
+    "load_imports",
     "make_table",
     "messages",
     "only_json",
@@ -27,12 +35,26 @@ __all__ = [
     "print_table",
     "print_warning",
     "screen",
+    "show_table",
     "warnings_to",
 ]
 
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="FILE|MODULE", help="Python with methods, benchmarks or tasks of your own; repeatable."
+    ),
+]
 GAP = 2  # columns between two columns
 WRAPPED = 24  # room that a column of prose gets, at least
 SQUEEZED = 16  # or, where the table would be in pieces otherwise
+
+
+def load_imports(imports: Sequence[str] | None) -> None:
+    """Load what `--import` names, whose paths count from the current folder. Raises ConfigError."""
+    from befit.core.plugins import load_plugins, resolve_plugins
+
+    load_plugins(resolve_plugins(imports or (), Path.cwd()), "--import")
 
 
 def screen() -> Console:
@@ -117,21 +139,35 @@ def print_table(
     console.print(make_table(headers, rows, title, wrap, console.width), crop=False)
 
 
+def show_table(console: Console, table: Table, limit: int | None = None) -> None:
+    """A table with its title and note, and how many rows more than `limit` there are; nothing without rows."""
+    if not table:
+        return
+    bold = {(i, j) for i in range(len(table.rows)) for j in range(len(table.headers)) if table.is_bold(i, j)}
+    console.print(make_table(table.titles, table.texts[:limit], table.title, 0, console.width, bold=bold), crop=False)
+    if limit is not None and len(table.rows) > limit:
+        console.print(f"and {len(table.rows) - limit} more, in the report", style="dim")
+    for paragraph in table.paragraphs:
+        console.print(paragraph, style="dim", markup=False)
+
+
 def make_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     title: str = "",
     wrap: int | Sequence[int] = (),
     width: int | None = None,
+    bold: Collection[tuple[int, int]] = (),
 ) -> Group:
     """A table in befit's look, numbers to the right, text to the left: every number and name of it is whole.
 
     Cells are broken only in the columns `wrap`, and headers between words where `width` (the terminal's) demands it.
     Columns that do not fit beside each other go below, with the first column (the first two where that one's cells
-    repeat) before them again.
+    repeat) before them again. `bold` are cells, by row and column.
     """
     from rich.cells import cell_len
     from rich.console import Group
+    from rich.text import Text  # a client called [red] is not markup
 
     prose = {wrap} if isinstance(wrap, int) else set(wrap)
     texts = [[str(cell) for cell in row] for row in rows]
@@ -152,7 +188,8 @@ def make_table(
         widths = [max(least[one], *map(len, header.split("\n"))) for one, header in zip(columns, shown, strict=True)]
         wanted = {place: longest[one] for place, one in enumerate(columns) if one in prose}
         _widen(widths, wanted, room - sum(widths))
-        parts.append(_part(shown, [[row[one] for one in columns] for row in texts], widths, "" if parts else title))
+        cells = [[Text(row[j], "bold" if (i, j) in bold else "") for j in columns] for i, row in enumerate(texts)]
+        parts.append(_part(shown, cells, widths, "" if parts else title))
     return Group(*[one for part in parts for one in ("", part)][1:])
 
 
@@ -177,12 +214,12 @@ def _widen(widths: list[int], wanted: Mapping[int, int], spare: int) -> None:
         spare, left = spare - more, left - 1
 
 
-def _part(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], title: str) -> Table:
+def _part(headers: Sequence[str], rows: Sequence[Sequence[Text]], widths: Sequence[int], title: str) -> RichTable:
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(
+    table = RichTable(
         title=title or None,
         title_justify="left",
         title_style="bold",
@@ -193,10 +230,10 @@ def _part(headers: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequenc
         width=sum(widths) + GAP * len(widths) - 1,  # given, so that rich takes nothing from a column
     )
     for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
-        numeric = index > 0 and bool(rows) and all(_is_number(row[index]) for row in rows)
+        numeric = index > 0 and bool(rows) and all(_is_number(row[index].plain) for row in rows)
         table.add_column(Text(header), justify="right" if numeric else "left", width=width, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: a client called [red] is not markup
+        table.add_row(*row)
     return table
 
 

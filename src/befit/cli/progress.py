@@ -1,20 +1,28 @@
-"""How far a run is: a live table in a terminal, a plain line every few seconds elsewhere. Fed by events only."""
+"""How far runs are: a live table in a terminal; elsewhere a plain line now and then. Fed by events only.
+
+`Progress` is for runs one after the other, `CompareProgress` for the cells of a comparison, side by side.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from befit.cli.output import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, Group, RenderableType
+    from rich.table import Table
 
-__all__ = ["Progress", "RunProgress", "seconds_left"]
+    from befit.studies.compare.plan import Plan
+
+__all__ = ["CompareProgress", "Progress", "RunProgress", "seconds_left"]
 
 SHOWN_FAILURES = 5
+AROUND = 6  # lines of the terminal that are not runs of a comparison
 
 
 @dataclass
@@ -100,29 +108,19 @@ def _full_cost(run: RunProgress, now: float) -> float | None:
     return elapsed / done if elapsed >= 1 and done >= 0.02 else None
 
 
-@dataclass
-class Progress:
-    """An observer of runs, to be used as a context.
-
-    console  where to show; nothing is shown if `quiet`
-    planned  names of the runs that will come, for the time left
-    every_s  seconds between two lines where the console is not a terminal
-    """
+class _Live:
+    """What all progress has in common: a table with a bar below it, drawn again and again in a terminal."""
 
     console: Console
-    planned: Sequence[str] = ()
-    title: str = ""
-    quiet: bool = False
-    every_s: float = 5.0
-    clock: Callable[[], float] = time.monotonic
-    runs: dict[str, RunProgress] = field(default_factory=dict)
-    metric: str = "accuracy"
-    failures: int = 0
+    quiet: bool
+    clock: Callable[[], float]
+    title: str
+    left: Callable[[], float | None]
+    _render: Callable[[], RenderableType]
     _live: Any = None
     _began: float = 0.0
-    _last_line: float = float("-inf")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._began = self.clock()
         if not self.quiet and self.console.is_terminal and not self.console.is_dumb_terminal:
             from rich.live import Live
@@ -136,8 +134,65 @@ class Progress:
             self._live.stop()
             self._live = None
 
+    @property
+    def elapsed(self) -> str:
+        return f"{duration_text(self.clock() - self._began)} elapsed"
+
+    def _line(self, parts: Sequence[str]) -> None:
+        """A line, where there is no live table."""
+        if not self.quiet and self._live is None:
+            self.console.print(" · ".join(parts), markup=False, soft_wrap=True)
+
+    def _framed(self, parts: Sequence[RenderableType], share: float, done: str, *lost: tuple[str, str]) -> Group:
+        """Title, parts, and a bar: the share that is over, the same in words, and what was lost, with its colour."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        left = self.left()
+        foot = Table.grid(padding=(0, 2, 0, 0))
+        foot.add_row(
+            ProgressBar(total=1.0, completed=share, width=30),
+            Text(done),
+            Text(self.elapsed),
+            Text("" if left is None or share >= 1 else f"{duration_text(left)} left"),
+            *(Text(what, style=colour) for what, colour in lost),
+        )
+        return Group(Text(self.title, style="bold"), *parts, Text(""), foot)
+
+
+def _table() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+
+
+@dataclass
+class Progress(_Live):
+    """An observer of runs, to be used as a context.
+
+    console  where to show; nothing is shown if `quiet`
+    planned  names of the runs that will come, for the time left; an event of kind "planned" can name others
+    every_s  seconds between two lines where the console is not a terminal
+    """
+
+    console: Console
+    planned: Sequence[str] = ()
+    title: str = ""
+    quiet: bool = False
+    every_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    runs: dict[str, RunProgress] = field(default_factory=dict[str, RunProgress])
+    metric: str = "accuracy"
+    failures: int = 0
+    _last_line: float = float("-inf")
+
     def __call__(self, event: Mapping[str, Any]) -> None:
         kind, now = event["kind"], self.clock()
+        if kind == "planned":
+            self.planned = event["runs"]
+            return
         if kind == "run_started":
             sums = event.get("bytes_up", 0), event.get("bytes_down", 0)
             self.runs[event["run"]] = RunProgress(
@@ -166,8 +221,11 @@ class Progress:
 
     def line(self, run: RunProgress) -> str:
         """One run's progress in a line."""
+        return " · ".join(self._parts(run))
+
+    def _parts(self, run: RunProgress) -> list[str]:
         if run.finished is not None and not run.stage:
-            return f"{run.run} · done, by an earlier process" + ("" if run.score is None else f" · {run.score:.3f}")
+            return [run.run, "done, by an earlier process", *([] if run.score is None else [f"{run.score:.3f}"])]
         parts = [f"{run.run} {run.stage} {int(run.round)}/{run.rounds}", f"clients {_clients(run)}"]
         if run.loss is not None:
             parts.append(f"loss {run.loss:.3f}")
@@ -176,19 +234,17 @@ class Progress:
         parts.append(f"up {bytes_text(run.bytes_up)}, down {bytes_text(run.bytes_down)}")
         if run.newcomers is not None:
             parts.append(f"newcomers {run.newcomers[0]}/{run.newcomers[1]}")
-        parts.append(f"{duration_text(self.clock() - self._began)} elapsed")
+        parts.append(self.elapsed)
         if run.finished is not None:
             parts.append("done")
         elif (left := self.left()) is not None:
             parts.append(f"{duration_text(left)} left")
-        return " · ".join(parts)
+        return parts
 
     def _tell(self, run: RunProgress, now: float, final: bool) -> None:
-        if self.quiet or self._live is not None:
-            return
         if final or now - self._last_line >= self.every_s:
             self._last_line = now
-            self.console.print(self.line(run), markup=False, soft_wrap=True)
+            self._line(self._parts(run))
 
     def _tell_failure(self, event: Mapping[str, Any]) -> None:
         self.failures += 1
@@ -200,9 +256,6 @@ class Progress:
         self.console.print(text, style="yellow", markup=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
         from rich.text import Text
 
         names = ("run", "stage", "round", "clients", "loss", self.metric, "up", "down")
@@ -223,23 +276,148 @@ class Progress:
         least = [8 if name in ("up", "down") else 5 for name in names]
         widths = [max([least[at], len(name), *(row[at].cell_len for row in rows)]) for at, name in enumerate(names)]
         shown = _fitting(widths, self.console.width)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        table = _table()
         for at in shown:
             justify, overflow = ("left", "ellipsis") if at < 2 else ("right", "fold")
             table.add_column(names[at], justify=justify, no_wrap=True, min_width=least[at], overflow=overflow)
         for row in rows:
             table.add_row(*(row[at] for at in shown))
         share = sum(run.share_done for run in self.runs.values()) / max(1, len(self.runs) + len(self.waiting))
-        left = self.left()
-        foot = Table.grid(padding=(0, 2, 0, 0))
-        foot.add_row(
-            ProgressBar(total=1.0, completed=share, width=30),
-            Text(f"{share:.0%}"),
-            Text(f"{duration_text(self.clock() - self._began)} elapsed"),
-            Text("" if left is None or share >= 1 else f"{duration_text(left)} left"),
-            Text(f"{self.failures} left out" if self.failures else "", style="yellow"),
+        return self._framed(
+            [table], share, f"{share:.0%}", (f"{self.failures} left out" * bool(self.failures), "yellow")
         )
-        return Group(Text(self.title, style="bold"), table, Text(""), foot)
+
+
+@dataclass
+class CompareProgress(_Live):
+    """An observer of a comparison, to be used as a context."""
+
+    console: Console
+    plan: Plan
+    jobs: int = 1
+    quiet: bool = False
+    clock: Callable[[], float] = time.monotonic
+    running: dict[int, RunProgress] = field(default_factory=dict[int, RunProgress])
+    means: dict[int, float | None] = field(default_factory=dict[int, float | None])
+    failed: dict[int, str] = field(default_factory=dict[int, str])
+    left_out: int = 0
+    _took: list[float] = field(default_factory=list[float])
+
+    def __post_init__(self) -> None:
+        self._cells, self.title = self.plan.cells, self.plan.head.title
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kind, cell, now = event["kind"], event["cell"], self.clock()
+        if kind == "cell_started":
+            self.running[cell] = RunProgress("", [], 0, now)
+        elif kind == "run_started":
+            began = self.running[cell].started
+            self.running[cell] = RunProgress("", event["stages"], event["clients"], began)
+        elif kind == "failure":
+            self.left_out += 1
+        elif kind in ("round", "client", "score"):
+            self.running[cell].update(event)
+        elif kind == "cell_finished":
+            self.means[cell] = event["mean"]
+            self.running.pop(cell, None)
+            if not event["reused"]:
+                self._took.append(event["seconds"])
+            self._tell(cell, "done before" if event["reused"] else f"done in {duration_text(event['seconds'])}")
+        elif kind == "cell_failed":
+            self.failed[cell] = event["error"]
+            self.running.pop(cell, None)
+            self._tell(cell, f"failed: {event['error']}")
+
+    def left(self) -> float | None:
+        """Seconds left, if cells that are still to start take as long as the others and all jobs stay busy."""
+        now = self.clock()
+        paces = {cell: seconds_left([run], 0, now) for cell, run in self.running.items()}
+        if not self._took and all(left is None for left in paces.values()):
+            return None
+        full = [*self._took, *(now - self.running[cell].started + left for cell, left in paces.items() if left)]
+        mean = sum(full) / max(1, len(full))
+        waiting = len(self._cells) - self.over - len(self.running)
+        rest = sum(mean * (1 - self.running[cell].share_done) if left is None else left for cell, left in paces.items())
+        return (mean * waiting + rest) / max(1, min(self.jobs, len(self.running) + waiting))
+
+    @property
+    def over(self) -> int:
+        return len(self.means) + len(self.failed)
+
+    def _tell(self, cell: int, what: str) -> None:
+        one, mean = self._cells[cell], self.means.get(cell)
+        parts = [f"{self.over}/{len(self._cells)}", f"{one.label}, seed {one.seed}", what]
+        if mean is not None:
+            parts.append(f"mean {mean:.3f}")
+        if (left := self.left()) is not None and self.over < len(self._cells):
+            parts.append(f"{duration_text(left)} left")
+        self._line(parts)
+
+    def _render(self) -> RenderableType:
+        from rich.text import Text
+
+        table = _table()
+        shown, hidden = self._shown(max(3, self.console.size.height - AROUND))
+        rows = [self._row(label) for label in shown]
+        numbers = [max(5, len(self.plan.seeds)), *(max([5, *(len(str(row[at])) for row in rows)]) for at in (2, 3))]
+        room = self.console.width - sum(numbers) - 2 * 5  # the numbers are whole; names and what is done now give way
+        longest = max(len(str(row[0])) for row in rows)
+        name = max(3, min(longest, 44, room - 12))
+        table.add_column("run", no_wrap=True, overflow="ellipsis", width=name)
+        table.add_column("seeds", no_wrap=True, width=numbers[0])
+        table.add_column("mean", justify="right", no_wrap=True, width=numbers[1])
+        table.add_column("± SD", justify="right", no_wrap=True, width=numbers[2])
+        table.add_column("now", no_wrap=True, overflow="ellipsis", width=max(3, room - name))
+        for row in rows:
+            table.add_row(*row)
+        more = [Text(f"and {hidden} more, done or waiting", style="dim")] if hidden else []
+        over = self.over + sum(run.share_done for run in self.running.values())
+        return self._framed(
+            [table, *more],
+            over / max(1, len(self._cells)),
+            f"{self.over} of {len(self._cells)}",
+            (f"{len(self.failed)} failed" * bool(self.failed), "red"),
+            (f"{self.left_out} replies left out" * bool(self.left_out), "yellow"),
+        )
+
+    def _shown(self, room: int) -> tuple[list[str], int]:
+        """Labels in the plan's order: all, or as many as there is room for around those that are running."""
+        labels = [run.label for run in self.plan.runs]
+        if len(labels) <= room:
+            return labels, 0
+        active = {self._cells[cell].label for cell in self.running}
+        middle = min((labels.index(label) for label in active), default=0)
+        start = max(0, min(middle - room // 3, len(labels) - room))
+        return labels[start : start + room], len(labels) - room
+
+    def _row(self, label: str) -> tuple[Any, ...]:
+        from rich.text import Text
+
+        cells = [index for index, cell in enumerate(self._cells) if cell.label == label]
+        marks = Text()
+        for cell in cells:
+            if cell in self.means:
+                marks.append("●", "green")
+            elif cell in self.failed:
+                marks.append("✗", "red")
+            elif cell in self.running:
+                marks.append("◐", "cyan")
+            else:
+                marks.append("·", "dim")
+        means = [mean for cell in cells if (mean := self.means.get(cell)) is not None]
+        now = [f"seed {self._cells[cell].seed}: {_where(self.running[cell])}" for cell in cells if cell in self.running]
+        now += [f"seed {self._cells[cell].seed} failed: {self.failed[cell]}" for cell in cells if cell in self.failed]
+        return (
+            Text(label, style="bold" if now else ""),
+            marks,
+            f"{statistics.fmean(means):.3f}" if means else "",
+            f"{statistics.stdev(means):.3f}" if len(means) > 1 else "",
+            Text("; ".join(now)),
+        )
+
+
+def _where(run: RunProgress) -> str:
+    return f"{run.stage} {int(run.round)}/{run.rounds}" if run.stage else "starting"
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:

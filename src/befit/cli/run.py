@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def run(
             help="Does all of it run? One round of one step on two clients (of each family) with four records a task.",
         ),
     ] = False,
+    imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,7 +74,8 @@ def run(
 
     if trial and config.is_file() and is_study(config):
         raise ConfigError([f"this is a study, which names runs: befit compare {config} --trial"], str(config))
-    experiment = load_experiment(config, trial_overrides(overrides or ()) if trial else overrides or ())
+    changes = trial_overrides(overrides or ()) if trial else overrides or ()
+    experiment = load_experiment(config, changes, imports or ())
     if trial:
         experiment = replace(experiment, name=f"{experiment.name}-trial")
     _run(experiment, out, resume, as_json, quiet)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, warnings_to
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 
@@ -27,6 +27,7 @@ def select(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="For the runs. Default: runs/NAME-select.")
     ] = None,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -40,11 +41,11 @@ def select(
         raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
     with only_json(as_json), warnings_to(messages()):
         from befit.config.experiment import load_experiment
-        from befit.config.seeds import parse_seeds
+        from befit.config.overrides import parse_seeds
         from befit.studies.select import choose_models
 
         wanted = parse_seeds(seeds)
-        experiment = load_experiment(config, overrides or ())
+        experiment = load_experiment(config, overrides or (), imports or ())
         folder = out or Path("runs") / f"{experiment.name}-select"
         names = [
             name if seed is None else f"{name}, seed {seed}" for name in ("small", "large") for seed in wanted or [None]

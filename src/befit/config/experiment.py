@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from befit.core.errors import ConfigError
+from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.limit import LimitSettings
 from befit.protocol.settings import TrainSettings
@@ -34,6 +35,7 @@ __all__ = [
     "ReportSettings",
     "StreamSettings",
     "WireSettings",
+    "add_plugins",
     "load_experiment",
     "read_source",
     "run_names",
@@ -275,9 +277,11 @@ class CheckpointSettings:
     """How often a run saves what it needs to resume.
 
     every_s  seconds between two checkpoints; 0: after every round
+    keep     federated rounds after which what the server holds is kept for good, in `kept/`
     """
 
     every_s: Annotated[float, at_least(0)] = 10.0
+    keep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -315,6 +319,7 @@ class Experiment:
     checkpoint  how often a run is saved
     report      what a finished run shows
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow
+    plugins     Python files or modules with methods, benchmarks and tasks of your own, loaded before anything else
     """
 
     name: Annotated[str, _NAME]
@@ -337,13 +342,17 @@ class Experiment:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     trackers: Annotated[list[str], _TRACKERS] = field(default_factory=list[str])
+    plugins: list[str] = field(default_factory=list[str])
 
 
-def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = ()) -> Experiment:
+def load_experiment(
+    source: Path | str | Mapping[str, Any] | Experiment, overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> Experiment:
     """An experiment from a YAML file, a mapping or another experiment, with overrides `path.to.key=value` on top.
 
-    Values of overrides are YAML. Relative paths of data and model directories count from the configuration's
-    folder, or from the current one where there is no file. Raises ConfigError that lists every problem.
+    Values of overrides are YAML. Relative paths of data, models and plugins count from the configuration's folder, or
+    from the current one where there is no file; those of `plugins`, which come before the configuration's own, from the
+    current one. Raises ConfigError that lists every problem.
     """
     from befit.config.overrides import apply_overrides
     from befit.config.parse import parse_experiment
@@ -354,11 +363,19 @@ def load_experiment(source: Path | str | Mapping[str, Any] | Experiment, overrid
         raise ConfigError([f"this is a study, which names runs to compare: befit compare {path}"], where)
     values.setdefault("baselines", ["local"])
     problems = apply_overrides(values, overrides)
+    add_plugins(values, plugins)
     values.setdefault("name", name or _default_name(values))
     experiment, found = parse_experiment(values, folder)
     if problems or found or experiment is None:
         raise ConfigError([*problems, *found], where)
     return experiment
+
+
+def add_plugins(values: dict[str, Any], plugins: Sequence[str]) -> None:
+    """Put plugins, whose paths count from the current folder, before those that a configuration or study names."""
+    own = values.get("plugins")
+    if plugins and (own is None or isinstance(own, list)):  # anything else is refused when the values are checked
+        values["plugins"] = [*resolve_plugins(plugins, Path.cwd()), *(own or ())]
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

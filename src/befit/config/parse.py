@@ -10,6 +10,7 @@ from typing import Any
 
 from befit.config.experiment import BENCHMARK_PATHS, Experiment, FamilySettings, ModelSettings
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.protocol.registry import check_method
 from befit.tasks import GENERATIVE
@@ -22,7 +23,9 @@ __all__ = ["parse_experiment"]
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
     """The experiment, or None and every problem. `folder` is where relative paths count from."""
     given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
-    problems: list[str] = []
+    given["plugins"], problems = _plugins(given.get("plugins"), folder)
+    if problems:  # what they would have brought is no mistake of its own
+        return None, problems
     given["method"], found = _method(given.get("method"), "method")
     problems += found
     given["baselines"], found = _baselines(given.get("baselines"), given["method"])
@@ -42,6 +45,19 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
         return None, problems
     experiment = Experiment(**checked)
     return _absolute(experiment, folder), []
+
+
+def _plugins(names: Any, folder: Path) -> tuple[list[str], list[str]]:
+    """Load the plugins; their names with absolute paths."""
+    names = [] if names is None else names
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
+        return [], [f"plugins: must be a list of Python files or modules, such as [my_method.py], got {show(names)}"]
+    resolved = resolve_plugins(names, folder)
+    try:
+        load_plugins(resolved)
+    except ConfigError as error:
+        return [], list(error.problems)
+    return resolved, []
 
 
 def _method(block: Any, path: str) -> tuple[Any, list[str]]:

@@ -1,13 +1,70 @@
-"""What metrics are called, and by what clients fall into groups."""
+"""What metrics are called, how their values are spread, and by what clients fall into groups."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
 
-__all__ = ["COUNT", "TIED", "at_budget", "group_keys", "spread"]
+__all__ = ["EXAMPLES", "TIED", "Measure", "Spread", "group_keys", "relative_range", "spread"]
 
+EXAMPLES = "examples"  # the number of examples, as a metric
 TIED = 1e-5  # relative; float32 rounds at 6e-8, files keep six digits, and sums over a network add to either
-COUNT = "examples of "  # how a row says how many of a client's examples have a value of `evaluate.by`
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a number of a client is: a metric, the budget at which it was measured, and on which of its examples.
+
+    metric  one word, such as "accuracy"; "examples" counts them
+    budget  "r4", or "" for what the client deploys
+    where   a value of the records' field `evaluate.by`, which may be any text; None for all examples
+
+    On the wire and in files it has one name, `str(measure)`, which `Measure.named` reads again.
+
+    >>> str(Measure("accuracy", "r4", "type r2")), Measure.named("accuracy r4 of type r2")
+    ('accuracy r4 of type r2', Measure(metric='accuracy', budget='r4', where='type r2'))
+    """
+
+    metric: str
+    budget: str = ""
+    where: str | None = None
+
+    def __str__(self) -> str:
+        name = f"{self.metric} {self.budget}" if self.budget else self.metric
+        return name if self.where is None else f"{name} of {self.where}"
+
+    @classmethod
+    def named(cls, name: str) -> Measure:
+        measured, of, where = name.partition(" of ")
+        metric, _, budget = measured.partition(" ")
+        return cls(metric, budget, where if of else None)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is how many examples there are, and no score."""
+        return self.metric == EXAMPLES
+
+
+class Spread(TypedDict):
+    """Mean and standard deviation (n - 1; None for a single number) of n values."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without any value.
+
+    >>> spread([1.0, 3.0])
+    {'mean': 2.0, 'sd': 1.4142135623730951, 'n': 2}
+    """
+    if not values:
+        return None
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
 
 
 def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -21,21 +78,10 @@ def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:
     return [key for key, count in counts.items() if 1 < count < len(infos)]
 
 
-def at_budget(metric: str, budget: str) -> str:
-    """What a metric is called where it was measured at a further budget; of a value of `evaluate.by` too, which may be
-    any text.
-
-    >>> at_budget("accuracy", "r4"), at_budget("accuracy of type r2", "r4")
-    ('accuracy r4', 'accuracy r4 of type r2')
-    """
-    name, of, value = metric.partition(" of ")
-    return f"{name} {budget}{of}{value}"
-
-
-def spread(scales: Sequence[float]) -> float:
+def relative_range(scales: Sequence[float]) -> float:
     """How far the largest scale is from the smallest, as a part of the largest; 0 for equal ones.
 
-    >>> spread([2.0, 1.5, 1.0])
+    >>> relative_range([2.0, 1.5, 1.0])
     0.5
     """
     most = max(scales)

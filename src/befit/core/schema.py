@@ -7,6 +7,7 @@ Every problem is collected as one line `path: what is wrong, got value`; nothing
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -15,9 +16,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from befit.core.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = [
     "POSITIVE",
@@ -211,9 +215,9 @@ def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
 
 def _check_leaf(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
     """Pydantic in strict mode, through JSON: it reads a list as a tuple, but neither "5" nor true as a number."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
-    adapter = TypeAdapter(kind, config=None)
+    adapter = _adapter(kind)
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -225,6 +229,14 @@ def _check_leaf(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:
     except ValidationError as error:
         return value, _leaf_problems(kind, value, path, error.errors(include_url=False))
     return checked, []
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """What checks values of a type; making one takes far longer than using it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind, config=None)
 
 
 def _leaf_problems(kind: Any, value: Any, path: str, errors: Sequence[Any]) -> list[str]:

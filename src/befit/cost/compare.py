@@ -16,8 +16,7 @@ from befit.adapters.model import find_modules, model_shapes
 from befit.core.errors import ConfigError
 from befit.core.values import TensorSpec
 from befit.cost.architecture import Architecture
-from befit.cost.compute import public_records, relative_compute, relative_memory
-from befit.cost.parameters import count, slot_sizes
+from befit.cost.compute import count, public_records, relative_compute, relative_memory, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.protocol.method import Method
 

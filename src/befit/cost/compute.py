@@ -1,20 +1,41 @@
 """What a step of training computes and holds, relative to training one adapter alone, from shapes alone.
 
-The unit is one parameter met by one token (FedMosaic specification, section 7): a forward pass costs N + the entries of
-the active adapters; a backward pass the same for the gradients of activations, and the trained entries once more for
-their own. N counts every parameter of the backbone, embeddings and vision tower too, as if each token met it.
+The unit is one parameter met by one token: a forward pass costs N + the entries of the active adapters; a backward pass
+the same for the gradients of activations, and the trained entries once more for their own. N counts every parameter of
+the backbone, embeddings and vision tower too, as if each token met it. The convention is found from Table 15 of Seo et
+al. 2026 (FedMosaic), which it reproduces: docs/methods/fedmosaic.md, What it costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 
-from befit.adapters.keys import NOTHING, Selector, slot, slot_of
+from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split
 from befit.core.values import TensorSpec
-from befit.cost.parameters import count
 from befit.protocol.work import PublicWork, Work
 
-__all__ = ["alone", "public_records", "relative_compute", "relative_memory", "step_cost"]
+__all__ = ["alone", "count", "public_records", "relative_compute", "relative_memory", "slot_sizes", "step_cost"]
+
+
+def count(specs: Mapping[str, TensorSpec], chosen: Selector | None = None) -> int:
+    """Entries of the chosen arrays, of all without a choice."""
+    return sum(prod(spec.shape) for key, spec in specs.items() if chosen is None or chosen(key))
+
+
+def slot_sizes(specs: Mapping[str, TensorSpec], heads: Collection[str]) -> dict[str, dict[str, int]]:
+    """By slot: entries of `A`, `B`, `head`, of other factors under their own name where there are any, and `total`.
+
+    specs  all arrays of an installed layout
+    heads  names of the modules of the task head, whose weights and biases make up `head`
+    """
+    sizes: dict[str, dict[str, int]] = {}
+    for key, spec in specs.items():
+        _, module, factor = split(key)
+        part = "head" if module in heads and factor in ("weight", "bias") else factor
+        size = sizes.setdefault(slot_of(key), {"A": 0, "B": 0, "head": 0})
+        size[part] = size.get(part, 0) + prod(spec.shape)
+    return {name: {**size, "total": sum(size.values())} for name, size in sizes.items()}
 
 
 def step_cost(

@@ -1,7 +1,7 @@
 """How records become clients: functions of labels and a seed, the same on every machine with one NumPy.
 
-A partition is a list of index arrays, one per client; every index is in exactly one of them. Rules and their names
-are those of the benchmark specification, section 3.1.
+A partition is a list of index arrays, one per client; every index is in exactly one of them. What each rule is and who
+uses it: docs/benchmarks.md, Partitions.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def dirichlet_class(
     minimum: int = 10,
     rounding: Rounding = "remainder",
 ) -> Partition:
-    """D1: per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
+    """Per class, shares of the clients are Dirichlet(alpha). Sizes vary; drawn again until all have `minimum`.
 
     For splits that share one draw, use `dirichlet_shares` and `split_by_shares` inside one `redraw_until`.
     """
@@ -146,7 +146,7 @@ def lda_equal(
     mixtures: NDArray[np.float64] | None = None,
     sizes: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Partition:
-    """D3: equal sizes, client k draws classes from its own `q_k ~ Dirichlet(alpha 1)` until it is full.
+    """Equal sizes, client k draws classes from its own `q_k ~ Dirichlet(alpha 1)` until it is full.
 
     mixtures  (clients, classes) uses given q_k, for a test set of the same mix
     sizes     of the clients, for other than equal ones; they add up to the number of labels

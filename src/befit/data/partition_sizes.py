@@ -1,7 +1,7 @@
 """Partitioners that decide how much a client holds: balanced Dirichlet, quantity skew, classes and tasks per client.
 
-Rules D2, `quantity`, the variant of `shards` and `by_task` of the benchmark specification, section 3.1. None of the
-four papers uses D2; it is what other libraries call a Dirichlet partition.
+Balanced Dirichlet, `quantity`, classes per client and `by_task` of docs/benchmarks.md, Partitions. None of the
+four papers uses the first; it is what other libraries call a Dirichlet partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def from_hsu(alpha: float, classes: int) -> float:
 def dirichlet_balanced(
     labels: Labels, clients: int, alpha: float, seed: int, federation: str = "", stage: str = "train", minimum: int = 10
 ) -> Partition:
-    """D2: as D1, class by class, but a client that holds n / K examples already gets none of the next class.
+    """As `dirichlet_class`, class by class, but a client that holds n / K examples already gets none of the next class.
 
     Its share is 0 and the others' are renormalised, so no client exceeds n / K by more than one class. Drawn again
     until all have `minimum`. (Yurochkin et al. 2019.)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
-from befit.core.errors import ConfigError, did_you_mean
+from befit.core.errors import ConfigError
+from befit.core.registry import Registry
 from befit.core.schema import check_values, parameters_of
 from befit.data.federation import Federation
 
-__all__ = ["Benchmark", "benchmark", "build", "get", "names"]
+__all__ = ["BENCHMARKS", "Benchmark", "benchmark", "build", "get", "names"]
 
 Builder = Callable[..., Federation]
 
@@ -36,7 +35,7 @@ class Benchmark:
     seeded: bool = True
 
 
-_BENCHMARKS: dict[str, Benchmark] = {}
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark", ("befit.data.offline", "befit.data.papers"), "befit.benchmarks")
 
 
 def benchmark(
@@ -49,10 +48,11 @@ def benchmark(
     families: Mapping[str, str] | None = None,
     seeded: bool = True,
 ) -> Callable[[Builder], Builder]:
-    """Enter a function under `name`."""
+    """Enter a function under `name`. Raises ValueError where another one has that name."""
 
     def enter(builder: Builder) -> Builder:
-        _BENCHMARKS[name] = Benchmark(name, version, summary, default_model, task, builder, families or {}, seeded)
+        entry = Benchmark(name, version, summary, default_model, task, builder, families or {}, seeded)
+        BENCHMARKS.enter(name, builder, entry)
         return builder
 
     return enter
@@ -60,20 +60,12 @@ def benchmark(
 
 def names() -> list[str]:
     """Names of all benchmarks, sorted. Reads no data and imports nothing heavy."""
-    for package in (import_module("befit.data.offline"), import_module("befit.data.papers")):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            import_module(module.name)
-    return sorted(_BENCHMARKS)
+    return BENCHMARKS.names()
 
 
 def get(name: str) -> Benchmark:
     """The entry of one benchmark. Raises ConfigError with a suggestion."""
-    known = names()
-    if name not in _BENCHMARKS:
-        raise ConfigError(
-            [f"benchmark.name: unknown benchmark {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"]
-        )
-    return _BENCHMARKS[name]
+    return BENCHMARKS.find(name, "benchmark.name")
 
 
 def build(name: str, version: str | None, arguments: Mapping[str, Any]) -> Federation:

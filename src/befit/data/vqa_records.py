@@ -1,7 +1,7 @@
 """Rows of a user's file as `vqa` records: LLaVA's spelling and ours, images, and the answers to choose from.
 
-Spellings are mapped here and nowhere else (benchmark specification, section 1.1): `conversations` with {from, value}
-and `messages` are `conversation` with {role, content}, `image` is `images`.
+Spellings are mapped here and nowhere else: `conversations` with {from, value} and `messages` are
+`conversation` with {role, content}, `image` is `images`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def vqa_fields(
 
 
 def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:
-    """The answers that a question lists, in one of the spellings of FedMosaic's data (its specification, section 8.6).
+    """The answers that a question lists, in one of the spellings of FedMosaic's data (SNUMPR/DRAKE, SNUMPR/HFLB).
 
     `Choice list:[a, b]` and its variants, a line that is a list in brackets, lines `A. …`, parts between `|`. Where
     `gold` is a letter and no part, the letters of the parts are the answers.

@@ -14,7 +14,7 @@ from befit.core.errors import RunError
 from befit.core.storage import atomic_write
 from befit.core.version import __version__
 from befit.data.files.layout import client_entries
-from befit.flower.allowed import settings_of
+from befit.flower.policy import settings_of
 from befit.flower.remote_clients import client_ids
 from befit.runs.loading import load_federation, resolve_model
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from befit.config.experiment import CheckpointSettings, Experiment
-from befit.flower.allowed import method_of, settings_of
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
+from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import remote_host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model

@@ -1,4 +1,4 @@
-"""One request at a site: to the worker that is resident there, and without one to a desk in this process.
+"""One request at a site: to the worker that is resident there, and without one to a service in this process.
 
 Nothing here loads torch: Flower starts a process for every message, and with a worker it only passes bytes on.
 """
@@ -11,8 +11,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
 
-from befit.flower.claim import owner
-from befit.flower.site_file import SiteFile
+from befit.flower.site_file import SiteFile, owner
 
 __all__ = ["call", "worker_file"]
 
@@ -23,14 +22,14 @@ def call(site: SiteFile, request: bytes) -> bytes:
     """The site's reply. Where the worker is gone or goes away over it, the request is answered here: a request that
     was worked on to the end is not worked on twice, whoever asks."""
     path = worker_file(site)
-    if path.exists() and owner(path.parent) == site.client:  # else the desk says what is wrong
+    if path.exists() and owner(path.parent) == site.client:  # else the service says what is wrong
         try:
             return _ask(path, request)
         except (OSError, EOFError, AuthenticationError, ValueError, KeyError) as error:
             _LOG.warning("the worker at %s does not answer (%r): starting cold", path, error)
-    from befit.flower.service import Desk
+    from befit.flower.service import SiteService
 
-    return Desk(site).answer(request)
+    return SiteService(site).answer(request)
 
 
 def worker_file(site: SiteFile) -> Path:

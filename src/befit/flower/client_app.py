@@ -1,4 +1,4 @@
-"""Flower's ClientApp at a site: hands the request to the resident worker, or to a desk of its own."""
+"""Flower's ClientApp at a site: hands the request to the resident worker, or to a service of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.plugins import ignore_entry_points
 from befit.flower.call import call
-from befit.flower.records import from_content, to_content
+from befit.flower.frame import from_content, to_content
 from befit.flower.site_file import load_site
 
 __all__ = ["answering", "app"]
@@ -24,12 +25,13 @@ app = ClientApp()
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
-    """The reply to any request of befit's server; see `befit.flower.service.Desk` for what there is."""
+    """The reply to any request of befit's server; see `befit.flower.service.SiteService` for what there is."""
 
     def serve(context: Context, request: bytes) -> bytes:
         path = context.node_config.get("site")
         if not isinstance(path, str):
             raise ConfigError(["start this SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"], "the node")
+        ignore_entry_points()
         return call(load_site(path), request)
 
     return answering(message, context, serve)

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ModelError, RunError, did_you_mean
+from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.flower.call import worker_file
-from befit.flower.claim import claim
-from befit.flower.consent import place_of
-from befit.flower.doctor_server import authority, server_seen, servers_own
-from befit.flower.finding import Finding
-from befit.flower.site_file import SiteFile, load_site
+from befit.flower.doctor_server import Finding, authority, server_seen, servers_own
+from befit.flower.policy import place_of
+from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
 
 __all__ = ["Finding", "examine"]
@@ -62,6 +61,8 @@ def _site(path: Path) -> Iterator[Finding]:
         yield Finding("site's file", str(error), "befit flower node-config explains every key")
         return
     yield Finding("site's file", f"{path}, client {site.client}")
+    for name in site.plugins:
+        yield _plugin(name)
     for name in site.models:
         yield _model(site, name)
     yield from _names(site)
@@ -97,6 +98,15 @@ def _model(site: SiteFile, name: str) -> Finding:
     except ModelError as error:
         return Finding(what, str(error), "correct models")
     return Finding(what, found)
+
+
+def _plugin(name: str) -> Finding:
+    ignore_entry_points()  # as the site itself does
+    try:
+        load_plugins([name])
+    except BefitError as error:
+        return Finding("plugins", str(error), "correct plugins")
+    return Finding("plugins", name)
 
 
 def _names(site: SiteFile) -> Iterator[Finding]:

@@ -10,16 +10,25 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from befit.flower.finding import Finding
-
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-__all__ = ["authority", "server_seen", "servers_own"]
+__all__ = ["Finding", "authority", "server_seen", "servers_own"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `mend` is empty where it is in order."""
+
+    what: str
+    found: str
+    mend: str = ""
+
 
 _SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 _SOON = 30  # days

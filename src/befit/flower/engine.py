@@ -43,7 +43,7 @@ class RemoteEngine:
     """An engine over a link.
 
     run, label        names of the run and of the method in it, under which sites keep their memories
-    settings, method  what sites have to know of the configuration, see `befit.flower.allowed`
+    settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
     max_bytes         largest reply that is looked into, in bytes of its arrays; None for no limit

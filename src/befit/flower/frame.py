@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from befit.core.errors import PayloadMismatch
 
 if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
     from befit.core.values import State
 
-__all__ = ["PROTOCOL", "digest", "pack", "unpack"]
+__all__ = ["PROTOCOL", "digest", "from_content", "pack", "to_content", "unpack"]
 
 PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
 
@@ -41,3 +43,23 @@ def unpack(data: bytes, what: str) -> tuple[dict[str, Any], State]:
 def digest(data: bytes) -> str:
     """SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def to_content(frame: bytes) -> RecordDict:
+    """One array of bytes, which Flower cuts into chunks of 5 MiB, and its SHA-256."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    array = Array(dtype="uint8", shape=(len(frame),), stype="befit.frame", data=frame)
+    return RecordDict({"frame": ArrayRecord({"frame": array}), "proof": ConfigRecord({"sha256": digest(frame)})})
+
+
+def from_content(content: RecordDict) -> bytes:
+    """Raises PayloadMismatch unless the content is a frame that matches its hash."""
+    try:
+        frame = content.array_records["frame"]["frame"].data
+        expected = content.config_records["proof"]["sha256"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PayloadMismatch(f"a message without a frame and its hash ({error}): it is not befit's") from error
+    if digest(frame) != expected:
+        raise PayloadMismatch(f"a frame of {len(frame)} bytes does not match its hash: it was altered on the way")
+    return frame

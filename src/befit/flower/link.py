@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
 from befit.flower import replies
 from befit.flower.engine import Lost, checked
-from befit.flower.frame import digest
-from befit.flower.records import from_content, to_content
+from befit.flower.frame import digest, from_content, to_content
 
 __all__ = ["GridLink"]
 

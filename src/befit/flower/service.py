@@ -15,17 +15,17 @@ import torch
 
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.plugins import plugin_hash
 from befit.core.storage import read_json, write_json
 from befit.core.values import Failure, Payload, State, Update
 from befit.core.version import __version__
 from befit.core.wire import cast
 from befit.data.federation import Federation
-from befit.flower.claim import claim
-from befit.flower.consent import experiment_here, names_a_place
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
-from befit.flower.memory import SiteMemory, Stamp
+from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.requests import DOES, check_request, is_name, tick_of
-from befit.flower.site_file import SiteFile
+from befit.flower.site_file import SiteFile, claim
+from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
@@ -36,13 +36,13 @@ from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.runs.runner import pick_threads
 
-__all__ = ["Desk"]
+__all__ = ["SiteService"]
 
 _LOG = logging.getLogger(__name__)
 Header = dict[str, Any]
 
 
-class Desk:
+class SiteService:
     """Answers requests for one site. It holds one backbone, and keeps it for the next request."""
 
     def __init__(self, site: SiteFile) -> None:
@@ -141,8 +141,8 @@ class Desk:
 
     def _ready(self, header: Header) -> Host:
         """The host of the request's settings, with the request's method installed; the last one if it is the same."""
-        settings = json.dumps(header["settings"], sort_keys=True)
         experiment = experiment_here(header["settings"], header["method"], self.site)
+        settings = json.dumps([header["settings"], *map(plugin_hash, self.site.plugins)], sort_keys=True)
         if self._host is None or settings != self._settings:
             self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
             self._host, self._settings = Host(experiment, self._federation(experiment)), settings

@@ -13,11 +13,11 @@ from befit.core.errors import PayloadMismatch
 from befit.data.federation import Federation
 from befit.flower.client_app import answering
 from befit.flower.remote_clients import client_ids
-from befit.flower.service import Desk
+from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile
 from befit.runs.loading import load_federation, resolve_model
 
-__all__ = ["SimulatedDesk", "simulated_app"]
+__all__ = ["SimulatedService", "simulated_app"]
 
 
 def simulated_app(config: Path) -> ClientApp:
@@ -32,8 +32,8 @@ def simulated_app(config: Path) -> ClientApp:
             # before anything is read: what a simulation may read is for the server's configuration to say
             raise PayloadMismatch("this app was written with --simulation, and a site does not run it")
         number, count = int(place["partition-id"]), int(place["num-partitions"])
-        desk = _desk(str(config), str(Path(str(context.run_config["out"])).expanduser()))
-        return desk.answer_as(number, count, request)
+        service = _service(str(config), str(Path(str(context.run_config["out"])).expanduser()))
+        return service.answer_as(number, count, request)
 
     app = ClientApp()
 
@@ -47,12 +47,12 @@ def simulated_app(config: Path) -> ClientApp:
 
 
 @lru_cache(maxsize=1)
-def _desk(config: str, out: str) -> SimulatedDesk:
+def _service(config: str, out: str) -> SimulatedService:
     """One for each of Ray's processes, which live as long as the run: Flower makes the app anew for every message."""
-    return SimulatedDesk(load_experiment(Path(config)), Path(out))
+    return SimulatedService(load_experiment(Path(config)), Path(out))
 
 
-class SimulatedDesk(Desk):
+class SimulatedService(SiteService):
     """Answers for every client of a federation, from one backbone. Each has a site's file and a memory of its own, and
     is asked, allows, refuses and lists what leaves as a site elsewhere does."""
 
@@ -86,6 +86,7 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
             data=places.get(client),
             models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
             benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
+            plugins=experiment.plugins,
             device=experiment.model.device,
             threads=experiment.engine.threads,
             state=str(out.with_name(f"{out.name}-sites") / client),

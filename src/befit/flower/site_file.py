@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from befit.config.experiment import BENCHMARK_PATHS, DEVICE
-from befit.core.errors import ConfigError
+from befit.core.errors import ConfigError, RunError
+from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
-__all__ = ["SiteFile", "load_site"]
+__all__ = ["SiteFile", "claim", "load_site", "owner"]
 
+_MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(
     lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
     "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
@@ -32,6 +35,8 @@ class SiteFile:
     benchmarks  names of benchmarks that may be run here, for trials; or each name with what it reads here, such as
                 {drake: {root: data/drake}}
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
+    plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
+                is loaded, whatever the server's configuration or installed packages name
     device      cpu, cuda, cuda:N, or auto (cuda where there is one)
     threads     CPU threads; null: as a local run picks them
     state       folder for memories, adapters and the list of what left; nobody else needs to read it
@@ -44,6 +49,7 @@ class SiteFile:
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
+    plugins: list[str] = field(default_factory=list)
     device: Annotated[str, DEVICE] = "cpu"
     threads: Annotated[int | None, POSITIVE] = None
     state: str = "state"
@@ -87,4 +93,46 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
             for name, given in benchmarks.items()
         }
     models = {name: model(value) for name, value in site.models.items()}
-    return replace(site, data=data, models=models, benchmarks=benchmarks, state=resolve(site.state))
+    plugins = resolve_plugins(site.plugins, folder)
+    return replace(site, data=data, models=models, benchmarks=benchmarks, plugins=plugins, state=resolve(site.state))
+
+
+def claim(site: SiteFile) -> Path:
+    """The site's state folder, which is made and marked as its own by the first who comes.
+
+    Raises RunError where it is another site's, or cannot be written.
+    """
+    folder = Path(site.state)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if owner(folder) is None:
+            _mark(folder, site.client)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror or error} (state)") from error
+    if (held := owner(folder)) != site.client:
+        raise RunError(
+            f"state: {folder} is the folder of site {held}, and this is site {site.client}. Give it one of "
+            f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
+            f"the old one goes on, remove {folder / _MARK}"
+        )
+    return folder
+
+
+def owner(folder: Path) -> str | None:
+    """The client whose state is in a folder; None where it is nobody's yet."""
+    try:
+        return (folder / _MARK).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _mark(folder: Path, client: str) -> None:
+    """Whole or not at all, and never over another's: a link fails where a file is."""
+    written = folder / f".{_MARK}.{os.getpid()}"
+    try:
+        written.write_text(f"{client}\n", encoding="utf-8")
+        os.link(written, folder / _MARK)
+    except FileExistsError:
+        pass
+    finally:
+        written.unlink(missing_ok=True)

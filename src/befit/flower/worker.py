@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 from befit.core.errors import RunError
+from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.core.version import __version__
 from befit.flower.call import worker_file
-from befit.flower.claim import claim
-from befit.flower.service import Desk
-from befit.flower.site_file import SiteFile, load_site
+from befit.flower.service import SiteService
+from befit.flower.site_file import SiteFile, claim, load_site
 
 __all__ = ["serve_site"]
 
@@ -35,8 +35,10 @@ def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) 
     The socket takes whoever knows the token in `<state>/worker.json`, which only this user can read. Raises RunError if
     another worker is there.
     """
+    ignore_entry_points()
     site = load_site(path)
-    desk = Desk(site)
+    load_plugins(site.plugins)
+    service = SiteService(site)
     with _stoppable(), tempfile.TemporaryDirectory(prefix="befit-worker-") as folder:
         address, token = str(Path(folder) / "socket"), secrets.token_bytes(32)
         with Listener(address, "AF_UNIX", authkey=token) as listener, _announced(site, address, token):
@@ -48,22 +50,22 @@ def serve_site(path: Path, ready: Callable[[str], None] = lambda address: None) 
                     _LOG.warning("somebody without the token was turned away: %r", error)
                     continue
                 with line:
-                    desk = _serve(line, path, desk)
+                    service = _serve(line, path, service)
 
 
-def _serve(line: Connection, path: Path, desk: Desk) -> Desk:
-    """Answer one request; returns the desk for the next one. Whoever gets no answer works on it without this worker."""
+def _serve(line: Connection, path: Path, service: SiteService) -> SiteService:
+    """Answer one request; returns the service for the next one. Whoever gets no answer works on it alone."""
     try:
         request = line.recv_bytes()
         now = load_site(path)
-        if now != desk.site:
-            desk = Desk(now)
-        line.send_bytes(desk.answer(request))
+        if now != service.site:
+            service = SiteService(now)
+        line.send_bytes(service.answer(request))
     except (EOFError, ConnectionError):
         pass  # who hung up asks again
     except Exception:
         _LOG.exception("a request is left unanswered; the worker goes on")
-    return desk
+    return service
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ FISHER = "fisher"
 
 
 def fisher_mean(states: Iterable[State], weights: Sequence[float], epsilon: float = 1e-20) -> State:
-    """`sum_k p_k F_k X_k / (sum_k p_k F_k + epsilon)` entry by entry (specification aggregation-guidance.md, 2.6).
+    """`sum_k p_k F_k X_k / (sum_k p_k F_k + epsilon)` entry by entry (Matena and Raffel 2022).
 
     states   of the clients, one at a time: arrays, and beside each its diagonal F_k of that shape in slot "fisher"
     epsilon  where the weighted Fishers sum to less, the entry is the weighted mean

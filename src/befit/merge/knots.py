@@ -1,7 +1,7 @@
 """KnOTS (Stoica et al. 2025): one left basis for the updates of all clients, without their dense products.
 
 `[dW_1 ... dW_K] = U Sigma [V_1^T ... V_K^T]`, the singular value decomposition of all updates side by side, from thin
-QR decompositions of the factors (specification aggregation-guidance.md, section 3.2). With `dW_k = s_k B_k A_k`:
+QR decompositions of the factors (docs/methods/guidance.md, Merging). With `dW_k = s_k B_k A_k`:
 
     [B_1 ... B_K] = Q_B R_B          s_k A_k^T = Q_k T_k         C = [R_B1 T_1^T ... R_BK T_K^T]
     C = U_c Sigma [W_1^T ... W_K^T]  U = Q_B U_c                 V_k^T = W_k^T Q_k^T

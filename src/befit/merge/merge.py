@@ -43,7 +43,7 @@ _MEANINGFUL: dict[str, tuple[frozenset[str] | None, frozenset[str] | None]] = {
 
 @dataclass(frozen=True)
 class Merge:
-    """Clients' updates become one adapter (specification aggregation-guidance.md, sections 2 and 3).
+    """Clients' updates become one adapter (docs/methods/guidance.md, Merging).
 
     weights          "examples" weighs a client by its training examples, "uniform" gives all the same
     space            "factors" merges A and B each on its own, "knots" the updates in one shared basis, "delta" the
@@ -51,7 +51,7 @@ class Merge:
     rule             "mean" (FedAvg), "task-arithmetic" (K times the mean), "ties", "dare", "dare-ties", "iso-c",
                      "magnitude" (trimmed sum), "fisher" (weighted by the diagonals under slot "fisher")
     density          share of entries that TIES and DARE keep; null takes 0.2
-    scale            the merged update is multiplied by this (alpha of the specification); in factors B alone is
+    scale            the merged update is multiplied by this (alpha); in factors B alone is
     rank             of the result, in the spaces knots and delta; null keeps the largest rank of the clients
     trim_scope       trimming counts the entries of a "tensor" or of the whole adapter ("global")
     trim_count       "exact", or "reference": one more and all equal ones, as the public TIES code

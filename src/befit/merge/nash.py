@@ -1,6 +1,7 @@
 """Weights that clients would agree on: the Nash bargaining solution of their updates (FedMosaic, Table 33).
 
-The paper names the solution and no more; specification fedmosaic.md, section 5, says how it is applied to adapters.
+The paper (Seo et al. 2026, Table 33) names the solution and no more: the reference point and the arrays are our choice,
+see docs/methods/fedmosaic.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of K tensors of one shape: one tensor of that shape (specification aggregation-guidance.md, section 2).
+"""What becomes of K tensors of one shape: one tensor of that shape (docs/methods/guidance.md, Merging).
 
 Which tensors these are is decided by the space: factors, coordinates in a shared basis, or dense updates.
 """

@@ -1,6 +1,6 @@
 """Server optimisers: the step that the server takes from its adapter towards the merged one.
 
-`D = merged - theta` is what plain averaging would add (aggregation-guidance.md, section 8).
+`D = merged - theta` is what plain averaging would add (Reddi et al. 2021, Algorithm 2; Hsu et al. 2019).
 """
 
 from __future__ import annotations

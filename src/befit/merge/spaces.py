@@ -1,4 +1,4 @@
-"""In which coordinates adapters are merged (specification aggregation-guidance.md, section 3).
+"""In which coordinates adapters are merged (docs/methods/guidance.md, Merging).
 
 factors  A and B each on its own: cheap, but the product of means is not the mean of products
 knots    the updates of all clients in one shared left basis
@@ -47,7 +47,7 @@ Draw = Callable[[int, str], torch.Generator]
 def merge_factors(
     modules: Modules, rule: Rule, weights: Sequence[float], draw: Draw, alpha: float = 1.0
 ) -> Iterator[tuple[ModuleUpdates, Pair]]:
-    """`A_G = M({A_k})`, `B_G = alpha M({B_k})`, at the scale of the first client (specification, section 3.1).
+    """`A_G = M({A_k})`, `B_G = alpha M({B_k})`, at the scale of the first client.
 
     alpha is on B alone, so that it scales the product once. Raises PayloadMismatch where ranks differ.
     """
@@ -118,7 +118,7 @@ def merge_updates(
     """`dW_G = alpha M({dW_k})` of every module, not yet cut down to an adapter.
 
     In a shared basis, a linear rule is the average of products, for which no basis is needed, and Iso-C of
-    `Sigma V_k^T` is Iso-C of that average (specification, section 3.2).
+    `Sigma V_k^T` is Iso-C of that average.
     """
     if isinstance(rule, Isotropic) and isinstance(space, Knots) and space.merged == "v":
         yield from _isotropic_directions(modules, space, rule, weights, alpha)

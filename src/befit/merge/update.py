@@ -62,7 +62,7 @@ class InBasis:
 
 @dataclass(frozen=True)
 class Flattened:
-    """`scale` times an update whose singular values are all replaced by their mean (specification, section 3.4)."""
+    """`scale` times an update whose singular values are all replaced by their mean (Iso-C, Marczak et al. 2025)."""
 
     update: LowRankUpdate
     rule: Isotropic
@@ -115,7 +115,7 @@ class Finished:
 def finish(
     update: LowRankUpdate, rank: int, scale: float, generator: torch.Generator, spare: Tensor | None = None
 ) -> Finished:
-    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T`, in the type of decompositions (section 3.3).
+    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T`, in the type of decompositions.
 
     scale      the adapter's own, divided out here and nowhere else
     generator  for the rows of A beyond the rank of the update, which get a fresh start: uniform within

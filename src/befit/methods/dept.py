@@ -21,8 +21,9 @@ def dept(lr_scale: float = 0.1, weights: Literal["examples", "uniform"] = "examp
 
     Embeddings are the weights whose name says so (word, position and token-type ones; not the layer norm after them).
     They start from the backbone's, as a client's do that never took part. up = down = every other parameter.
-    Source: specification fedp2eft.md, section 5. Deviation: the paper pre-trains with vocabularies of the clients' own;
-    here all share the backbone's tokenizer.
+    Deviation: the paper pre-trains with vocabularies of the clients' own; here all share the backbone's tokenizer.
+
+    Source: Iacob et al. 2025, variant SPEC; Lee et al. 2025, Table 4; docs/methods/dept.md.
     """
     shared = slot("shared")
     return Recipe(

@@ -29,10 +29,13 @@ def ditto(
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
     legacy_average_personal  average the personal adapter too, as FedMosaic's released code does by mistake
 
-    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5, whose code uses mu 0.001
-    and no factor 1/2; the original paper tries mu from 0.1 to 1 with the factor. Deviation: the personal adapter never
-    leaves the client unless asked for, where that code averages it away every round; each adapter has an optimiser of
-    its own, the personal one's kept from round to round; the penalty covers the task head too, where there is one.
+    up = down = r(d_in + d_out) per module. The default mu and the missing factor 1/2 are those of FedMosaic's released
+    code; the original paper tries mu from 0.1 to 1 with the factor. Deviation: the personal adapter never leaves the
+    client unless asked for, where that code averages it away every round; each adapter has an optimiser of its own, the
+    personal one's kept from round to round; the penalty covers the task head too, where there is one.
+
+    Source: Li et al. 2021, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
+    federated_methods/method_manager.py; docs/methods/ditto.md.
     """
     if mu < 0:
         raise ConfigError([f"mu: must not be negative, got {mu}"], "ditto")

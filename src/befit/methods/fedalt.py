@@ -21,8 +21,9 @@ def fedalt(rank: int = 8, alpha: float = 16.0) -> Recipe:
     and layer.
     The gate never leaves the client; the individual adapter goes up and is never overwritten; each client gets another
     mean (up = down = r(d_in + d_out) per module). The gate depends on the input, so the deployed model cannot be one
-    PEFT adapter. Source: specification potara.md, section 5.6. Deviation: where there is a task head it is gated like
-    the other modules, since the paper has none.
+    PEFT adapter. Deviation: where there is a task head it is gated like the other modules, since the paper has none.
+
+    Source: Bian et al. 2025, Figure 1; jmbian/FedALT, server.py and peft/tuners/lora.py; docs/methods/fedalt.md.
     """
     gated = ("shared", "personal")
     return Recipe(

@@ -19,7 +19,9 @@ def fedavg(lr_scale: float = 0.1, weights: Literal["examples", "uniform"] = "exa
     weights   "examples" weighs a client by its training examples, "uniform" gives all the same
 
     What travels and is kept is the difference `D` from the backbone, of which `W + D` is computed: 4 bytes a parameter,
-    each way and round. Source: specification fedp2eft.md, section 5 ("Standard FL, full fine-tune").
+    each way and round.
+
+    Source: McMahan et al. 2017, Algorithm 1; Lee et al. 2025, Tables 1, 2, 8 and 9; docs/methods/fedavg.md.
     """
     shared = slot("shared")
     return Recipe(

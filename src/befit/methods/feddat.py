@@ -40,8 +40,10 @@ def feddat(
     Dual output `(h_frozen + h_personal) / 2`, frozen the shared adapter as received. `loss_shared = (CE(shared) +
     KL_T(dual -> shared)) / 2`, `loss_personal = (CE(dual) + KL_T(shared -> dual)) / 2`, teachers without gradient,
     `KL_T(t -> s) = T^2 mean KL(softmax(t / T) || softmax(s / T))` over the positions of the task's loss.
-    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: what is deployed
-    is the dual adapter with the newest shared one.
+    up = down = r(d_in + d_out) per module. Deviation: what is deployed is the dual adapter with the newest shared one.
+
+    Source: Chen et al. 2024, mutual knowledge distillation; snumprlab/fedmosaic, federated_methods/feddat.py;
+    docs/methods/feddat.md.
     """
     if not temperature > 0:
         raise ConfigError([f"temperature: must be positive, got {temperature}"], "feddat")

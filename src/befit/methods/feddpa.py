@@ -45,9 +45,12 @@ def feddpa(
     (from round 2 on), then the shared one alone, so it takes twice the steps. Halves: `omega = train_weight` for every
     input, and a round first trains the shared adapter alone, then the personal one beside it, from round 1 on.
     up = down = r(d_in + d_out) per module; F takes one more download. The personal adapter and the hidden states `h_s`
-    never leave the client, but for the legacy flag. Source: specification potara.md, section 5.5; of "halves"
-    fedmosaic.md, section 5. Deviation: `h` is taken under the personal adapter; an encoder has no last token, so its
-    first stands for the input. Where the weights depend on the input, the deployed model cannot be one PEFT adapter.
+    never leave the client, but for the legacy flag. Deviation: `h` is taken under the personal adapter; an encoder has
+    no last token, so its first stands for the input. Where the weights depend on the input, the deployed model cannot
+    be one PEFT adapter.
+
+    Source: Yang et al. 2024, instance-wise dynamic weighting; Lydia-yang/FedDPA, code/GlobalModel_generated.py and
+    code/fed_utils/client.py; snumprlab/fedmosaic, federated_methods/feddpa.py; docs/methods/feddpa.md.
     """
     _check(variant, train_weight, max_weight, instances, rounds_local, legacy_average_personal)
     both = ("shared", "personal")

@@ -21,8 +21,11 @@ def feddpa_t(rank: int = 8, alpha: float = 8.0, weights: Literal["examples", "un
 
     `y = W x + s B_g A_g x + s B_l A_l x`, in training and at use; the personal adapter has no head and sees the shared
     one as this client has just trained it. A round takes twice the steps.
-    up = down = r(d_in + d_out) per module, and the head. Source: specification fedp2eft.md, section 5. Deviation: the
-    original FedDPA (`feddpa`) weighs the two by the input, and trains the personal one first.
+    up = down = r(d_in + d_out) per module, and the head. Deviation: the original FedDPA (`feddpa`) weighs the two by
+    the input, and trains the personal one first.
+
+    Source: Lee et al. 2025, Table 3; SamsungLabs/fedp2eft, src/apps/clients/feddpa_seqcls_client.py;
+    docs/methods/feddpa_t.md.
     """
     return Recipe(
         layout=Layout((Slot("shared", rank, alpha), Slot("personal", rank, alpha, head=False))),

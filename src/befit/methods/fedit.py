@@ -26,8 +26,10 @@ def fedit(
     keep_optimiser  keep the optimiser's averages at the client from round to round, as FedMosaic's authors do with
                     models that see images
 
-    Source: specification potara.md, section 5.2; fedmosaic.md, sections 1 and 5. With one client it is Local, where the
-    optimiser is kept or has nothing to keep, but for the batches, which are drawn by the name of the stage.
+    With one client it is Local, where the optimiser is kept or has nothing to keep, but for the batches, which are
+    drawn by the name of the stage.
+
+    Source: Zhang et al. 2024, Algorithm 1; Zou et al. 2026, Algorithm 1; docs/methods/fedit.md.
     """
     return Recipe(
         layout=lora(rank, alpha),

@@ -64,7 +64,9 @@ class FedL2P(OnBase):
     Tensor o learns at `train.lr net(f)_o eta_o`; up = down = 200 M + 102 O + 10200 for M linear modules and O tensors
     (2 L, and the task head's); one number more up. A round: `outer` times AdamW from the start, then a step of Adam on
     `- sum_o <(H p)_o, u_o> d rate_o`, `p = sum_{j<=terms} (I - psi H)^j grad L_V`, u the last update's direction.
-    Source: specification fedp2eft.md, section 4.1.
+
+    Source: Lee et al. 2023, hypergradient by the implicit function theorem; SamsungLabs/fedp2eft,
+    src/apps/clients/fedl2p_trainers.py; docs/methods/fedl2p.md.
     """
 
     rank: int = 8

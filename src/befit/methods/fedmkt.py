@@ -50,8 +50,10 @@ class FedMKT(Method):
     the server model learns its probabilities; a client learns its server model's where that one's loss is below its
     own. Cross-entropy at temperature 1 over answer tokens.
     up = down = samples (1 + positions k) entries and the k tokens of each position, k = min(top, vocabulary); with all
-    classes of a classifier no tokens. Source: specification fedmosaic.md, section 5. Deviation: a client learns from
-    the server at the start of its next round.
+    classes of a classifier no tokens. Deviation: a client learns from the server at the start of its next round.
+
+    Source: Fan et al. 2025, Algorithms 1 and 2; snumprlab/fedmosaic, federated_methods/fedmkt.py;
+    docs/methods/fedmkt.md.
     """
 
     rank: int = 8

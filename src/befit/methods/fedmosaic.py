@@ -56,7 +56,10 @@ def fedmosaic(
     In a PQ block `h_own = s B (P A x + Q)` with frozen orthonormal A and B, elsewhere `h_own = s B A x`;
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`.
     up = down = r(d_in + d_out) per module outside the PQ blocks and r^2 + r inside, and up the entries of the gradient.
-    Without PQ blocks it is the method rela. Source: specification fedmosaic.md, sections 2 to 4.
+    Without PQ blocks it is the method rela.
+
+    Source: Seo et al. 2026, eqs. 1 to 8 and 18 to 23; Seo et al. 2026, Algorithms 1 to 4; snumprlab/fedmosaic,
+    federated_methods/fedmosaic.py and train_abalign.py; docs/methods/fedmosaic.md.
     """
     problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
     if blocks < 1:

@@ -44,7 +44,9 @@ def fedavgm(
     variant    "reference" averages, `v = momentum v + (1 - momentum) D`, starting at D
     weights    how the server averages: "examples" or "uniform"
 
-    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    up = down = r(d_in + d_out) per module.
+
+    Source: Hsu et al. 2019, FedAvgM; docs/methods/fedavgm.md.
     """
     return _fedit_with(ServerOptimiser("avgm", server_lr, momentum, variant=variant), rank, alpha, weights)
 
@@ -61,7 +63,9 @@ def fedadagrad(
     tau        keeps the quotient finite; u starts at tau^2
     weights    how the server averages: "uniform" or "examples"
 
-    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    up = down = r(d_in + d_out) per module.
+
+    Source: Reddi et al. 2021, Algorithm 2; docs/methods/fedadagrad.md.
     """
     return _fedit_with(ServerOptimiser("adagrad", server_lr, tau=tau), rank, alpha, weights)
 
@@ -88,7 +92,9 @@ def fedadam(
     variant    "reference" squares m in the place of D, and starts m at D
     weights    how the server averages: "uniform" or "examples"
 
-    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    up = down = r(d_in + d_out) per module.
+
+    Source: Reddi et al. 2021, Algorithm 2; docs/methods/fedadam.md.
     """
     return _fedit_with(ServerOptimiser("adam", server_lr, beta1, beta2, tau, variant), rank, alpha, weights)
 
@@ -115,6 +121,8 @@ def fedyogi(
     variant    "reference" squares m in the place of D, and starts m at D
     weights    how the server averages: "uniform" or "examples"
 
-    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    up = down = r(d_in + d_out) per module.
+
+    Source: Reddi et al. 2021, Algorithm 2; docs/methods/fedyogi.md.
     """
     return _fedit_with(ServerOptimiser("yogi", server_lr, beta1, beta2, tau, variant), rank, alpha, weights)

@@ -71,7 +71,9 @@ class FedP2EFT(Method):
     A round: `lambda = generator(features)`, BayesTune-LoRA from there, then the generator's L1 distance to what that
     found is lowered. At the end: the r L largest of `generator(features)` are kept, frozen, and A and B trained.
     up = down = 8 M^2 + 4 M (2 rank_max L + 1) + 2 rank_max L + 1 for M linear modules, L of them adapted; the generator
-    once more at the end. Adapters, scales and features never leave a client. Source: specification fedp2eft.md.
+    once more at the end. Adapters, scales and features never leave a client.
+
+    Source: Lee et al. 2025, eqs. 1 to 6; Lee et al. 2025, Figures 1 and 2; docs/methods/fedp2eft.md.
     """
 
     rank: int = 8
@@ -150,7 +152,7 @@ class FedP2EFT(Method):
 
     @property
     def held(self) -> torch.dtype:
-        """Of scales, generator and features (trap 9.1-5)."""
+        """Of scales, generator and features; bfloat16 in the released code."""
         return torch.bfloat16 if self.preset == "parity" else torch.float32
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:

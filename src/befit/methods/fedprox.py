@@ -24,7 +24,9 @@ def fedprox(
     mu       strength of the pull; 0 is FedIT
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
-    up = down = r(d_in + d_out) per module. Source: specification aggregation-guidance.md, section 8.
+    up = down = r(d_in + d_out) per module.
+
+    Source: Li et al. 2020, eq. 2 and Algorithm 2; docs/methods/fedprox.md.
     """
     if mu < 0:
         raise ConfigError([f"mu: must not be negative, got {mu}"], "fedprox")

@@ -19,7 +19,7 @@ def fedsa(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "unif
     alpha    its scaling: delta = alpha / rank * B A
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
-    Source: specification potara.md, section 5.4.
+    Source: Guo et al. 2025, Figure 1c; docs/methods/fedsa.md.
     """
     return Recipe(
         layout=lora(rank, alpha),

@@ -27,9 +27,11 @@ def fedsim(
 
     `z(x) = z_shared(x) + z_personal(x)`, loss `CE(z)`, gradients to both adapters. Both start from the same values.
     up = down = r(d_in + d_out) per module; twice that where the personal adapter is averaged too.
-    Source: specification fedmosaic.md, section 5, FedSim. Deviation: one optimiser trains both, and stays with the
-    client; the client is scored with the newest shared adapter. The sum of two models' logits is not one model, so
-    the deployed model cannot be one PEFT adapter.
+    Deviation: one optimiser trains both, and stays with the client; the client is scored with the newest shared
+    adapter. The sum of two models' logits is not one model, so the deployed model cannot be one PEFT adapter.
+
+    Source: Pillutla et al. 2022, LocalSim; snumprlab/fedmosaic, federated_methods/fedsim.py and
+    models/llava/llava_fedsim.py; docs/methods/fedsim.md.
     """
     both = ("shared", "personal")
     return Recipe(

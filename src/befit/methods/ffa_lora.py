@@ -20,7 +20,8 @@ def ffa_lora(rank: int = 8, alpha: float = 16.0, weights: Literal["examples", "u
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
     All clients have one A, so the mean of B is the mean of the products. A task head travels with B.
-    Source: specification potara.md, section 5.3.
+
+    Source: Sun et al. 2024, FFA-LoRA; Guo et al. 2025, Figure 1b; docs/methods/ffa_lora.md.
     """
     shared = slot("shared") & ~factor("A")
     return Recipe(

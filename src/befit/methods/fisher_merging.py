@@ -49,9 +49,12 @@ def fisher_merging(
     stat_split       examples for the statistics: "train" or "val"
 
     `W_m = ((F_f + eps) W_f + (F_l + eps) W_l) / (F_f + F_l + 2 eps)`; entries without information get the mean.
-    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge. Source: specification
-    potara.md, section 5.7. Deviation: a task head has no entry of its own in the information; its weight is that of
-    the whole adapter, `tr(1/F_l) / (tr(1/F_f) + tr(1/F_l))`.
+    up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge. Deviation: a task head
+    has no entry of its own in the information; its weight is that of the whole adapter, `tr(1/F_l) / (tr(1/F_f) +
+    tr(1/F_l))`.
+
+    Source: Matena and Raffel 2022, Fisher merging; Zou et al. 2026, section 4.2 and appendix H;
+    docs/methods/fisher_merging.md.
     """
     problems = [f"samples: must be at least 1, got {samples}"] * (samples < 1)
     if problems := [*problems, *[f"delta: must be positive, got {delta}"] * (not delta > 0)]:

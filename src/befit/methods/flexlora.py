@@ -28,8 +28,10 @@ def flexlora(
     weights  "examples" weighs a client by its training examples, "uniform" gives all the same
 
     `D = sum_k p_k s B_k A_k = U S V^T`; client k starts from `B = U_r S_r / s`, `A = V_r^T`, r its rank.
-    up = down = r(d_in + d_out) per module, r the largest rank. Source: specification fedmosaic.md, section 5.
-    Deviation: the scale is the same at every rank, and arrays travel at the largest, zero beyond a client's own.
+    up = down = r(d_in + d_out) per module, r the largest rank. Deviation: the scale is the same at every rank, and
+    arrays travel at the largest, zero beyond a client's own.
+
+    Source: Bai et al. 2024, FlexLoRA; docs/methods/flexlora.md.
     """
     if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "flexlora")

@@ -60,9 +60,10 @@ def guidance(
     keep_optimiser      keep the optimiser's averages from round to round; not with a start from the merged adapter
 
     up = down = r(d_in + d_out) per module. What is deployed is the client's own adapter after its local training.
-    Folding the merged update into the backbone is the method relora. Source: specification aggregation-guidance.md,
-    sections 2 to 6. Deviation: positions of the distillation are those of the loss; a task head is averaged, penalised
-    and copied with the adapter.
+    Folding the merged update into the backbone is the method relora. Deviation: positions of the distillation are those
+    of the loss; a task head is averaged, penalised and copied with the adapter.
+
+    Source: Piorczynski et al. 2025, Tables 1 to 3; docs/methods/guidance.md.
     """
     copies = guide == "hard" or (guide != "own" and start == "global")
     if problems := _problems(guide, beta, similarity, start, penalty, align, temperature, keep_optimiser and copies):

@@ -44,8 +44,10 @@ def hetlora(
 
     `A = sum_k p_k A_k`, `B = sum_k p_k B_k`, `p_k = ||B_k A_k||_F / sum_m ||B_m A_m||_F` over all modules; loss
     `CE + eta ||B[:, gamma r:]|| ||A[gamma r:]||`.
-    up = down = r(d_in + d_out) per module, r the largest rank. Source: specification fedmosaic.md, section 5.
-    Deviation: the scale is the same at every rank, and arrays travel at the largest, zero beyond a client's own.
+    up = down = r(d_in + d_out) per module, r the largest rank. Deviation: the scale is the same at every rank, and
+    arrays travel at the largest, zero beyond a client's own.
+
+    Source: Cho et al. 2024, rank self-pruning and sparsity-weighted aggregation; docs/methods/hetlora.md.
     """
     problems = rank_problems(ranks or {}, rank)
     if decay < 0:

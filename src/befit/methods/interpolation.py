@@ -39,7 +39,9 @@ def interpolation(
 
     `A = w A_f + (1 - w) A_l`, B and a task head likewise: what every rule that computes such a weight has to beat. Of
     equally good weights the one nearest to 0.5 is picked, and of two such the smaller one. up = down = r(d_in + d_out)
-    per module and FedIT round, and one more download for the merge. Source: specification benchmarks.md, section 6.
+    per module and FedIT round, and one more download for the merge.
+
+    Source: Zou et al. 2026, eqs. 3 and 4; Zou et al. 2026, Figure 3c; docs/methods/interpolation.md.
     """
     problems = [f"w: must be from 0 to 1, or null, got {w}"] * (w is not None and not 0 <= w <= 1)
     if problems := [*problems, *[f"steps: must be at least 1, got {steps}"] * (steps < 1)]:

@@ -16,6 +16,7 @@ def local(rank: int = 8, alpha: float = 16.0, rounds: int | None = None) -> Reci
     rounds  how many times train.max_steps to train; default federation.rounds
 
     The optimiser is kept from round to round, so this is rounds x train.max_steps ordinary steps.
-    Source: specification potara.md, section 5.1.
+
+    Source: Zou et al. 2026, baseline Local; docs/methods/local.md.
     """
     return Recipe(layout=lora(rank, alpha, slots=("personal",)), before=(alone(rounds),), use=Use(("personal",)))

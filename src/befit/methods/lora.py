@@ -23,7 +23,9 @@ class Lora(OnBase):
     scale   s of delta = s B A; alpha is s r
     epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
 
-    up = down = nothing, beside the base's. Source: specification fedp2eft.md, section 4.
+    up = down = nothing, beside the base's.
+
+    Source: Hu et al. 2021, eq. 3; docs/methods/lora.md.
     """
 
     rank: int = 8

@@ -40,8 +40,11 @@ def perada(
     `loss = mean over answer tokens of KL(softmax(t / T) || softmax(s / T))`, without a factor T^2; t the mean logits of
     all clients' shared adapters, on every backbone; s the average of the family's own.
     up = down = r(d_in + d_out) per module; twice that where the personal adapter is averaged too.
-    Source: specification fedmosaic.md, section 5. Deviation: the personal adapter never leaves the client unless asked
-    for, and never teaches; logits of another tokenizer are translated and stay probabilities.
+    Deviation: the personal adapter never leaves the client unless asked for, and never teaches; logits of another
+    tokenizer are translated and stay probabilities.
+
+    Source: Xie et al. 2024, Algorithm 1; snumprlab/fedmosaic, federated_methods/perada.py and
+    federated_methods/feddistill.py; docs/methods/perada.md.
     """
     if not temperature > 0:
         raise ConfigError([f"temperature: must be positive, got {temperature}"], "perada")

@@ -1,7 +1,7 @@
-"""Potara (2026): merge a federated and a local adapter, with a weight in closed form from their Fisher information.
+"""Potara (Zou et al. 2026): a federated and a local adapter, merged by a weight in closed form.
 
-The equations, in the order of the specification potara.md, section 2 and 3, are in `befit.train.paired_fisher`
-(statistics) and here (`closed_form_weight`, the merge). `f` is the federated adapter, `l` the local one.
+The equations, in the order of docs/methods/potara.md, are in `befit.train.paired_fisher` (statistics) and here
+(`closed_form_weight`, the merge). `f` is the federated adapter, `l` the local one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from befit.core.errors import ConfigError
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.methods.parts.recipe.branches import keep_best, two_branches
+from befit.methods.parts.recipe.branches import MergeBranches, keep_best, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Method
 from befit.protocol.registry import register
 from befit.protocol.site import Site
-from befit.train.paired_fisher import Damping, PairedFisher, estimate, group_traces
+from befit.train.paired_fisher import Damping, PairedFisher, Variances, estimate, group_traces
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def potara(
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
     the merge send nothing. A smaller trace bound is not a smaller loss: compare with the weight picked on validation.
-    Source: specification potara.md.
+
+    Source: Zou et al. 2026, eqs. 3, 4, 13, 17 to 20 and 53 to 59; Zou et al. 2026, appendix B; docs/methods/potara.md.
     """
     if problems := _problems(granularity, estimate_space, merge_space, samples, delta, rho_shrink):
         raise ConfigError(problems, "potara")
@@ -108,6 +110,15 @@ def potara(
         weights=Merge(weights),
         splits=(stat_split, *(["val"] if guard == "validation" else [])),
     )
+
+
+def merge_rule(method: Method) -> PotaraMerge:
+    """How a method that `potara` made merges. Raises TypeError for any other method."""
+    stages = method.then if isinstance(method, Recipe) else ()
+    rules = [stage.rule for stage in stages if isinstance(stage, MergeBranches)]
+    if len(rules) == 1 and isinstance(rules[0], PotaraMerge):
+        return rules[0]
+    raise TypeError("the method does not merge as Potara does")
 
 
 def _problems(
@@ -186,7 +197,7 @@ class PotaraMerge:
 
 
 def _warn(client: str, numbers: Mapping[str, float], found: Mapping[str, float]) -> None:
-    """Say when the weight rests on the damping, or on a gauge that the parents do not share (sections 3.2 and 3.3)."""
+    """Say when the weight rests on the damping, or on a gauge that the parents do not share."""
     if numbers["damped_share"] > 0.5:
         _LOG.warning(
             "client %s: %.0f %% of the coordinates have less information than the damping adds; the weight "
@@ -229,6 +240,19 @@ def merged_trace(a: float, b: float, c: float, w: float) -> float:
     return w * w * a + (1 - w) ** 2 * b + 2 * w * (1 - w) * c
 
 
+def coordinate_trace(variances: Variances) -> float:
+    """`sum_j (v_f v_l - c^2) / (v_f + v_l - 2c)`, the least trace when every coordinate has its own weight.
+
+    Where that is flat, both ends are alike: `v_f`. Zou et al. 2026, eqs. 17 and 18, coordinate by coordinate.
+    """
+    v_f, v_l, c = variances.fed, variances.local, variances.cross
+    curvature = v_f + v_l - 2 * c
+    flat = curvature <= 1e-12 * (v_f + v_l)
+    # c may be min(v_f, v_l): written so that no two nearly equal products are subtracted.
+    least = v_f - (v_f - c).square() / curvature.where(~flat, curvature.new_ones(()))
+    return float(v_f.where(flat, least).sum())
+
+
 def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor | float], dict[str, float]]:
     """Weights by key without its slot (a number, or a tensor for single coordinates), and what goes into the log.
 
@@ -242,6 +266,7 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
     total = 0.0
     if stage.granularity == "coordinate":
         weights |= variances.coordinate_weights()
+        total = coordinate_trace(variances)
     elif stage.granularity != "client":
         for keys, (ga, gb, gc) in group_traces(variances, stage.granularity).items():
             group_weight, _ = closed_form_weight(ga, gb, gc)
@@ -257,12 +282,12 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
         "samples": float(moments.count),
         **variances.counts,
     }
-    if stage.granularity not in ("client", "coordinate"):
+    if stage.granularity != "client":
         numbers["trace_merged_groups"] = total
     if used := [torch.as_tensor(value).flatten().double() for key, value in weights.items() if key]:
         numbers |= {"w_min": float(torch.cat(used).min()), "w_max": float(torch.cat(used).max())}
     if stage.damping.kind == "relative":
-        for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping (specification, section 3.2)
+        for delta in (1e-5, 1e-4, 1e-3):  # how much the weight hangs on the damping
             name, damping = f"w_at_delta_{delta:.0e}", stage.damping.with_delta(delta)
             if delta == stage.damping.size:
                 numbers[name] = w

@@ -47,7 +47,10 @@ def rela(
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`; `w_ij = softmax_j(cos(g_i, g_j) / tau)`, `g` the
     gradient of the last projection of the smallest frozen backbone, or of `common_model`.
     up = down = r(d_in + d_out) per module, and up the entries of the gradient. What the paper calls its homogeneous
-    mode; clients with other backbones mix within their own. Source: specification fedmosaic.md, sections 2.5 and 4.
+    mode; clients with other backbones mix within their own.
+
+    Source: Seo et al. 2026, eqs. 1 to 4 and 7; Seo et al. 2026, Algorithm 1; snumprlab/fedmosaic,
+    federated_methods/fedmosaic.py; docs/methods/rela.md.
     """
     problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
     asked = Relevance(temperature, similarity, include_self, every, ema, noise, noise_at)

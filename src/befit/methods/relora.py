@@ -41,8 +41,10 @@ class Relora(Method):
     in the place of r, and a client that missed rounds gets all that it missed. The backbone itself is not written to:
     a frozen dense slot holds the sum, in float32 and in the order of the rounds. Deployed is the backbone that the
     client trained on last, with its adapter.
-    Source: specification aggregation-guidance.md, section 4. Deviation: no pruning of the optimiser and no second
-    warm-up, as the adapters' optimiser is new in every round; a task head's mean change is folded in like the rest.
+    Deviation: no pruning of the optimiser and no second warm-up, as the adapters' optimiser is new in every round; a
+    task head's mean change is folded in like the rest.
+
+    Source: Lialin et al. 2023, Algorithm 1; Piorczynski et al. 2025, Table 1; docs/methods/relora.md.
     """
 
     rank: int = 8

@@ -40,7 +40,8 @@ class Scaffold(Method):
     server `theta += server_lr * mean D_k`, `c += sum_k (c_k' - c_k) / K`.
     up = down = 2 r(d_in + d_out) per module: the control variates travel too. They assume SGD; with AdamW the
     correction enters before the optimiser, and c_k is computed as if it had been SGD, with a warning.
-    Source: specification aggregation-guidance.md, section 8.
+
+    Source: Karimireddy et al. 2020, Algorithm 1, option II; docs/methods/scaffold.md.
     """
 
     rank: int = 8

@@ -45,8 +45,11 @@ def takfl(
 
     For each teacher family k, from the student family's average theta: `theta_k` minimises `KL_T(mean logits of k) +
     own_weight KL_T'(theta)`, both times their T^2, over answer tokens; `theta + sum_k lambda_k (theta_k - theta)`.
-    up = down = r(d_in + d_out) per module. Source: specification fedmosaic.md, section 5. Deviation: the formula, where
-    the released code's task vectors are zero; logits of another tokenizer are translated and stay probabilities.
+    up = down = r(d_in + d_out) per module. Deviation: the formula, where the released code's task vectors are zero;
+    logits of another tokenizer are translated and stay probabilities.
+
+    Source: Morafah et al. 2024, task arithmetic of distilled students; snumprlab/fedmosaic, federated_methods/takfl.py;
+    docs/methods/takfl.md.
     """
     numbers = {"temperature": temperature, "own_temperature": own_temperature}
     problems = [f"{name}: must be positive, got {value}" for name, value in numbers.items() if not value > 0]

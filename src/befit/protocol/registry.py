@@ -4,21 +4,21 @@
     def fedsa(rank: int = 8, alpha: float = 16.0) -> Recipe:
         \"\"\"Train both factors, share only A.\"\"\"
 
-Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for.
+Each module of `befit.methods` registers what it defines; they are imported when a name is first asked for. Methods of
+your own come from plugins: see `befit.core.plugins`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from befit.core.errors import ConfigError, did_you_mean
+from befit.core.errors import ConfigError
+from befit.core.registry import Registry
 from befit.core.schema import REQUIRED, Parameter, Rule, check_values, parameters_of, plain
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class MethodEntry:
         return self.docstring.split("\n", 1)[0]
 
 
-METHODS: dict[str, MethodEntry] = {}
+METHODS: Registry[MethodEntry] = Registry("method", ("befit.methods",), "befit.methods")
 
 
 def register(
@@ -76,10 +76,7 @@ def register(
     """Enter a factory under `name`; see `MethodEntry`. Raises ValueError where another factory has that name."""
 
     def enter(factory: Factory) -> Factory:
-        held = METHODS.get(name)
-        if held and (held.factory.__module__, held.factory.__qualname__) != (factory.__module__, factory.__qualname__):
-            raise ValueError(f"two methods are called {name!r}: {held.factory.__module__} and {factory.__module__}")
-        METHODS[name] = MethodEntry(name, title or name, paper, year, factory, standard)
+        METHODS.enter(name, factory, MethodEntry(name, title or name, paper, year, factory, standard))
         return factory
 
     return enter
@@ -87,23 +84,18 @@ def register(
 
 def method_names() -> list[str]:
     """Names of all methods, sorted."""
-    _import_methods()
-    return sorted(METHODS)
+    return METHODS.names()
 
 
 def standard_method() -> str:
     """Name of the method that costs are compared with."""
-    _import_methods()
+    METHODS.load()
     return next(entry.name for entry in METHODS.values() if entry.standard)
 
 
-def get_method(name: str) -> MethodEntry:
-    """The entry of one method. Raises ConfigError with a suggestion."""
-    _import_methods()
-    if name not in METHODS:
-        known = ", ".join(sorted(METHODS))
-        raise ConfigError([f"method.name: unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {known}"])
-    return METHODS[name]
+def get_method(name: str, path: str = "method.name") -> MethodEntry:
+    """The entry of one method. Raises ConfigError with a suggestion; `path` is the key that holds the name."""
+    return METHODS.find(name, path)
 
 
 def check_method(
@@ -118,9 +110,9 @@ def check_method(
     if not isinstance(name, str):
         return dict(config), None, [f"{path}.name: is required, one of {', '.join(method_names())}"]
     try:
-        entry = get_method(name)
+        entry = get_method(name, f"{path}.name")
     except ConfigError as error:
-        return dict(config), None, [problem.replace("method.name", f"{path}.name", 1) for problem in error.problems]
+        return dict(config), None, list(error.problems)
     given = {key: value for key, value in config.items() if key != "name"}
     ruled = [replace(one, rule=_RULES.get(one.name)) for one in entry.parameters]
     arguments, problems = check_values(ruled, given, f"{path}.", name)
@@ -166,12 +158,6 @@ def _placed(problem: str, path: str, parameters: Sequence[Parameter]) -> str:
     key = problem.split(":", 1)[0]
     about = key.split(".", 1)[0] in {one.name for one in parameters}
     return f"{path}{'.' if about else ': '}{problem}"
-
-
-def _import_methods() -> None:
-    package = import_module("befit.methods")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        import_module(module.name)
 
 
 def _writable(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from befit.core.metrics import COUNT, at_budget
+from befit.core.metrics import Measure
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.guard import check_declared, check_finite
 from befit.protocol.method import Deployment, Method, run_stages
@@ -64,7 +64,7 @@ def score(
     """Measure the client's current model on one split of its own data.
 
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
-            headline over those clients is the metric `others` (FedMosaic specification, section 6)
+            headline over those clients is the metric `others` (Others, Seo et al. 2026)
 
     What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
     scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
@@ -88,7 +88,9 @@ def score(
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
             found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
-        metrics |= {at_budget(metric, name): value for metric, value in found.items() if not metric.startswith(COUNT)}
+        for metric, value in found.items():
+            if not (measure := Measure.named(metric)).counts:
+                metrics[str(replace(measure, budget=name))] = value
     return Score(site.info.id, split, len(examples), metrics)
 
 

@@ -14,7 +14,7 @@ from befit.core.errors import DataError
 from befit.core.values import ClientInfo, State, Tick
 
 if TYPE_CHECKING:
-    from befit.data.stream import Stream
+    from befit.data.streams import Stream
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Batch, Examples, Task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from befit.adapters.keys import NOTHING, Selector
@@ -92,13 +92,18 @@ class Opening:
     """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
 
     block     configuration of that other method, with its defaults
-    parts     names of the parts of a memory that these stages read and write; all else is the method's own
+    parts     names of the parts of a memory that these stages read and write, all else being the method's own; None
+              where they have all of it
     settings  what those stages have otherwise than the run, by block of the configuration
     """
 
     block: Mapping[str, Any]
-    parts: tuple[str, ...]
-    settings: Mapping[str, Mapping[str, Any]]
+    parts: tuple[str, ...] | None = None
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+
+    def divide(self, memory: Payload) -> tuple[Payload, Payload]:
+        """What these stages read and write of a memory, and the method's own."""
+        return (memory, Payload()) if self.parts is None else memory.split(self.parts)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def write_scratch(path: Path, payload: Payload) -> None:
 
 
 def read_payload(path: Path) -> Payload:
+    """A memory that was written to a file: arrays and plain numbers. Raises PayloadMismatch for a damaged one."""
     arrays, metadata = from_bytes(read_bytes(path), str(path))
     return Payload(arrays, json.loads(metadata.get("scalars", "{}")))
 

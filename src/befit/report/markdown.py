@@ -20,6 +20,7 @@ from befit.report.newcomers import (
 from befit.report.numbers import count_text, plain
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.record import RunRecord, export_note, written_files
+from befit.report.table import Table, escape_markdown, markdown
 from befit.report.words import (
     COMMUNICATION_NOTE,
     COST_NOTE,
@@ -74,6 +75,12 @@ def escape(text: str) -> str:
 
 def _section(title: str, table: tables.Table, note: str = "") -> list[str]:
     return [f"## {escape(title)}", markdown_table(table), escape(note)] if table[1] else []
+
+
+def section(table: Table, level: int = 2) -> list[str]:
+    """A table below its title and above its note; nothing without rows."""
+    title = f"{'#' * level} {escape_markdown(plain(table.title))}"
+    return [title, markdown(table), *map(escape_markdown, table.paragraphs)] if table else []
 
 
 def markdown_table(table: tables.Table) -> str:

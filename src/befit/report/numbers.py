@@ -19,6 +19,7 @@ __all__ = [
     "gain_text",
     "is_share",
     "listing",
+    "p_text",
     "plain",
     "score_of",
     "score_text",
@@ -93,6 +94,14 @@ def spread_text(value: Mapping[str, Any] | None, metric: str) -> str:
         return NOTHING
     text = score_text(value["mean"], metric)
     return text if value["sd"] is None else f"{text} ± {gain_text(value['sd'], metric, signed=False)}"
+
+
+def p_text(p: float | None) -> str:
+    """
+    >>> p_text(0.0421), p_text(0.00004), p_text(None)
+    ('0.042', '4e-05', '–')
+    """
+    return NOTHING if p is None else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
 def decimal_text(value: Any) -> str:

@@ -25,6 +25,7 @@ from befit.report.numbers import bytes_text, count_text, counts_examples, gain_t
 from befit.report.outbound import outbound_groups, outbound_totals
 from befit.report.plots import Plot, plots_of
 from befit.report.record import RunRecord, export_note, written_files
+from befit.report.table import Table, html
 from befit.report.words import (
     COMMUNICATION_NOTE,
     COST_NOTE,
@@ -107,7 +108,15 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.globals["is_numeric"] = tables.is_numeric
+    made.globals["section"] = section
     return made
+
+
+def section(one: Table) -> Markup:
+    """A table below its title and above its note; what is a detail can be folded."""
+    note = Markup("").join(Markup('<p class="note">{}</p>\n').format(paragraph) for paragraph in one.paragraphs)
+    frame = "<details><summary>{}</summary>\n{}{}</details>\n" if one.detail else "<h2>{}</h2>\n{}{}\n"
+    return Markup(frame).format(plain(one.title), Markup(html(one)), note)
 
 
 def _drawn(plot: Plot) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import split
-from befit.core.metrics import TIED, spread
+from befit.core.metrics import TIED, relative_range
 from befit.core.storage import read_json, write_json
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Structure:
     @property
     def tied(self) -> bool:
         """Whether the scales do not tell one rank from another."""
-        return bool(self.scales) and spread(self.scales) <= TIED
+        return bool(self.scales) and relative_range(self.scales) <= TIED
 
     @property
     def by_order(self) -> float:
@@ -48,7 +48,7 @@ class Structure:
         if not 0 < kept < len(self.scales):
             return 0.0
         sorted_ = sorted(self.scales, reverse=True)
-        return sum(spread([one, sorted_[kept]]) <= TIED for one in sorted_[:kept]) / kept
+        return sum(relative_range([one, sorted_[kept]]) <= TIED for one in sorted_[:kept]) / kept
 
 
 def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
@@ -98,7 +98,7 @@ def distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
-    """How unlike the scales of groups of clients are, (groups, groups): FedP2EFT specification, section 7.
+    """How unlike the scales of groups of clients are, (groups, groups): Lee et al. 2025, Figures 4 and 5.
 
     `d(j, k)` is the mean of `||lambda_a - lambda_b||_2` over all pairs of a client a of group j and another b of group
     k; the cell is `log(d(j, k) / sqrt(d(j, j) d(k, k)))`, symmetric, with a diagonal of zero; smaller is more alike.

@@ -15,7 +15,7 @@ from befit.core.errors import DataError
 from befit.core.values import ClientInfo, State
 from befit.data.federation import ClientData, Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
-from befit.data.stream import Stream
+from befit.data.streams import Stream
 from befit.protocol.check import Context, check
 from befit.protocol.method import Method
 from befit.protocol.per_family import each_family

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
+from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
 from befit.runs.outbound import Outbound
 
-__all__ = ["Observer", "RunJournal"]
+__all__ = ["Observer", "RunJournal", "kept_path"]
 
 _LOG = logging.getLogger(__name__)
+
+
+def kept_path(run: Path, round_: int) -> Path:
+    """Where a run directory keeps what its server held after a federated round; see `checkpoint.keep`."""
+    return run / "kept" / f"{round_:05d}.safetensors"
+
+
 Observer = Callable[[dict[str, Any]], None]
 
 
@@ -24,13 +32,19 @@ class RunJournal:
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
 
     committed  called with every checkpoint, once it is durable
+    keep       stages, by their number, and rounds after which the server's memory stays in `kept/`
     """
 
     def __init__(
-        self, directory: RunDirectory, store: Memories, name: str, observer: Observer | None,
+        self,
+        directory: RunDirectory,
+        store: Memories,
+        name: str,
+        observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
+        keep: Container[tuple[int, int]] = (),
     ) -> None:
-        self._committed = committed
+        self._committed, self._keep = committed, keep
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
         self._point, self.outbound = directory.restore(store)
@@ -61,21 +75,42 @@ class RunJournal:
     def scored(self, at: Tick, score: Score) -> None:
         where = {"stage": at.stage, "round": at.last, "client": score.client}
         for name, value in score.metrics.items():
-            self._directory.log("metrics", {
-                "kind": "score", **where, "split": score.split, "metric": name, "value": value,
-                "examples": score.examples,
-            })
+            self._directory.log(
+                "metrics",
+                {
+                    "kind": "score",
+                    **where,
+                    "split": score.split,
+                    "metric": name,
+                    "value": value,
+                    "examples": score.examples,
+                },
+            )
         self._spent(where, "score", score.cost)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
-        self._directory.log("ledger", {
-            **where, "purpose": purpose, "bytes_up": cost.bytes_up, "bytes_down": cost.bytes_down,
-            "seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib,
-        })
+        self._directory.log(
+            "ledger",
+            {
+                **where,
+                "purpose": purpose,
+                "bytes_up": cost.bytes_up,
+                "bytes_down": cost.bytes_down,
+                "seconds": cost.seconds,
+                "peak_memory_mib": cost.peak_memory_mib,
+            },
+        )
 
     def failed(self, failure: Failure) -> None:
-        _LOG.warning("client %s, stage %s, round %d: %s: %s%s", failure.client, failure.stage, failure.round,
-                     failure.kind, failure.reason, f"\n{failure.traceback}" if failure.traceback else "")
+        _LOG.warning(
+            "client %s, stage %s, round %d: %s: %s%s",
+            failure.client,
+            failure.stage,
+            failure.round,
+            failure.kind,
+            failure.reason,
+            f"\n{failure.traceback}" if failure.traceback else "",
+        )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
@@ -88,6 +123,8 @@ class RunJournal:
             self._observer({**event, "run": self._name, **sums})
 
     def completed(self, point: Checkpoint, force: bool) -> None:
+        if (point.stage, point.round) in self._keep:
+            write_payload(kept_path(self._directory.path, point.round), point.server)
         if force or self._directory.due():
             self._directory.commit(point, self._store, self.outbound)
             if self._committed is not None:

@@ -26,7 +26,7 @@ from befit.runs.artifacts import taken_away, write_client
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
-from befit.runs.results import spread
+from befit.runs.results import over_clients
 
 if TYPE_CHECKING:
     from befit.runs.host import Host
@@ -60,8 +60,8 @@ def measure_newcomers(
             observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
     metric = host.task.metric
     summary = {
-        **spread({client: row[metric] for client, row in rows.items()}),
-        **{name: spread({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")},
+        **over_clients({client: row[metric] for client, row in rows.items()}),
+        **{name: over_clients({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")},
         **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
     }
     failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]

@@ -1,6 +1,7 @@
 """Scores of every client's model on every client's tasks: Self and Others, at the last point and over all of them.
 
-FedMosaic specification, section 6. A score matrix `a[c][d]` holds the score of client c's model on client d's tasks.
+Self, Others, A_last and A_AUC of Seo et al. 2026 (FedMosaic). A score matrix `a[c][d]` holds the score of client c's
+model on client d's tasks.
 """
 
 from __future__ import annotations

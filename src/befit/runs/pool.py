@@ -1,20 +1,14 @@
 """Clients spread over several processes of this machine, each with a backbone of its own.
 
 Every worker runs the local engine for its share of the clients: the one with number i has clients i, i + N, … So a
-client's memory lives in one process, and numbers do not depend on how many there are. Frames between the processes
-are safetensors with a JSON header; nothing is pickled.
+client's memory lives in one process, and numbers do not depend on how many there are.
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,10 +18,11 @@ import torch
 from befit.config.experiment import Experiment, load_experiment, to_dict
 from befit.core.errors import RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import cast, from_bytes, to_bytes
+from befit.core.wire import cast
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
 from befit.runs.outbound import Outbound
+from befit.runs.workers import Line, Worker, parent
 
 __all__ = ["PoolEngine", "PoolStore"]
 
@@ -49,7 +44,7 @@ class PoolEngine:
         self._wire = getattr(torch, experiment.wire.dtype)
         self.outbound = Outbound()
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
-        self._workers = [_Worker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
+        self._workers = [_ClientWorker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
         self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
         try:
             self._check_clients(infos)
@@ -60,11 +55,13 @@ class PoolEngine:
     def _check_clients(self, infos: Sequence[ClientInfo]) -> None:
         """Raise RunError unless every worker makes the same clients of the configuration."""
         for worker in self._workers:
-            worker.send({"do": "hello"}, {})
+            worker.send({"do": "hello"})
         answers = [worker.receive()[0]["clients"] for worker in self._workers]
         if any(answer != [asdict(info) for info in infos] for answer in answers):
-            raise RunError("worker processes make other clients of the configuration than this one has: data that is "
-                           "handed over in memory needs engine.workers: 1")
+            raise RunError(
+                "worker processes make other clients of the configuration than this one has: data that is "
+                "handed over in memory needs engine.workers: 1"
+            )
 
     def __enter__(self) -> PoolEngine:
         return self
@@ -123,14 +120,14 @@ class PoolEngine:
         for client in requests:
             queues[self._home[client]].append(client)
 
-        def send(worker: _Worker) -> None:
+        def send(worker: _ClientWorker) -> None:
             client = queues[worker].popleft()
             request = requests[client]
             header = {"do": do, "client": client, "at": asdict(at), "scalars": request.scalars, **extra}
             worker.send(header, request.arrays)
             busy[worker.connection] = (worker, client)
 
-        busy: dict[Connection, tuple[_Worker, str]] = {}
+        busy: dict[Connection, tuple[_ClientWorker, str]] = {}
         for worker in self._workers:
             if queues[worker]:
                 send(worker)
@@ -146,7 +143,7 @@ class PoolEngine:
 class PoolStore:
     """The workers' stores as one, for checkpoints; see `befit.protocol.store.ClientStore`."""
 
-    def __init__(self, workers: Sequence[_Worker]) -> None:
+    def __init__(self, workers: Sequence[_ClientWorker]) -> None:
         self._workers = workers
 
     def commit(self) -> dict[str, str]:
@@ -164,88 +161,64 @@ class PoolStore:
 
     def _ask(self, header: dict[str, Any]) -> list[dict[str, Any]]:
         for worker in self._workers:
-            worker.send(header, {})
+            worker.send(header)
         return [worker.receive()[0] for worker in self._workers]
 
 
-class _Worker:
-    """One process and the pipe to it."""
+class _ClientWorker:
+    """One process with its share of the clients."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        self.connection, theirs = Pipe()
-        command = [sys.executable, "-m", "befit.runs.pool", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        self.send(dict(setup), {})
+        self._worker = Worker("befit.runs.pool", patience=10.0)
+        self.connection = self._worker.connection
+        self.send(setup)
 
-    def send(self, header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> None:
+    def send(self, header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor] | None = None) -> None:
         try:
-            self.connection.send_bytes(_frame(header, arrays))
+            self._worker.send(header, arrays)
         except OSError as error:
             raise self._lost() from error
 
     def receive(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        try:
-            header, arrays = _unframe(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise self._lost() from error
-        if header.get("kind") == "error":
-            raise RunError(f"a worker process failed: {header['reason']}")
-        return header, arrays
+        if (answer := self._worker.receive()) is None:
+            raise self._lost()
+        if answer[0].get("kind") == "error":
+            raise RunError(f"a worker process failed: {answer[0]['reason']}")
+        return answer
 
     def _lost(self) -> RunError:
-        code = self._process.poll()
-        return RunError(f"a worker process ended (exit status {code}); the run can be resumed with --resume")
+        return RunError(f"a worker process ended ({self._worker.ending()}); the run can be resumed with --resume")
 
     def stop(self) -> None:
-        self.connection.close()  # at the end of its input a worker leaves by itself
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._worker.stop()
 
 
-def _frame(header: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> bytes:
-    return to_bytes(arrays, {"header": json.dumps(header)})
-
-
-def _unframe(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    arrays, metadata = from_bytes(data, "a frame between processes")
-    return json.loads(metadata["header"]), arrays
-
-
-def work(connection: Connection) -> None:
+def work(line: Line) -> None:
     """A worker's life: build the host, then answer frames until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     from befit.runs.host import Host
     from befit.runs.local import LocalEngine
 
+    if (setup := line.receive()) is None:
+        return
+    reason = ""
     try:
-        setup, _ = _unframe(connection.recv_bytes())
-        torch.set_num_threads(setup["threads"])
-        experiment = load_experiment(setup["experiment"])
+        torch.set_num_threads(setup[0]["threads"])
+        experiment = load_experiment(setup[0]["experiment"])
         host = Host(experiment)
-        method = host.build(setup["method"])
+        method = host.build(setup[0]["method"])
         host.install(method)
-        store = ClientStore(Path(setup["state"]), experiment.engine.store == "memory")
+        store = ClientStore(Path(setup[0]["state"]), experiment.engine.store == "memory")
         engine = LocalEngine.of(host, method, store, Outbound())
     except Exception as error:
-        connection.recv_bytes()  # the first question, which this answers
-        connection.send_bytes(_frame({"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}))
-        return
-    while True:
+        reason = f"{type(error).__name__}: {error}"
+    while (question := line.receive()) is not None:
         try:
-            header, arrays = _unframe(connection.recv_bytes())
-        except (EOFError, ConnectionError):  # the parent is gone, or done
-            return
-        try:
-            answer, sent = _answer(engine, store, header, arrays)
+            answer, sent = ({"kind": "error", "reason": reason}, {}) if reason else _answer(engine, store, *question)
         except Exception as error:
             answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}
         try:
-            connection.send_bytes(_frame(answer, sent))
-        except ConnectionError:
+            line.send(answer, sent)
+        except OSError:  # the parent is gone
             return
 
 
@@ -284,11 +257,19 @@ def _answer(
     if isinstance(reply, Failure):
         return {"kind": "failure", "failure": asdict(reply)}, {}
     if isinstance(reply, Score):
-        return {"kind": "score", "metrics": dict(reply.metrics), "examples": reply.examples,
-                "cost": asdict(reply.cost)}, {}
-    return {"kind": "update", "scalars": reply.payload.scalars, "report": reply.report,
-            "cost": asdict(reply.cost)}, reply.payload.arrays
+        return {
+            "kind": "score",
+            "metrics": dict(reply.metrics),
+            "examples": reply.examples,
+            "cost": asdict(reply.cost),
+        }, {}
+    return {
+        "kind": "update",
+        "scalars": reply.payload.scalars,
+        "report": reply.report,
+        "cost": asdict(reply.cost),
+    }, reply.payload.arrays
 
 
 if __name__ == "__main__":
-    work(Connection(int(sys.argv[1])))
+    work(parent())

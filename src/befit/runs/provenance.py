@@ -17,6 +17,7 @@ import torch
 
 from befit.config.experiment import Experiment, load_experiment, to_dict, to_yaml
 from befit.core.errors import RunError
+from befit.core.plugins import plugin_hash
 from befit.core.storage import atomic_write, check_folder, read_json, write_json
 from befit.runs.host import Host
 
@@ -70,8 +71,12 @@ _LATER: Mapping[str, Mapping[str, Any]] = {
 
 
 def deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run: all but where and how often it is saved, and who is shown what."""
-    kept = {key: value for key, value in values.items() if key not in ("checkpoint", "name", "report", "trackers")}
+    """What decides the numbers of a run: all but where and how often it is saved, and who is shown what.
+
+    Of plugins it is what they say that counts, and not where they are: see `settings_hash` and `identify`.
+    """
+    others = ("checkpoint", "name", "plugins", "report", "trackers")
+    kept = {key: value for key, value in values.items() if key not in others}
     kept |= {key: _as_before(key, kept[key]) for key in _LATER if isinstance(kept.get(key), dict)}
     if isinstance(families := kept.get("families"), dict):
         kept["families"] = {name: {**one, "model": _as_before("model", one["model"])} for name, one in families.items()}
@@ -85,7 +90,10 @@ def _as_before(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_hash(experiment: Experiment) -> str:
     """Hash of all that decides the numbers of a run (not its name, nor how often it is saved)."""
-    text = json.dumps(deciding(to_dict(experiment)), sort_keys=True, ensure_ascii=False)
+    values = deciding(to_dict(experiment))
+    if experiment.plugins:
+        values["plugins"] = sorted(map(plugin_hash, experiment.plugins))
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -135,6 +143,7 @@ def _basis(host: Host) -> dict[str, Any]:
         "newcomers": [info.id for info in host.newcomers],
         "families": host.families,
         "data": dict(host.federation.manifest),
+        "plugins": {name: plugin_hash(name) for name in host.experiment.plugins},
     }
 
 
@@ -145,6 +154,7 @@ def _deciding_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
         **{key: basis.get(key) for key in ("task", "label_names", "backbone", "common_model", "clients")},
         "backbones": {client: backbones.get(client) for client in basis.get("clients", ())},
         "data": basis.get("data", {}).get("partition", {}).get("sha256"),
+        "plugins": sorted(basis.get("plugins", {}).values()),
     }
 
 

@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.core.metrics import spread
 from befit.runs.directory import read_lines
 from befit.runs.over_time import a_auc, a_last
 
-__all__ = ["against_baselines", "method_results"]
+__all__ = ["against_baselines", "method_results", "over_clients"]
 
 
 def method_results(
@@ -26,7 +27,7 @@ def method_results(
     federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
     ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
 
-    `summary.over_time` has A_last and A_AUC (FedMosaic specification, section 6): the last value and the mean over all
+    `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
     that failed.
@@ -61,7 +62,7 @@ def method_results(
         if line["kind"] == "failure"
     ]
     summary = {
-        **spread({client: row[metric] for client, row in rows.items()}),
+        **over_clients({client: row[metric] for client, row in rows.items()}),
         **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "bytes_scoring")},
         "seconds": seconds,
         "peak_memory_mib": peak,
@@ -81,16 +82,17 @@ def method_results(
     }
 
 
-def spread(values: Mapping[str, float | None]) -> dict[str, Any]:
-    """Mean, standard deviation over clients (ddof 1; 0 for one client) and the worst client; None without any value."""
+def over_clients(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """Mean, standard deviation over clients (0 for one client) and the worst client; None without any value."""
     known = {client: value for client, value in values.items() if value is not None}
-    if not known:
+    over = spread(list(known.values()))
+    if over is None:
         return {"scored": 0, "mean": None, "std": None, "worst": None}
     worst = min(known, key=lambda client: (known[client], client))
     return {
-        "scored": len(known),
-        "mean": statistics.fmean(known.values()),
-        "std": statistics.stdev(known.values()) if len(known) > 1 else 0.0,
+        "scored": over["n"],
+        "mean": over["mean"],
+        "std": over["sd"] or 0.0,
         "worst": {"client": worst, "value": known[worst]},
     }
 

@@ -27,17 +27,17 @@ from befit.core.storage import read_json, write_json
 from befit.core.values import Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
+from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.guard import Guard
-from befit.protocol.check import check as check_method
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
-from befit.runs.groups import Rows, budget_metrics, by_budget, by_group, by_record
+from befit.runs.groups import Rows, by_budget, by_group, by_record
 from befit.runs.host import Host
 from befit.runs.journal import Observer, RunJournal
 from befit.runs.loading import resolve_model
@@ -174,7 +174,13 @@ def run_method(
         committed = None
         if openings is not None and isinstance(store, ClientStore):
             committed = share_opening(openings, host, method, config, directory, store, server_site)
-        journal = RunJournal(directory, store, label, observer, committed)
+        kept = {
+            (number, round_)
+            for number, stage in enumerate(run_stages(method))
+            for round_ in experiment.checkpoint.keep
+            if stage.federated
+        }
+        journal = RunJournal(directory, store, label, observer, committed, kept)
         engine.outbound = journal.outbound
         for info in host.infos if journal.resume() is None else ():
             journal.outbound.hello(info)
@@ -365,10 +371,9 @@ def add_groups(
         results["groups"] = groups
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
         ranks = {label: one.get("rank") for label, one in settings}
-        measured = budget_metrics([*runs.values()], metrics)
-        for budget, there in by_budget(runs, ranks, measured).items():
+        for budget, there in by_budget(runs, ranks, metrics).items():
             for key in groups:
-                results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, measured)
+                results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, metrics)
 
 
 def shared(experiment: Experiment) -> Experiment:

@@ -25,6 +25,7 @@ from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, federated_stage, opening_of, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
+from befit.protocol.stage import Opening
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
@@ -58,7 +59,12 @@ def shared_openings(keys: Iterable[str | None]) -> set[str]:
 
 
 def share_opening(
-    folder: Path, host: Host, method: Method, block: Mapping[str, Any], directory: RunDirectory, store: ClientStore,
+    folder: Path,
+    host: Host,
+    method: Method,
+    block: Mapping[str, Any],
+    directory: RunDirectory,
+    store: ClientStore,
     site: ServerSite,
 ) -> Callable[[Checkpoint, Outbound], None] | None:
     """Let a run that has not begun start behind its opening, if `folder` has that.
@@ -71,7 +77,7 @@ def share_opening(
     opening, count = found
     limits = host.experiment.federation.rounds, host.experiment.limit.rounds
     end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
-    shared = _Shared(folder / key, host, method, opening.parts, end)
+    shared = _Shared(folder / key, host, method, opening, end)
     shared.begin(directory, store, site)
     return lambda point, outbound: shared.keep(point, directory, store, outbound)
 
@@ -83,7 +89,7 @@ class _Shared:
     path: Path
     host: Host
     method: Method
-    parts: tuple[str, ...]
+    opening: Opening
     end: tuple[int, int]
 
     def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
@@ -100,9 +106,9 @@ class _Shared:
             _copy_logs(self.path, directory.path)
             for info in self.host.infos:
                 if (path := self._client(self.path, info.id)).exists():
-                    _, own = self.method.client_init(self.host.site(info)).split(self.parts)
+                    _, own = self.opening.divide(self.method.client_init(self.host.site(info)))
                     store.save(info.id, read_payload(path) | own)
-            _, own = self.method.server_init(site).split(self.parts)
+            _, own = self.opening.divide(self.method.server_init(site))
             server = read_payload(self.path / "server.safetensors") | own
         except (OSError, RunError, PayloadMismatch) as problem:
             _LOG.warning("%s is not used, and made again: %s", self.path, problem)
@@ -124,10 +130,10 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
         try:
             _copy_logs(directory.path, draft)
-            write_payload(draft / "server.safetensors", point.server.split(self.parts)[0])
+            write_payload(draft / "server.safetensors", self.opening.divide(point.server)[0])
             for info in self.host.infos:
                 if (memory := store.load(info.id)) is not None:
-                    write_payload(self._client(draft, info.id), memory.split(self.parts)[0])
+                    write_payload(self._client(draft, info.id), self.opening.divide(memory)[0])
             write_json(draft / "outbound.json", outbound.saved())
             write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
             with contextlib.suppress(OSError):  # another run was first

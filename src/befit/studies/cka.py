@@ -1,7 +1,7 @@
 """How alike the layers of two models are: linear centred kernel alignment (Kornblith et al. 2019).
 
 `CKA(X, Y) = ||Yc^T Xc||_F^2 / (||Xc^T Xc||_F ||Yc^T Yc||_F)` on hidden states X (n, d_x) and Y (n, d_y) of the same n
-tokens, in the feature form: no n x n matrix. Specification fedmosaic.md, section 6.
+tokens, in the feature form: no n x n matrix. Kornblith et al. 2019; FedMosaic, Figures 4 and 11.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
+from befit.core.metrics import EXAMPLES, Measure
 
 Batch = dict[str, Tensor]
 Record = Mapping[str, Any]
@@ -130,9 +131,9 @@ def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str,
     for row, value in enumerate(values):
         places.setdefault(value, []).append(row)
     return {
-        f"{metric} of {value}": number
+        str(Measure(metric, where=value)): number
         for value, rows in places.items()
-        for metric, number in {"examples": len(rows), **measured(rows)}.items()
+        for metric, number in {EXAMPLES: len(rows), **measured(rows)}.items()
     }
 
 

@@ -366,7 +366,7 @@ def _references(record: Record, where: str) -> tuple[str, ...]:
 
 
 def _choices(record: Record, where: str) -> tuple[str, ...]:
-    """The answers to choose from, checked (benchmark specification, section 1.1)."""
+    """The answers to choose from, checked."""
     given = record.get("choices")
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
         raise DataError(f"{where}: evaluate.metrics asks for choices, which must be a list of strings, got {given!r}")

@@ -44,7 +44,7 @@ def choice_metrics(
     device: torch.device | str,
     values: Sequence[str] = (),
 ) -> dict[str, float]:
-    """The share of records whose expected answer scores highest (benchmark specification, section 4.6).
+    """The share of records whose expected answer scores highest.
 
     choice_sum        score is log p(answer | prompt), the sum over its tokens
     choice_per_token  divided by the number of its tokens

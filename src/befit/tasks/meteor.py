@@ -17,7 +17,7 @@ def meteor(name: str, reference: str, answer: str) -> float:
 
     meteor_exact_stem  words match that are equal without capitals or have one Porter stem; Treebank words, line by line
     meteor_nltk        words match that are synonyms in the English WordNet too, if it has their stems; `word_tokenize`
-                       of NLTK: the reference behaviour, for all languages alike (FedP2EFT specification, section 7)
+                       of NLTK: the reference behaviour, for all languages alike, as FedP2EFT has it
 
     Without synonyms the score is a lower bound for English, and not METEOR. In both an identical answer of one word
     scores 0.5 and of two 0.9375, and in scripts without spaces a whole line is one word.

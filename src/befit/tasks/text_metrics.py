@@ -55,7 +55,7 @@ def compare(
                     `unparsable` is the share of answers that name none. `names` are how answers name the choices, where
                     that is shorter, such as answer1 of "the correct answer is answer1"
 
-    Sources: Lin 2004 (ROUGE); benchmark specification, section 4. Raises DataError without answers.
+    Source: Lin 2004 (ROUGE). Raises DataError without answers.
     """
     if not answers:
         raise DataError("there are no answers to compare; give the split records, or evaluate another split")

@@ -49,7 +49,7 @@ def answered_choice(answer: str, choices: Sequence[str]) -> str | None:
 
 
 def pooled_f1(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> float:
-    """F-measure of sets of token ids, answer and expected, pooled over a task (FedMosaic specification, section 6).
+    """F-measure of sets of token ids, answer and expected, pooled over a task (the F1 of FedMosaic).
 
     precision = sum |p & g| / sum |p|, recall = sum |p & g| / sum |g|; 1 where all sets are empty, 0 without overlap.
 

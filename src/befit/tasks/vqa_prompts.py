@@ -18,7 +18,7 @@ Turns = Sequence[Mapping[str, str]]
 def checked_turns(turns: Any, images: int, where: str) -> Turns:
     """The turns, if user and assistant alternate from a user's on and the users' texts have a mark for every image.
 
-    Raises DataError (benchmark specification, section 1.1).
+    Raises DataError.
     """
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
         raise DataError(f"{where}: conversation must be a list of turns, got {turns!r}")

@@ -1,1 +1,28 @@
+"""Local training: passes over batches, terms that guide them, and estimates of curvature."""
 
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from befit.train.loop import Pass, TrainingReport, train
+    from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
+
+__all__ = [
+    "L2",
+    "Distil",
+    "Pass",
+    "ProductDistance",
+    "Term",
+    "Tilt",
+    "TrainingReport",
+    "train",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "loop": "Pass TrainingReport train",
+        "terms": "Distil L2 ProductDistance Term Tilt",
+    },
+)

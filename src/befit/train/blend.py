@@ -1,4 +1,4 @@
-"""How strongly a pass follows its terms: `(1 - beta) task + beta terms` (aggregation-guidance.md, sections 5 and 6)."""
+"""How strongly a pass follows its terms: `(1 - beta) task + beta terms` (Piorczynski et al. 2025)."""
 
 from __future__ import annotations
 

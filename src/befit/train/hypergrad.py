@@ -53,7 +53,7 @@ def rate_hypergradient(
     over       the tensors after their last step; both losses are functions of them
     direction  u, which the last step went against: Adam's, or the gradient
     With all terms of the series `psi H p` is the gradient of the validation loss, and the result its derivative by the
-    rates, divided by psi: going against it lowers the validation loss (fedp2eft.md, section 4.1).
+    rates, divided by psi: going against it lowers the validation loss (docs/methods/fedl2p.md).
     """
     over = list(over)
     gradients = torch.autograd.grad(train_loss, over, create_graph=True, materialize_grads=True)

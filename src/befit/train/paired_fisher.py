@@ -1,6 +1,6 @@
 """Diagonal Fisher information of two adapters on the same samples, and their correlation.
 
-Notation of the Potara specification: `F` Fisher information, `v = 1/F` variance, `rho` correlation of the per-sample
+Notation of docs/methods/potara.md: `F` Fisher information, `v = 1/F` variance, `rho` correlation of the per-sample
 gradients, `a, b, c` traces of the two covariances and of the cross-covariance.
 """
 
@@ -32,7 +32,7 @@ _GRADIENT_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Damping:
-    """What keeps `1/F` finite, the same for both models, since two values would bias the weight (section 3.2).
+    """What keeps `1/F` finite, the same for both models, since two values would bias the weight. Ours.
 
     kind       "relative": F + delta * mean of all F; "absolute": F + delta; "quantile": F at least the delta-quantile
                of the positive entries of both
@@ -228,7 +228,7 @@ def estimate(
     split: str = "train",
     fisher: Literal["empirical", "sampled"] = "empirical",
 ) -> PairedFisher:
-    """Per-sample gradients of two slots of the model on `samples` examples drawn without replacement (section 3.1).
+    """Per-sample gradients of two slots of the model on `samples` examples drawn without replacement.
 
     Task heads are left out, as the paper counts LoRA entries only. "sampled" draws each model's labels from its own
     probabilities, with the same random numbers for both. Warns if the client has fewer examples. Raises

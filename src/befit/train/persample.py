@@ -37,10 +37,10 @@ def sample_gradients(
         slot/module/delta: (samples, d_out, d_in), the gradient in delta = scale * B A, for "product"
 
     Samples do not interact in the models we adapt, so slice m of the gradient of the summed loss at a layer's output
-    belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`
-    (Potara specification, section 3.5). Gradient checkpointing does not matter: it belongs to training mode, and a
-    model that recomputes in any mode runs its hooks once all the same. Raises ModelError for a layer whose input does
-    not lead with the samples, and for one that backward passes do not reach because it runs without gradients.
+    belongs to sample m: `G_B[m] = sum_t g[m,t] (A x[m,t])^T`, `G_A[m] = sum_t (B^T g[m,t]) x[m,t]^T`.
+    Gradient checkpointing does not matter: it belongs to training mode, and a model that recomputes in any mode runs
+    its hooks once all the same. Raises ModelError for a layer whose input does not lead with the samples, and for one
+    that backward passes do not reach because it runs without gradients.
     """
     samples = len(next(iter(batch.values())))
     gradients: dict[str, Tensor] = {}

@@ -34,10 +34,10 @@ class L2:
     """`weight * sum ||theta_slot - theta_to||^2` over all entries, with `to` as it was at the start of the update.
 
     align  "procrustes" turns the target of every module, once, by the rotation of its ranks that brings it nearest:
-           `(A, B) -> (O A, B O^T)` is the same adapter (aggregation-guidance.md, section 5.1)
+           `(A, B) -> (O A, B O^T)` is the same adapter
 
     `to` may be the slot itself: then it is pulled back to where the update started (FedProx). No factor 1/2 and no
-    average over entries, as in the FedMosaic specification, section 5 (Ditto).
+    average over entries, as Ditto has it in snumprlab/fedmosaic.
     """
 
     slot: str
@@ -64,7 +64,7 @@ class L2:
 
 @dataclass(frozen=True)
 class ProductDistance:
-    """`weight * sum_modules ||s B A - s B_to A_to||_F^2` (aggregation-guidance.md, section 5.1), from r x r products.
+    """`weight * sum_modules ||s B A - s B_to A_to||_F^2`, from r x r products.
 
     It does not depend on which of the many factors of an update the two adapters have. Other arrays of the slots, as
     those of a task head, count entry by entry.
@@ -116,7 +116,7 @@ class Distil:
                      Jensen-Shannon divergence of the two
     divide_by_vocab  divide by the number of classes, as a mean over all logits does (the paper's formula)
 
-    At the positions of the task's own loss (aggregation-guidance.md, section 5.2; its formula is off by one there).
+    At the positions of the task's own loss (the printed formula of Piorczynski et al. 2025 is off by one there).
     """
 
     teacher: str

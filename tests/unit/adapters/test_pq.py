@@ -1,4 +1,4 @@
-"""PQ-LoRA and the gates between two slots (FedMosaic specification, section 2; properties 1 to 4, 7 and 12)."""
+"""PQ-LoRA and the gates between two slots (Seo et al. 2026, FedMosaic, eqs. 5 to 18)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def span(B: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_blocks_are_placed_as_equation_6_says(count: int, blocks: int, expected: list[int]) -> None:
-    """The table of section 2.4; 22 and 30 blocks are where Algorithm 2 would differ."""
+    """Equation 6 by hand; 22 and 30 blocks are where Algorithm 2 would differ."""
     assert placement(blocks, count) == expected
 
 

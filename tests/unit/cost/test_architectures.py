@@ -22,8 +22,7 @@ PUBLISHED = {
     "qwen3-4b": 4_022_468_096,
     # Published as 1.4B only. 2*32000*2048 + 24*(4*2048^2 + 3*2048*5632 + 2*2048) + 2048, embeddings not tied.
     "mobilellama-1.4b": 1_364_297_728,
-    # The language model, CLIP ViT-L/14-336 (303,507,456) and the projector 1024 -> d -> d with biases (FedMosaic
-    # specification, section 7).
+    # The language model, CLIP ViT-L/14-336 (303,507,456) and the projector 1024 -> d -> d with biases.
     "llava-llama-3.2-1b": 1_545_617_408,
     "llava-llama-3.2-3b": 3_528_846_336,
     "llava-llama-3.1-8b": 8_354_748_416,

@@ -1,4 +1,4 @@
-"""Compute and memory of a training step, against the FedMosaic paper's table 15 and its derivation (section 7)."""
+"""Compute and memory of a training step, against FedMosaic (Seo et al. 2026), Table 15."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from befit.adapters.layout import lora
 from befit.adapters.model import model_shapes
 from befit.cost.architecture import find_architecture
 from befit.cost.compare import compare
-from befit.cost.compute import relative_compute, relative_memory
-from befit.cost.parameters import count
+from befit.cost.compute import count, relative_compute, relative_memory
 from befit.protocol.registry import build_method, method_names
 from befit.protocol.work import Work
 
 LLAVA_3B = "llava-llama-3.2-3b"
-# Entries of one LoRA of rank 128 on all seven linear layers of every block (section 7): none on tower or projector.
+# Entries of one LoRA of rank 128 on all seven linear layers of every block: none on tower or projector.
 ADAPTER = {
     "llava-llama-3.2-1b": 90_177_536,
     "llava-llama-3.2-3b": 194_510_848,
@@ -144,7 +143,7 @@ def test_a_search_for_ranks_is_a_step_of_the_adapter_and_of_its_scales() -> None
 @pytest.mark.parametrize(
     ("smallest", "bare", "published"),
     [
-        ("llava-llama-3.2-1b", 1_545_617_408, 1.0711),  # section 7: "2n + 0.1 * N_Ws gives 1.0711"
+        ("llava-llama-3.2-1b", 1_545_617_408, 1.0711),  # 2 n + 0.1 N of the small model, over 2 N + 3 n
         ("llava-qwen2.5-0.5b", 799_262_336, 1.0614),
         (None, 3_528_846_336, 1.0971),  # the client's own model is the smallest
     ],

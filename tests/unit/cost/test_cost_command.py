@@ -24,7 +24,7 @@ def read(*arguments):
 
 
 def test_one_method_is_one_object():
-    """Potara on Commonsense, potara.md 5.8: 50 rounds up, and one download more for the merge."""
+    """Potara on Commonsense (Zou et al. 2026, section 3.5): 50 rounds up, and one download more for the merge."""
     found = read(*LLAMA, "--method", "potara", "--set", "rounds_fedit=50")
     assert found["parameters"] == {"A": 2_064_384, "B": 1_146_880, "head": 0, "total": 3_211_264}
     assert found["upload_bytes_per_round"] == found["download_bytes_per_round"] == 12_845_056
@@ -36,8 +36,8 @@ def test_one_method_is_one_object():
     assert found["arguments"]["rounds_fedit"] == 50
 
 
-def test_the_generator_of_FedP2EFT_has_the_size_of_the_specification():
-    """fedp2eft.md, section 8: all linear modules of Llama-3.2-3B, 32 ranks each; 4 bytes a number, once either way."""
+def test_the_generator_of_FedP2EFT_has_the_size_that_its_shapes_give():
+    """All linear modules of Llama-3.2-3B, 32 ranks each; 4 bytes a number, once either way."""
     words = ("--model", "llama-3.2-3b", "--targets", "all", "--method", "fedp2eft", "--rounds", "150")
     found = read(*words)
     assert found["slots"]["generator"]["total"] == 5_259_869

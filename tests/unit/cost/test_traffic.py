@@ -8,7 +8,7 @@ from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import factor, module, slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.core.values import TensorSpec
-from befit.cost.parameters import count, slot_sizes
+from befit.cost.compute import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
 from befit.protocol.method import Method
 from befit.protocol.stage import Message, Personal, Stage

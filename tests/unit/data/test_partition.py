@@ -1,4 +1,4 @@
-"""The partitioners: the properties of the benchmark specification, section 3.3, and what each rule means."""
+"""The partitioners: what they keep for any labels, and what each rule means (docs/benchmarks.md)."""
 
 import zlib
 
@@ -77,7 +77,7 @@ def test_federation_and_stage_have_streams_of_their_own():
     assert len(drawn) == 4
 
 
-def test_the_generator_is_pcg64_seeded_as_the_specification_says():
+def test_the_generator_is_pcg64_seeded_by_federation_stage_and_attempt():
     """SeedSequence([seed, crc32(federation), crc32(stage), attempt])."""
     sequence = np.random.SeedSequence([7, zlib.crc32(b"digits"), zlib.crc32(b"train"), 3])
     expected = np.random.Generator(np.random.PCG64(sequence)).random(3)

@@ -1,4 +1,4 @@
-"""Balanced Dirichlet, quantity skew, classes and tasks per client: benchmark specification, sections 3.1 and 3.3."""
+"""Balanced Dirichlet, quantity skew, classes and tasks per client (docs/benchmarks.md, Partitions)."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def everything(parts):
 @settings(max_examples=30, deadline=None)
 @given(labels_of, st.integers(1, 8), seeds)
 def test_balanced_dirichlet_divides_everything_and_nobody_has_a_class_too_many(labels, clients, seed):
-    """Property D2 of section 3.3: the largest size is below n / K plus the largest class."""
+    """The largest size is below n / K plus the largest class."""
     parts = dirichlet_balanced(labels, clients, 0.5, seed, "test", minimum=0)
     assert everything(parts) == list(range(len(labels)))
     assert max(map(len, parts)) < len(labels) / clients + np.bincount(labels).max()

@@ -1,4 +1,4 @@
-"""Streams of tasks: the properties of FedMosaic's specification, section 9.3, item 15, and sampling by hand."""
+"""Streams of tasks: what slices and batches of FedMosaic's streams keep, and sampling by hand."""
 
 from collections import Counter
 from itertools import pairwise

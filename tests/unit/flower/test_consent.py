@@ -12,14 +12,13 @@ import pytest
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.values import Payload
-from befit.flower.allowed import settings_of
 from befit.flower.at_sites import hello
-from befit.flower.consent import experiment_here
 from befit.flower.engine import Lost, ask, checked
 from befit.flower.frame import unpack
-from befit.flower.memory import SiteMemory, Stamp
-from befit.flower.service import Desk
+from befit.flower.policy import experiment_here, settings_of
+from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile, load_site
+from befit.flower.site_state import SiteMemory, Stamp
 
 Make = Callable[..., Experiment]
 SITE = SiteFile("client-00", models={"digits-vit": "digits-vit"}, benchmarks=["digits"], device="cpu")
@@ -70,9 +69,9 @@ def test_a_site_may_limit_the_methods(experiment: Make) -> None:
 
 
 def test_a_baseline_that_a_site_does_not_run_is_refused_at_the_start(experiment: Make, tmp_path: Path) -> None:
-    desk = Desk(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
+    service = SiteService(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
     with pytest.raises(Lost, match=r"method\.name: local is not among the site's methods: fedsa"):
-        checked(desk.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {})
+        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {})
 
 
 def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) -> None:
@@ -143,8 +142,8 @@ def request_of(experiment: Experiment, **changes: Any) -> bytes:
 def test_a_malformed_request_is_refused_and_says_why(
     changes: dict[str, Any], reason: str, experiment: Make, tmp_path: Path
 ) -> None:
-    desk = Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
-    header, arrays = unpack(desk.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
+    service = SiteService(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
+    header, arrays = unpack(service.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
     assert header["kind"] == "failure" and reason in header["reason"] and not arrays
     assert not list(tmp_path.rglob("stamp.json"))
 
@@ -169,15 +168,15 @@ def test_the_text_of_an_error_stays_at_the_site_unless_its_file_says_otherwise(
         )
         request = request_of(experiment(model={"id": "digits-vit"}), settings=settings, do="hello")
         with pytest.raises(Lost) as lost:
-            checked(Desk(site).answer(request), {})
+            checked(SiteService(site).answer(request), {})
         told[errors] = lost.value.reason
     assert "/no/such/file" not in told["kind"]
     assert "/no/such/file" in told["text"]
 
 
 def test_everything_in_a_reply_is_listed_at_the_site_before_it_leaves(experiment: Make, tmp_path: Path) -> None:
-    desk = Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path)}))
-    header, _ = unpack(desk.answer(request_of(experiment(model={"id": "digits-vit"}), do="hello")), "a reply")
+    service = SiteService(SiteFile(**{**vars(SITE), "state": str(tmp_path)}))
+    header, _ = unpack(service.answer(request_of(experiment(model={"id": "digits-vit"}), do="hello")), "a reply")
     rows = json.loads((tmp_path / "runs" / "r" / "outbound.json").read_text())["client-00"]
     assert {row["name"] for row in rows} == {"client", "backbone", "examples", "data", "version"}
     assert {row["name"] for row in rows} <= header.keys()

@@ -11,8 +11,7 @@ from flwr.app import Message
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, NotEnoughReplies
-from befit.flower.frame import pack, unpack
-from befit.flower.records import from_content, to_content
+from befit.flower.frame import from_content, pack, to_content, unpack
 from befit.flower.server_app import run_over
 from befit.runs.runner import run
 from tests.unit.flower.loopback import LoopbackGrid, write_site

@@ -15,10 +15,9 @@ from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.flower import replies
 from befit.flower.engine import ask, checked
-from befit.flower.frame import digest, pack, unpack
-from befit.flower.records import from_content, to_content
+from befit.flower.frame import digest, from_content, pack, to_content, unpack
 from befit.flower.replies import COLUMNS
-from befit.flower.service import Desk
+from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile
 from befit.runs.runner import run
 from tests.unit.flower.loopback import LoopbackGrid
@@ -192,8 +191,8 @@ def test_a_record_of_other_arrays_is_no_frame() -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
+def service(tmp_path: Path) -> SiteService:
+    return SiteService(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
 
 
 NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
@@ -220,9 +219,9 @@ NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
     ],
 )
 def test_a_request_of_no_sense_is_refused_and_writes_nowhere_else(
-    changes: dict[str, Any], reason: str, desk: Desk, experiment: Make, tmp_path: Path
+    changes: dict[str, Any], reason: str, service: SiteService, experiment: Make, tmp_path: Path
 ) -> None:
-    said, arrays = unpack(desk.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
+    said, arrays = unpack(service.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
     assert said["kind"] == "failure" and reason in said["reason"] and not arrays
     state = tmp_path / "state"
     written = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
@@ -231,11 +230,11 @@ def test_a_request_of_no_sense_is_refused_and_writes_nowhere_else(
 
 
 def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
-    desk: Desk, experiment: Make, tmp_path: Path
+    service: SiteService, experiment: Make, tmp_path: Path
 ) -> None:
     """NaN, infinity, other shapes: refused, and the right request is answered after them all."""
     settings = experiment("fedit", model={"id": "digits-vit"})
-    first = desk.answer(request_of(settings))
+    first = service.answer(request_of(settings))
     _, arrays = unpack(first, "a reply")
     stamp = next((tmp_path / "state").rglob("stamp.json"))
     before = stamp.read_bytes()
@@ -248,29 +247,29 @@ def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
         {**arrays, key: torch.zeros(2**20)},
         {**arrays, "../../x": torch.full((1,), float("inf"))},
     ):
-        said, sent = unpack(desk.answer(ask(do, header, wrong)), "a reply")
+        said, sent = unpack(service.answer(ask(do, header, wrong)), "a reply")
         assert said["kind"] == "failure" and not sent
         assert stamp.read_bytes() == before
     for other in ("score", "export"):
-        said, _ = unpack(desk.answer(ask(other, header, {key: arrays[key] * float("nan")})), "a reply")
+        said, _ = unpack(service.answer(ask(other, header, {key: arrays[key] * float("nan")})), "a reply")
         assert said["kind"] == "failure" and "the server sent numbers that are not finite" in said["reason"]
     assert not list((tmp_path / "state").rglob("adapter*"))
-    said, _ = unpack(desk.answer(ask(do, header, arrays)), "a reply")
+    said, _ = unpack(service.answer(ask(do, header, arrays)), "a reply")
     assert said["kind"] == "update"
 
 
-def test_bytes_that_are_no_request_are_answered(desk: Desk) -> None:
+def test_bytes_that_are_no_request_are_answered(service: SiteService) -> None:
     for data in (b"", b"cos\nsystem\n(S'true'\ntR.", pack({"x": 1}, {})):
-        said, _ = unpack(desk.answer(data), "a reply")
+        said, _ = unpack(service.answer(data), "a reply")
         assert said["kind"] == "failure"
 
 
 def test_a_refusal_with_a_path_of_the_site_stays_there(experiment: Make, tmp_path: Path) -> None:
     """A memory that is damaged: its place is in the error, which is told otherwise."""
-    desk = Desk(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
+    service = SiteService(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
     settings = experiment("ditto", model={"id": "digits-vit"})
-    desk.answer(request_of(settings, label="ditto"))
+    service.answer(request_of(settings, label="ditto"))
     for path in (tmp_path / "state").rglob("memory.*"):
         path.write_bytes(b"damaged")
-    said, _ = unpack(desk.answer(request_of(settings, label="ditto", at={**NOW, "round": 2})), "a reply")
+    said, _ = unpack(service.answer(request_of(settings, label="ditto", at={**NOW, "round": 2})), "a reply")
     assert said["kind"] == "failure" and str(tmp_path) not in said["reason"]

@@ -15,16 +15,15 @@ from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, RunError
 from befit.flower.at_sites import hello
 from befit.flower.call import call, worker_file
-from befit.flower.claim import claim
 from befit.flower.doctor import examine
 from befit.flower.frame import unpack
 from befit.flower.server_app import run_over
-from befit.flower.service import Desk
-from befit.flower.site_file import load_site
+from befit.flower.service import SiteService
+from befit.flower.site_file import claim, load_site
 from befit.flower.worker import serve_site
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.test_consent import request_of
-from tests.unit.flower.test_worker import without_desk
+from tests.unit.flower.test_worker import without_service
 from tests.unit.flower.test_worker import worker as worker  # a fixture
 
 Make = Callable[..., Experiment]
@@ -112,7 +111,7 @@ def test_a_site_file_that_breaks_while_the_worker_runs_does_not_end_it(
     sites[0].write_text("client: [")
     assert answered(call(site, request))["kind"] == "hello"  # cold, by the file as it was when Flower's process began
     sites[0].write_text(text)
-    without_desk(monkeypatch)
+    without_service(monkeypatch)
     assert answered(call(site, request))["kind"] == "hello"
 
 
@@ -123,5 +122,5 @@ def test_what_goes_wrong_where_nothing_can_be_written_is_answered_in_this_proces
     sites[0].write_text(sites[0].read_text() + "state: taken\n")
     (sites[0].parent / "taken").write_text("")
     site = load_site(sites[0])
-    said = answered(Desk(site).answer(hello(experiment(), "trial")))
+    said = answered(SiteService(site).answer(hello(experiment(), "trial")))
     assert said["kind"] == "failure" and "taken" not in said["reason"]

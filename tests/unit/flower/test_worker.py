@@ -22,7 +22,7 @@ from befit.core.errors import RunError
 from befit.flower.at_sites import hello
 from befit.flower.call import call, worker_file
 from befit.flower.frame import unpack
-from befit.flower.service import Desk
+from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
 from befit.flower.worker import serve_site
 from tests.processes import PATIENCE
@@ -43,19 +43,19 @@ def worker(sites: list[Path]) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def without_desk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Desk, request: bytes) -> bytes:
+def without_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: SiteService, request: bytes) -> bytes:
         raise AssertionError("a cold start")
 
-    monkeypatch.setattr(Desk, "answer", refuse)
+    monkeypatch.setattr(SiteService, "answer", refuse)
 
 
 def test_a_worker_answers_what_a_cold_start_answers(
     worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, request = load_site(sites[0]), hello(experiment(), "trial")
-    cold = Desk(site).answer(request)
-    without_desk(monkeypatch)
+    cold = SiteService(site).answer(request)
+    without_service(monkeypatch)
     assert call(site, request) == call(site, request) == cold
 
 

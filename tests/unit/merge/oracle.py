@@ -53,7 +53,7 @@ def trimmed(part: np.ndarray, density: float) -> np.ndarray:
 
 
 def ties(parts: Sequence[np.ndarray], weights: Sequence[float], density: float, trim: bool = True) -> np.ndarray:
-    """TIES entry by entry (specification, section 2.3)."""
+    """TIES entry by entry (Yadav et al. 2023, Algorithm 1)."""
     kept = [trimmed(part, density) for part in parts] if trim else list(parts)
     merged = np.zeros(kept[0].shape)
     for place in np.ndindex(merged.shape):

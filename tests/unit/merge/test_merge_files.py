@@ -56,7 +56,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def dense_updates(folder: Path) -> dict[str, Tensor]:
-    """`scale B A` of every module, as the specification reads a checkpoint."""
+    """`scale B A` of every module, as PEFT reads a checkpoint."""
     config, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     found: dict[str, Tensor] = {}
     for key, A in tensors.items():

@@ -1,4 +1,4 @@
-"""The Nash bargaining solution (FedMosaic specification, section 5; property 14)."""
+"""The Nash bargaining solution (FedMosaic, Table 33; docs/methods/fedmosaic.md)."""
 
 from __future__ import annotations
 

@@ -52,14 +52,18 @@ class Notes:
 
 
 class Clients:
-    """Clients a, b, c, … with 6, 9, 12, … examples of their own, on one model."""
+    """Clients a, b, c, … with 6, 9, 12, … examples of their own, or `rows` each, on one model."""
 
-    def __init__(self, method: Method, count: int = 3, kind: str = "vit", seed: int = 0) -> None:
+    def __init__(
+        self, method: Method, count: int = 3, kind: str = "vit", seed: int = 0, rows: int | None = None
+    ) -> None:
         self.method = method
         self.model = AdaptedModel(tiny_model(kind), head=kind in ("vit", "bert"))
         names = [chr(ord("a") + index) for index in range(count)]
         self.sites = {
-            name: make_site(kind, rows=6 + 3 * index, client=name, data_seed=index, model=self.model, budget=BUDGET)
+            name: make_site(
+                kind, rows=rows or 6 + 3 * index, client=name, data_seed=index, model=self.model, budget=BUDGET
+            )
             for index, name in enumerate(names)
         }
         self.model.install(method.layout, seed)

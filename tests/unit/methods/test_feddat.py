@@ -1,4 +1,4 @@
-"""FedDAT's two losses (FedMosaic specification, section 5; property 14)."""
+"""FedDAT's two losses (snumprlab/fedmosaic, federated_methods/feddat.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSim: the sum of two models' logits (FedMosaic specification, section 5), against two models run one by one."""
+"""FedSim: the sum of two models' logits as FedMosaic compares with it, against two models run one by one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ LEGACY = [{"name": "fedsim"}, {"name": "ditto"}, {"name": "feddpa", "variant": "
 
 @pytest.mark.parametrize("settings", LEGACY, ids=lambda one: one["name"])
 def test_the_legacy_flag_averages_what_should_be_personal(settings: dict[str, Any]) -> None:
-    """FedMosaic specification, section 5: with it, all clients are deployed one and the same model."""
+    """As in the released code of FedMosaic: with it, all clients are deployed one and the same model."""
     clients = Clients(build_method({**settings, "rank": 2, "legacy_average_personal": True, "weights": "uniform"}))
     server = clients.run(rounds=2)
     assert {slot_of(key) for key in server.arrays} == set(BOTH)

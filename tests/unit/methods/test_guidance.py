@@ -1,4 +1,4 @@
-"""Guidance, server optimisers, FedProx and SCAFFOLD: the properties 12 to 17 of aggregation-guidance.md, section 9."""
+"""Guidance, server optimisers, FedProx and SCAFFOLD: what their formulas imply (pages of docs/methods)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Potara: both branches, the merge in its spaces, its properties (specification potara.md, section 8), its refusals."""
+"""Potara: both branches, the merge in its spaces, its properties (docs/methods/potara.md), its refusals."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def two_sides() -> tuple[Clients, State, State]:
 
 @pytest.mark.parametrize("w", [0.0, 0.2, 0.5, 0.9, 1.0])
 def test_the_product_of_merged_factors_differs_from_the_merged_product_by_the_known_term(w: float) -> None:
-    """B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l) (section 3.4)."""
+    """B_m A_m = w B_f A_f + (1-w) B_l A_l - w (1-w) (B_f - B_l)(A_f - A_l)."""
     clients, fed, local = two_sides()
     merged = merge_pair(fed, local, {"": w}, "factors")
     gap = size = 0.0

@@ -1,4 +1,4 @@
-"""Clients of different ranks in one adapter: HETLoRA and FlexLoRA (FedMosaic specification, section 5; property 14)."""
+"""Clients of different ranks in one adapter: HETLoRA and FlexLoRA (Cho et al. 2024; Bai et al. 2024)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The registry: a signature is a schema."""
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,7 +44,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    monkeypatch.setattr(registry, "METHODS", copy.copy(registry.METHODS))
     register("fake", paper="arXiv:0000.00000", year=1999, title="Fake")(Fake)
     return get_method("fake")
 

@@ -1,4 +1,4 @@
-"""Self and Others, at the last point and over all: FedMosaic's specification, sections 6 and 9.3, item 16."""
+"""Self and Others, at the last point and over all: the scores of FedMosaic (Seo et al. 2026)."""
 
 import math
 

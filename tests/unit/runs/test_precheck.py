@@ -5,13 +5,13 @@ import json
 
 import pytest
 import torch
-from tests.unit.models.tiny_models import save_bert, save_llama
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, ModelError
 from befit.protocol.registry import get_method, method_names
-from befit.runs.check import check_everything
+from befit.runs.estimate import check_everything
 from befit.runs.runner import check, run
+from tests.unit.models.tiny_models import save_bert, save_llama
 
 SIGNATURES = {name: {one.name for one in get_method(name).parameters} for name in method_names()}
 TEXTS = [{"text": f"{word} film", "label": label} for word, label in (("good", "pos"), ("bad", "neg"))] * 10
@@ -30,7 +30,10 @@ def experiment(tmp_path):
             records = ANSWERS if task == "causal-lm" else TEXTS
             (tmp_path / f"{client}.jsonl").write_text("\n".join(map(json.dumps, records)))
         values = {
-            "method": "fedit", "baselines": [], "federation": {"rounds": 1}, "train": {"max_steps": 1},
+            "method": "fedit",
+            "baselines": [],
+            "federation": {"rounds": 1},
+            "train": {"max_steps": 1},
             "model": {"id": str(tmp_path / "model"), "max_length": 20},
             "data": {"task": task, "clients": {client: str(tmp_path / f"{client}.jsonl") for client in ("a", "b")}},
         }
@@ -112,7 +115,9 @@ def test_settings_data_and_model_are_looked_at_together(experiment, tmp_path):
     experiment()
     (tmp_path / "b.jsonl").write_text('{"text": "x"}')
     values = {
-        "method": {"name": "potara", "rank": 0}, "baselines": [], "train": {"lr": -1},
+        "method": {"name": "potara", "rank": 0},
+        "baselines": [],
+        "train": {"lr": -1},
         "model": {"id": str(tmp_path / "modle")},
         "data": {"task": "text-classification", "clients": {one: str(tmp_path / f"{one}.jsonl") for one in "ab"}},
     }

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
-from tests.unit.models.tiny_models import save_llama
 
 from befit.config.experiment import load_experiment, to_dict
 from befit.core.errors import ConfigError, DataError
-from befit.flower.allowed import settings_of
+from befit.flower.policy import settings_of
 from befit.models import load_backbone
 from befit.runs.clients import values_of
 from befit.runs.groups import at_budgets, by_record
@@ -22,6 +20,8 @@ from befit.runs.provenance import settings_hash
 from befit.runs.runner import check, run
 from befit.studies.compare.comparison import make_plan
 from befit.tasks import make_task
+from tests.unit.models.tiny_models import save_llama
+from tests.unit.tasks.test_causal_lm import QUESTIONS, RECORDS, load
 
 VALUES = ["de", "fr", "de"]
 
@@ -71,8 +71,7 @@ def test_choices_of_a_value_are_those_of_its_records_alone(tmp_path: Path) -> No
 
 def test_classes_are_values_too_and_give_the_recall_of_each() -> None:
     federation = load_federation(load_experiment({"benchmark": "digits", "method": "local"}))
-    backbone = load_backbone(resolve_model(load_experiment(DIGITS)).model,
-                             federation.task, federation.label_names, 0)
+    backbone = load_backbone(resolve_model(load_experiment(DIGITS)).model, federation.task, federation.label_names, 0)
     task = make_task(federation.task, backbone.processor, federation.label_names)
     shaken(backbone.model)
     records = federation.clients[0].test
@@ -95,26 +94,42 @@ def own(tmp_path: Path) -> dict[str, Any]:
     for client, wards in {"a": WARDS, "b": WARDS, "new": WARDS[:3]}.items():
         folder = tmp_path / ("newcomers" if client == "new" else "clients") / client
         folder.mkdir(parents=True)
-        rows = [{"text": f"{client} {kind} {number} good bad film"[number:], "label": kind, "ward": wards[number % 3]
-                 if len(wards) == 3 else wards[(number + (kind == "no")) % 4]}
-                for number in range(8) for kind in ("yes", "no")]
+        rows = [
+            {
+                "text": f"{client} {kind} {number} good bad film"[number:],
+                "label": kind,
+                "ward": wards[number % 3] if len(wards) == 3 else wards[(number + (kind == "no")) % 4],
+            }
+            for number in range(8)
+            for kind in ("yes", "no")
+        ]
         for split in ("train", "test"):
             given = rows if split == "test" else [{k: v for k, v in row.items() if k != "ward"} for row in rows]
             (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
     return {
-        "data": {"clients": str(tmp_path / "clients"), "newcomers": str(tmp_path / "newcomers"),
-                 "task": "text-classification", "val_fraction": 0.0},
-        "model": {"id": "names-bert-mlm"}, "evaluate": {"by": "ward"},
-        "method": {"name": "bayestune", "rank": 2, "budgets": [4]}, "baselines": [{"name": "local", "rank": 4}],
-        "train": {"max_steps": 2}, "federation": {"rounds": 1}, "report": {"plots": False},
+        "data": {
+            "clients": str(tmp_path / "clients"),
+            "newcomers": str(tmp_path / "newcomers"),
+            "task": "text-classification",
+            "val_fraction": 0.0,
+        },
+        "model": {"id": "names-bert-mlm"},
+        "evaluate": {"by": "ward"},
+        "method": {"name": "bayestune", "rank": 2, "budgets": [4]},
+        "baselines": [{"name": "local", "rank": 4}],
+        "train": {"max_steps": 2},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
     }
 
 
 def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tmp_path: Path) -> None:
     """Sums over clients of the right answers in a ward, at each budget, for clients and for newcomers."""
     done = run(load_experiment(own), out=tmp_path / "run")
-    for view, size, wards in ((done.results, 2, ["east", "north", "south"]),
-                              (done.results["newcomers"], 1, ["north", "south"])):
+    for view, size, wards in (
+        (done.results, 2, ["east", "north", "south"]),
+        (done.results["newcomers"], 1, ["north", "south"]),
+    ):
         found = view["groups"]["ward"]
         assert found["of"] == "examples" and list(found["groups"]) == wards
         for budget, at in {"": found, **found["budgets"]}.items():
@@ -138,8 +153,12 @@ def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tm
 
 def test_where_a_field_says_what_is_known_of_clients_both_groups_are_the_same(tmp_path: Path) -> None:
     values = {
-        "benchmark": {"name": "names", "languages": ["en", "de"], "clients_per_language": 2}, "method": "fedit",
-        "baselines": ["local"], "train": {"max_steps": 2}, "federation": {"rounds": 1}, "report": {"plots": False},
+        "benchmark": {"name": "names", "languages": ["en", "de"], "clients_per_language": 2},
+        "method": "fedit",
+        "baselines": ["local"],
+        "train": {"max_steps": 2},
+        "federation": {"rounds": 1},
+        "report": {"plots": False},
         "evaluate": {"newcomers": False},
     }
     of_clients = run(load_experiment(values), out=tmp_path / "a").results["groups"]["language"]
@@ -155,10 +174,14 @@ def test_where_a_field_says_what_is_known_of_clients_both_groups_are_the_same(tm
 
 def test_a_client_without_a_score_leaves_its_values_unmeasured() -> None:
     rows = {
-        "x": {"a": {"m": 0.5, "examples": 4, "examples of u": 1, "m of u": 1.0, "examples of v": 3, "m of v": 1 / 3},
-              "b": {"m": None, "examples": 0}},
-        "y": {"a": {"m": 0.5, "examples": 4, "examples of u": 1, "m of u": 0.0, "examples of v": 3, "m of v": 2 / 3},
-              "b": {"m": 0.5, "examples": 2, "examples of v": 2, "m of v": 0.5}},
+        "x": {
+            "a": {"m": 0.5, "examples": 4, "examples of u": 1, "m of u": 1.0, "examples of v": 3, "m of v": 1 / 3},
+            "b": {"m": None, "examples": 0},
+        },
+        "y": {
+            "a": {"m": 0.5, "examples": 4, "examples of u": 1, "m of u": 0.0, "examples of v": 3, "m of v": 2 / 3},
+            "b": {"m": 0.5, "examples": 2, "examples of v": 2, "m of v": 0.5},
+        },
     }
     found = by_record(rows, "field", ["m"])
     assert found["groups"]["v"]["scores"] == {"x": {"m": None}, "y": {"m": pytest.approx((2 + 1) / 5)}}
@@ -167,9 +190,19 @@ def test_a_client_without_a_score_leaves_its_values_unmeasured() -> None:
 
 
 def test_a_budget_has_scores_of_values_of_its_own_whatever_the_values_are_called() -> None:
-    row = {"m": 0.5, "m r2": 0.5, "m r4": 0.6, "m of ru": 0.1, "m r2 of ru": 0.1, "m r4 of ru": 0.2,
-           "examples of ru": 3, "m of ru r4": 0.7, "m r2 of ru r4": 0.7,
-           "m r4 of ru r4": 0.8, "examples of ru r4": 5}
+    row = {
+        "m": 0.5,
+        "m r2": 0.5,
+        "m r4": 0.6,
+        "m of ru": 0.1,
+        "m r2 of ru": 0.1,
+        "m r4 of ru": 0.2,
+        "examples of ru": 3,
+        "m of ru r4": 0.7,
+        "m r2 of ru r4": 0.7,
+        "m r4 of ru r4": 0.8,
+        "examples of ru r4": 5,
+    }
     rows = {"a": row, "b": {"m": 0.1, "m r2": 0.1, "m r4": 0.1, "m of ru": 0.9}}
     found = at_budgets(rows, 2, ["m"])
     assert list(found) == ["r2", "r4"]
@@ -220,7 +253,7 @@ def test_the_field_is_for_one_machine_and_leaves_other_runs_as_they_were() -> No
 def test_all_runs_of_a_comparison_are_scored_by_one_field() -> None:
     runs = {"A": {"method": "local"}, "B": {"method": "fedit", "set": {"evaluate.by": "label"}}}
     with pytest.raises(ConfigError, match=r"evaluate\.by: must be the same for all runs"):
-        make_plan({"recipe": {"title": "t"}, "base": {"benchmark": "digits"}, "seeds": [0], "runs": runs})
+        make_plan({"study": {"title": "t"}, "base": {"benchmark": "digits"}, "seeds": [0], "runs": runs})
 
 
 def test_a_field_of_own_records_changes_neither_their_names_nor_the_split(own: dict[str, Any]) -> None:

@@ -23,8 +23,7 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.newcomers import arrive, newcomer_engine
 from befit.runs.runner import run
-from befit.studies.adapt import adapt, summary
-from befit.studies.adaptation import fast_adaptation, mean_start
+from befit.studies.adapt import adapt, fast_adaptation, mean_start, summary
 from tests.unit.models.tiny_models import save_speller, save_vit
 
 TEXT: dict[str, Any] = {

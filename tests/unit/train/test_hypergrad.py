@@ -59,7 +59,7 @@ def test_the_series_is_its_closed_form_and_tends_to_the_inverse(terms: int) -> N
 
 @pytest.mark.parametrize("terms", [0, 3])
 def test_a_hypergradient_is_what_autograd_gives_through_the_last_step(terms: int) -> None:
-    """The specification's formula, written out: d <g_T(w(rates)), p> / d rates with p held fixed."""
+    """The formula of docs/methods/fedl2p.md, written out: d <g_T(w(rates)), p> / d rates with p held fixed."""
     toy = Quadratic(1)
     rates = toy.rates.clone().requires_grad_(True)
     w = toy.after(rates)

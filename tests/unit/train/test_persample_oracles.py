@@ -177,7 +177,7 @@ def test_a_module_that_runs_twice_in_one_pass_adds_up() -> None:
 
 @pytest.mark.parametrize("space", ["factors", "product"])
 def test_the_statistics_are_the_moments_of_the_loops_gradients_without_the_head(kind: str, space: Any) -> None:
-    """The five sums of section 3.1 for both slots at once, from the dense or the PEFT oracle."""
+    """The five sums of the statistics for both slots at once, from the dense or the PEFT oracle."""
     site, state, batch = ready(kind)
     site = make_site(kind, TWO, rows=ROWS, model=site.model)
     site.model.load(state)

@@ -1,0 +1,3 @@
+"""The user's own files as a federation."""
+
+__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`digits`: ten clients with label-skewed parts of scikit-learn's handwritten digits (benchmark specification, 5.1)."""
+"""`digits`: ten clients with label-skewed parts of scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 

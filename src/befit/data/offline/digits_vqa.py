@@ -1,4 +1,4 @@
-"""`digits-vqa`: questions about images, clients with streams of tasks (benchmark specification, section 5.4)."""
+"""`digits-vqa`: questions about images, clients with streams of tasks; docs/digits-vqa.md."""
 
 from __future__ import annotations
 

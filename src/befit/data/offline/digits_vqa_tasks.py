@@ -34,7 +34,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 MATCH = 0.4  # how often one of four images is the digit that is counted
 SIGMA = 0.25  # of the noise
 
-# The order of tasks is the stream; PFL-Static mixes them (benchmark specification, section 5.4).
+# The order of tasks is the stream; PFL-Static mixes them, and every task has two or three clients.
 STREAMS = (
     ("name/invert", "larger/invert", "parity/invert", "same/invert"),
     ("larger/invert", "name/invert", "same/invert", "max/invert"),
@@ -184,7 +184,7 @@ QUESTIONS: Mapping[str, tuple[Callable[[Draw, Pool, int], Asked], tuple[str, ...
 
 
 def make_record(images: NDArray[np.float32], pool: Pool, task: str, id: str, number: int, seed: str) -> dict[str, Any]:
-    """One `vqa` record (benchmark specification, section 1.1) of a task such as "larger/rot".
+    """One `vqa` record of a task such as "larger/rot".
 
     images  (n, 8, 8) in [0, 1], that `pool` has the indices of
     number  which of the task's records it is: of `same` every other one is of one digit

@@ -1,4 +1,4 @@
-"""`names`: which kind of thing has this name? Four kinds in 15 languages (benchmark specification, section 5.2).
+"""`names`: which kind of thing has this name? Four kinds in 15 languages; docs/names.md.
 
 The strings are not in this repository: `befit.data.offline.name_strings` builds them from Babel. Names are divided *by
 key* (the code of a language, territory, currency or script) and in the same way for all languages, so that no client

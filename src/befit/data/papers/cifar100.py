@@ -1,4 +1,4 @@
-"""`cifar100-10` and `cifar100-20`: CIFAR-100 with skewed labels (Potara; benchmark specification, section 2.1).
+"""`cifar100-10` and `cifar100-20`: CIFAR-100 with skewed labels (Zou et al. 2026, Potara, Tables 2 and 8).
 
 Read from Parquet, from `datasets` directories, or from the binary version of the data set; its Python version is made
 of pickles, which befit does not read. All of them give the same clients: records are ordered by their pixels.
@@ -166,7 +166,7 @@ def divide(
     pools: dict[str, NDArray[np.int64]],
     arguments: dict[str, Any],
 ) -> dict[str, Partition]:
-    """Indices of every client in each split, by one draw of shares (rule D1)."""
+    """Indices of every client in each split, by one draw of shares."""
     drawn: dict[str, Partition] = {}
     if missing := sorted(set(labels["test"].tolist()) - set(labels["train"][pools["train"]].tolist())):
         raise DataError(

@@ -1,4 +1,4 @@
-"""`commonsense-8` and `commonsense-16`: eight data sets of questions with options (Potara; specification, 2.2)."""
+"""`commonsense-8` and `commonsense-16`: eight data sets of questions with options (Potara, Tables 3 and 9)."""
 
 from __future__ import annotations
 

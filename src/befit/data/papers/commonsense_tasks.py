@@ -1,4 +1,4 @@
-"""The eight commonsense data sets as questions with named options (benchmark specification, sections 1.4 and 2.2)."""
+"""The eight commonsense data sets as questions with named options, worded as by LLM-Adapters."""
 
 from __future__ import annotations
 

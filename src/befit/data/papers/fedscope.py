@@ -1,4 +1,4 @@
-"""`fedscope-5`: mathematics, instructions and code by kind (FedMosaic; its specification, section 8.4)."""
+"""`fedscope-5`: mathematics, instructions and code by kind (FedMosaic, Table 12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flan-8`: eight tasks of FLAN (Potara; benchmark specification, section 2.3), and the two sets of FedDPA's release.
+"""`flan-8`: eight tasks of FLAN (Potara, Tables 6 and 7), and the two sets of FedDPA's release.
 
 FLAN writes one question in up to ten templates. Before it is divided, records that may be the same question are put
 into one group, and a group stays on one side of the split, or the test would be known from training.

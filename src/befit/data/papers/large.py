@@ -1,4 +1,4 @@
-"""`fedaya-8` and `fed-llm-large-52`: FedMosaic's text clients, from its released files (specification, 8.4).
+"""`fedaya-8` and `fed-llm-large-52`: FedMosaic's text clients, from the files of snumprlab/fedmosaic.
 
 Their tasks were made by a language model's judgement and by drawing users that are not named, so they cannot be made
 anew: the files DATASET/train/dataset-N.json and DATASET/test/dataset-N.json are read as they are.

@@ -1,4 +1,4 @@
-"""The commonsense questions as LLM-Adapters publishes them (Hu et al. 2023; benchmark specification, section 2.2)."""
+"""The commonsense questions as LLM-Adapters publishes them (Hu et al. 2023; AGI-Edgerunners/LLM-Adapters)."""
 
 from __future__ import annotations
 

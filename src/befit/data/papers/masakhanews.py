@@ -1,4 +1,4 @@
-"""`masakhanews-320`: news topics in 16 African languages (FedP2EFT, section 6.3; benchmark specification, 2.5)."""
+"""`masakhanews-320`: news topics in 16 African languages (FedP2EFT, Tables 1 and 2)."""
 
 from __future__ import annotations
 

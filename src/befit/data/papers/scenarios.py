@@ -1,4 +1,4 @@
-"""Who has which tasks in FedMosaic's benchmarks (its specification, sections 8.2 to 8.4), as in its scenario files.
+"""Who has which tasks in FedMosaic's benchmarks (Tables 13 and 14), as in the scenario files of snumprlab/fedmosaic.
 
 A task is DATASET-SUBSET and lies in DATASET/train/dataset-SUBSET.json; the order of a client's tasks is its stream.
 """

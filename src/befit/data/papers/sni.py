@@ -1,6 +1,6 @@
-"""`sni-10`: the ten largest English tasks of Super-NaturalInstructions (aggregation study; specification, section 2.4).
+"""`sni-10`: the ten largest English tasks of Super-NaturalInstructions (Piorczynski et al. 2025).
 
-The paper does not name its tasks. The rule here is the specification's: English in and out, not on the excluded list of
+The paper does not name its tasks. The rule here is ours: English in and out, not on the excluded list of
 the default split, sorted by (most instances, number of the task), the first ten.
 """
 

@@ -1,4 +1,4 @@
-"""`drake` and `hflb`: questions about images, four tasks a client (FedMosaic; benchmark specification, section 2.9)."""
+"""`drake` and `hflb`: questions about images, four tasks a client (FedMosaic, Tables 12 to 14)."""
 
 from __future__ import annotations
 

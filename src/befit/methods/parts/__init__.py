@@ -1,0 +1,3 @@
+"""What methods share."""
+
+__all__: list[str] = []

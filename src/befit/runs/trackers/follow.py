@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from befit.core.metrics import COUNT
+from befit.core.metrics import Measure
 from befit.runs.trackers.base import Tracker, check_trackers, make_tracker
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             grouped.setdefault(f"{stage}/train/loss", []).append(value)
         elif kind == "diagnostic":
             grouped.setdefault(f"{stage}/diagnostic/{line['name']}", []).append(value)
-        elif kind == "score" and not line["metric"].startswith(COUNT):
+        elif kind == "score" and not Measure.named(line["metric"]).counts:
             name = f"{stage}/{line['split']}/{line['metric']}"
             grouped.setdefault(name, []).append(value)
             scored.add(name)

@@ -1,27 +1,25 @@
-"""One ablation as a person asks for it: a configuration in; measurements, tables and plots out."""
+"""One ablation as a person asks for it: a configuration in; runs, tables and plots out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from befit.config.experiment import Experiment, load_experiment, to_dict
-from befit.config.seeds import seeded
+from befit.config.experiment import Experiment, ReportSettings, load_experiment, to_dict
+from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
-from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.federate import resolved_stages
+from befit.core.storage import atomic_write
+from befit.core.yamlfile import write_yaml
 from befit.protocol.registry import build_method
-from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import environment, locked
-from befit.runs.runner import pick_threads, threads
 from befit.studies.ablations import registry
 from befit.studies.ablations.base import Ablation, Findings, Row
-from befit.studies.ablations.branches import federated_rounds, train_branches, trunk
-from befit.studies.ablations.pairs import Client
+from befit.studies.ablations.seed import FEDERATED, LOCAL, Seed, changed, end_of, federated_rounds
+from befit.studies.compare.execute import Runner
 
 __all__ = ["Finished", "ablate"]
 
@@ -44,28 +42,45 @@ def ablate(
     out: Path | str | None = None,
     observer: Observer | None = None,
 ) -> Finished:
-    """Train the branches for every seed, or find them on the disk, measure at every client, and write what came out.
+    """Run what the ablation compares, for every seed, unless `out` has it, and write what came out.
 
     options   of the ablation, by name
     seeds     each changes adapters and batches, and the partition of a benchmark that has a seed; default: the
               configuration as it is
     out       directory of all ablations of this configuration, default runs/<name>-ablations; the results are in
-              <out>/<ablation>/, trained branches in <out>/branches/
-    observer  called with events, as `befit.runs.runner.run` calls it
+              <out>/<ablation>/, the runs in <out>/runs/, and what they share in <out>/shared/
+    observer  called with events, as `befit.runs.runner.run` calls it, after one of kind "planned" with all `runs`
 
+    A grid of options is also left as <out>/<ablation>/study.yaml, for `befit compare`, which finds its runs in `out`.
     Raises ConfigError for an ablation that does not go with the configuration, and whatever `befit.run` raises.
     """
-    experiment = resolve_model(load_experiment(config))
+    experiment = replace(resolve_model(load_experiment(config)), baselines=[], report=ReportSettings(plots=False))
+    experiment = replace(
+        experiment,
+        engine=replace(experiment.engine, workers=1),  # runs in several processes share no stages
+        evaluate=replace(experiment.evaluate, every=0, newcomers=False),
+    )
     ablation, chosen = _check(name, options, experiment, seeds)
     root = Path("runs") / f"{experiment.name}-ablations" if out is None else Path(out)
-    labels = [f"seed {seed}" for seed in (seeds or [experiment.federation.seed])]
+    total = federated_rounds(experiment)
+    keep = tuple(sorted({*ablation.checkpoints(total), total}))
+    experiment = replace(experiment, checkpoint=replace(experiment.checkpoint, keep=keep))
+    runner, tell = Runner(), observer or (lambda event: None)
+    all_seeds = [Seed(one, root, runner, keep, tell) for one in seeded(experiment, seeds)]
+    labels = [FEDERATED, *([LOCAL, *ablation.variants()] if ablation.variants() else ["measure"])]
+    tell({"kind": "planned", "runs": [seed.label(label) for seed in all_seeds for label in labels]})
     rows: list[Row] = []
     described: dict[str, Any] = {}
     with locked(root):
-        for label, one in zip(labels, seeded(experiment, seeds), strict=True):
-            host = Host(one)
-            with threads(pick_threads(host)):
-                rows += _measure(name, ablation, host, root / "branches", label, observer)
+        for seed in all_seeds:
+            host = seed.host
+            if problems := [
+                f"{name} needs {split} examples at every client; {empty[0]} has none"
+                for split in ablation.splits
+                if (empty := [client.id for client in host.federation.clients if not len(getattr(client, split))])
+            ]:
+                raise ConfigError(problems)
+            rows += [{"seed": seed.experiment.federation.seed, **row} for row in ablation.rows(seed)]
             described = {
                 "metric": host.task.metric,
                 "task": host.federation.task,
@@ -74,6 +89,7 @@ def ablate(
                 "environment": environment(host),
             }
         entry = registry.get(name)
+        findings = ablation.findings(rows, described["metric"])
         results = {
             "ablation": name,
             "title": entry.title,
@@ -87,19 +103,34 @@ def ablate(
             **described,
             "config": to_dict(experiment),
             "rows": rows,
-        }
-        findings = ablation.findings(rows, results["metric"])
-        results["findings"] = {
-            "sentences": list(findings.sentences),
-            "tables": [
-                {"title": one.title, "headers": one.table[0], "rows": one.table[1], "note": one.note}
-                for one in findings.tables
-            ],
+            "findings": {
+                "sentences": list(findings.sentences),
+                "tables": [
+                    {"title": one.title, "headers": one.titles, "rows": one.texts, "note": one.note}
+                    for one in findings.tables
+                ],
+            },
         }
         from befit.studies.ablations.page import write_ablation
 
         write_ablation(root / name, results, findings.tables, findings.figures)
+        if ablation.variants():
+            study = _study(entry.title, ablation, experiment, [seed.experiment.federation.seed for seed in all_seeds])
+            atomic_write(root / name / "study.yaml", write_yaml(study).encode())
     return Finished(root / name, results, findings)
+
+
+def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequence[int]) -> dict[str, Any]:
+    """The runs of a grid as a study."""
+    block = experiment.method
+    runs = {LOCAL: end_of(block, 0.0), FEDERATED: end_of(block, 1.0)}
+    runs |= {label: changed(block, changes) for label, changes in ablation.variants().items()}
+    return {
+        "study": {"title": f"{title}: {experiment.name}", "reference": LOCAL},
+        "base": {key: value for key, value in to_dict(experiment).items() if key != "baselines"},
+        "seeds": list(seeds),
+        "runs": {label: {"method": method} for label, method in runs.items()},
+    }
 
 
 def _check(
@@ -113,12 +144,12 @@ def _check(
             [f"method.name: {name} needs a configuration of {entry.method}, this one is of {experiment.method['name']}"]
         )
     ablation, chosen = registry.build(name, options)
-    for key, value in ablation.options().items():  # one by one, since they are not varied together
+    for label, changes in ablation.variants().items():
         try:
-            build_method({**experiment.method, key: value})
+            build_method(changed(experiment.method, changes))
         except ConfigError as error:
-            problems += [f"{name} sets {key}: {value}, and then {problem}" for problem in error.problems]
-    total = federated_rounds(cast(Recipe, build_method(experiment.method)), experiment.federation.rounds)
+            problems += [f"{name} has a run {label!r}, and there {problem}" for problem in error.problems]
+    total = federated_rounds(experiment)
     if late := sorted(round_ for round_ in ablation.checkpoints(total) if round_ > total):
         problems.append(
             f"ablation.rounds: {', '.join(map(str, late))} are beyond the {total} rounds of the federated "
@@ -136,44 +167,3 @@ def _check(
     if problems:
         raise ConfigError(problems)
     return ablation, chosen
-
-
-def _measure(name: str, ablation: Ablation, host: Host, root: Path, label: str, observer: Observer | None) -> list[Row]:
-    """Rows of all clients of one seed, in the order of the clients."""
-    config, rounds = host.experiment.method, host.experiment.federation.rounds
-    method = cast(Recipe, build_method(config))
-    problems = host.problems(config["name"], config)
-    for split in ablation.splits:
-        if empty := [client.id for client in host.federation.clients if not len(getattr(client, split))]:
-            problems.append(f"{name} needs {split} examples at every client; {empty[0]} has none ({label})")
-    if problems:
-        raise ConfigError(problems)
-    tell = observer or (lambda event: None)
-    stages = [{"name": stage.name, "rounds": stage.rounds} for stage in resolved_stages(trunk(method), rounds)]
-    total = len(host.infos)
-    stages.append({"name": "measure", "rounds": total})
-    tell({"kind": "run_started", "run": label, "stages": stages, "clients": total})
-    wanted = ablation.checkpoints(federated_rounds(method, rounds))
-    branches = train_branches(host, method, root, wanted, observer, label)
-    host.install(method)
-    sent = max(branches.bytes_up[branches.rounds[-1]].values()) * total
-    rows: list[Row] = []
-    for number, info in enumerate(host.infos, start=1):
-        where = {"seed": host.experiment.federation.seed, "client": info.id}
-        rows += [{**where, **row} for row in ablation.measure(Client(host, config, info, branches))]
-        tell(
-            {
-                "kind": "round",
-                "run": label,
-                "stage": "measure",
-                "round": number,
-                "rounds": total,
-                "clients": number,
-                "failed": 0,
-                "loss": None,
-                "bytes_up": sent,
-                "bytes_down": 0,
-            }
-        )
-    tell({"kind": "run_finished", "run": label})
-    return rows

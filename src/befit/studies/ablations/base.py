@@ -1,4 +1,4 @@
-"""What an ablation is: what it measures at a client, and what all measurements together say."""
+"""What an ablation is: rows of measurements of one seed, and what the rows of all seeds say together."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from befit.report.ablation_figures import Figure
-from befit.report.tables import Table
+from befit.report.table import Table
 
 if TYPE_CHECKING:
-    from befit.studies.ablations.pairs import Client
+    from befit.studies.ablations.seed import Client, Seed
 
-__all__ = ["Ablation", "Findings", "Row", "Titled", "evenly"]
+__all__ = ["Ablation", "Findings", "Measured", "Row", "evenly"]
 
 Row = dict[str, Any]  # plain values: numbers, text, true, false, null
-
-
-@dataclass(frozen=True)
-class Titled:
-    """A table; `detail` ones are in the files but not on the screen."""
-
-    title: str
-    table: Table
-    note: str = ""
-    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +23,7 @@ class Findings:
     """What an ablation found: a few sentences, the most important first, and tables and figures."""
 
     sentences: Sequence[str]
-    tables: Sequence[Titled] = field(default_factory=tuple)
+    tables: Sequence[Table] = field(default_factory=tuple)
     figures: Sequence[Figure] = field(default_factory=tuple)
 
 
@@ -54,8 +44,8 @@ class Ablation(ABC):
 
     splits: ClassVar[tuple[str, ...]] = ()
 
-    def options(self) -> Mapping[str, Any]:
-        """Options of the method that it varies, each at one value, to find out early whether they go together."""
+    def variants(self) -> Mapping[str, Mapping[str, Any]]:
+        """Options of the method, by dotted key, of every run that it compares, by the run's label."""
         return {}
 
     def checkpoints(self, total: int) -> Sequence[int]:
@@ -63,9 +53,22 @@ class Ablation(ABC):
         return evenly(total)
 
     @abstractmethod
-    def measure(self, client: Client) -> Iterator[Row]:
-        """Rows of plain values; seed and client are added."""
+    def rows(self, seed: Seed) -> Iterator[Row]:
+        """Rows of plain values, client by client; the seed is added."""
 
     @abstractmethod
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
-        """What all rows say. `metric` is the name of what `Pair.score` measures; higher is better."""
+        """What all rows say. `metric` is the name of the score; higher is better."""
+
+
+class Measured(Ablation):
+    """An ablation that merges the two adapters of each client more often than runs could."""
+
+    def rows(self, seed: Seed) -> Iterator[Row]:
+        for client in seed.clients():
+            for row in self.measure(client):
+                yield {"client": client.info.id, **row}
+
+    @abstractmethod
+    def measure(self, client: Client) -> Iterator[Row]:
+        """Rows of one client."""

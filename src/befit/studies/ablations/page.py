@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
@@ -15,17 +15,15 @@ from befit.core.yamlfile import write_yaml
 from befit.report.ablation_figures import Figure
 from befit.report.ablation_plots import draw_figure
 from befit.report.comparison import run_title
-from befit.report.markdown import escape, flat, markdown_table
+from befit.report.markdown import flat, section
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
-
-if TYPE_CHECKING:
-    from befit.studies.ablations.base import Titled
+from befit.report.table import Table, escape_markdown
 
 __all__ = ["write_ablation"]
 
 
-def write_ablation(path: Path, results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]) -> None:
+def write_ablation(path: Path, results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
     """Write all four files, each whole or not at all. Raises RunError for a directory that cannot be written."""
     write_json(path / "ablation.json", dict(results))
     atomic_write(path / "ablation.csv", rows_as_csv(results["rows"]).encode())
@@ -47,20 +45,20 @@ def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+def render_markdown(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
     first, *rest = results["findings"]["sentences"]
     parts = [
-        f"# {escape(plain(results['title']))}: {escape(plain(results['name']))}",
-        f"**{escape(first)}**",
-        escape(" ".join(rest)),
-        "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results)),
+        f"# {escape_markdown(plain(results['title']))}: {escape_markdown(plain(results['name']))}",
+        f"**{escape_markdown(first)}**",
+        escape_markdown(" ".join(rest)),
+        "\n".join(f"- {escape_markdown(k)}: {escape_markdown(v)}" for k, v in _facts(results)),
     ]
     for one in tables:
-        parts += [f"## {escape(one.title)}", markdown_table(one.table), escape(one.note)]
+        parts += section(one)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def render_page(results: Mapping[str, Any], tables: Sequence[Titled], figures: Sequence[Figure]) -> str:
+def render_page(results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> str:
     """The page. Everything from outside is escaped by the template engine; only the SVG is not, whose serialiser has
     escaped the names inside."""
     plots = [draw_figure(figure, number, results) for number, figure in enumerate(figures)]
@@ -75,11 +73,10 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled], figures: S
             lead=first,
             sentences=rest,
             plots=[(plot.title, Markup(plot.svg), plot.note) for plot in plots],
-            tables=[one for one in tables if not one.detail],
-            details=[one for one in tables if one.detail],
+            tables=sorted(tables, key=lambda one: one.detail),
             facts=_facts(results),
             about=results["about"],
-            environment=flat(results["environment"]),
+            environment=Table("Versions and machine", ["what", "value"], flat(results["environment"]), detail=True),
             config="\n".join(map(plain, write_yaml(results["config"]).splitlines())),
         )
     )

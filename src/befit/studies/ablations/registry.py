@@ -6,13 +6,12 @@ Each module of this package registers what it defines; they are imported when a 
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from befit.core.errors import ConfigError, did_you_mean
+from befit.core.errors import ConfigError
+from befit.core.registry import Registry
 from befit.core.schema import Parameter, check_values, parameters_of, plain
 
 if TYPE_CHECKING:
@@ -46,17 +45,14 @@ class Entry:
         return self.docstring.split("\n", 1)[0]
 
 
-_ABLATIONS: dict[str, Entry] = {}
+_ABLATIONS: Registry[Entry] = Registry("ablation", ("befit.studies.ablations",))
 
 
 def register(name: str, *, title: str, method: str) -> Callable[[Factory], Factory]:
     """Enter a class under `name`. Raises ValueError where another one has that name."""
 
     def enter(factory: Factory) -> Factory:
-        held = _ABLATIONS.get(name)
-        if held and getattr(held.factory, "__module__", "") != factory.__module__:
-            raise ValueError(f"two ablations are called {name!r}")
-        _ABLATIONS[name] = Entry(name, title, method, factory)
+        _ABLATIONS.enter(name, factory, Entry(name, title, method, factory))
         return factory
 
     return enter
@@ -64,20 +60,12 @@ def register(name: str, *, title: str, method: str) -> Callable[[Factory], Facto
 
 def names() -> list[str]:
     """Names of all ablations, sorted."""
-    package = import_module("befit.studies.ablations")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        import_module(module.name)
-    return sorted(_ABLATIONS)
+    return _ABLATIONS.names()
 
 
 def get(name: str) -> Entry:
     """The entry of one ablation. Raises ConfigError with a suggestion."""
-    known = names()
-    if name not in _ABLATIONS:
-        raise ConfigError(
-            [f"unknown ablation {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}"], "the command"
-        )
-    return _ABLATIONS[name]
+    return _ABLATIONS.find(name, where="the command")
 
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> tuple[Ablation, dict[str, Any]]:

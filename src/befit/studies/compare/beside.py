@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from befit.report.newcomers import newcomers_of
-from befit.report.numbers import NOTHING, plain, score_of, spread_text
+from befit.report.numbers import score_of
 from befit.report.tables import OVER_TIME
 from befit.report.words import OVER_TIME_NOTE
-from befit.studies.ablations.base import Titled
-from befit.studies.compare.texts import difference_text, p_text
 
-__all__ = ["COMPARED", "GROUPS", "Group", "beside_tables", "scores_beside"]
+__all__ = ["COMPARED", "GROUPS", "Group", "scores_beside"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,6 @@ GROUPS = (
     ),
 )
 COMPARED = tuple(group.compared for group in GROUPS)
-_TEST_NOTE = (
-    "Mean ± SD over seeds. The difference is paired by seed, with half its 95 % t interval; p is Holm's for the runs "
-    "of this table."
-)
 
 
 def scores_beside(results: Mapping[str, Any]) -> dict[str, float]:
@@ -65,32 +59,3 @@ def scores_beside(results: Mapping[str, Any]) -> dict[str, float]:
             "newcomers_worst": score_of(summary.get("worst") or {}, "value"),
         }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def beside_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """A table for each group that some run was scored in."""
-    made = [Titled(group.title, _table(results, group), f"{group.note} {_TEST_NOTE}") for group in GROUPS]
-    return [one for one in made if one.table[1]]
-
-
-def _table(results: Mapping[str, Any], group: Group) -> tuple[list[str], list[list[str]]]:
-    metric, runs = results["metric"], results["runs"]
-    present = [key for key in group.columns if any(key in run["beside"] for run in runs)]
-    if group.compared not in present:
-        return [], []
-    if all(run["beside"].get("others_auc") == run["beside"].get("others_last") for run in runs):
-        present = [key for key in present if key != "others_auc"]  # measured once, so that there is no time to speak of
-    several = len(runs) > 1
-    headers = ["run", *(group.columns[key] for key in present)]
-    headers += [f"{group.columns[group.compared]}: minus {plain(results['reference'])} ± 95%", "p (t, seeds)"] * several
-    rows = []
-    for run in runs:
-        t = run["beside_against"].get(group.compared)
-        rows.append(
-            [
-                plain(run["label"]),
-                *(spread_text(run["beside"].get(key), metric) for key in present),
-                *([difference_text(t, metric), p_text(t["p_holm"])] if t else [NOTHING, NOTHING]) * several,
-            ]
-        )
-    return headers, rows

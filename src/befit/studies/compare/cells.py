@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment
-from befit.config.overrides import apply_overrides, put
+from befit.config.overrides import apply_overrides, put, with_seed
 from befit.config.parse import parse_experiment
-from befit.config.seeds import with_seed
 from befit.core.schema import plain
 from befit.protocol.registry import get_method
 from befit.runs.loading import resolve_model

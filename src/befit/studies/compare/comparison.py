@@ -15,6 +15,7 @@ from befit.data.limit import limit_sentence, trial_overrides
 from befit.runs.provenance import locked
 from befit.studies.compare.execute import CellFailure, execute
 from befit.studies.compare.plan import Plan, plan_config, plan_study
+from befit.studies.compare.results import Comparison
 from befit.studies.compare.study import is_study, read_study
 from befit.studies.compare.summary import limit_of
 
@@ -31,7 +32,7 @@ class Compared:
     """
 
     path: Path
-    results: dict[str, Any] | None
+    results: Comparison | None
     failures: tuple[CellFailure, ...]
 
 
@@ -43,22 +44,26 @@ def make_plan(
     overrides: Sequence[str] = (),
     reference: str | None = None,
     trial: bool = False,
+    plugins: Sequence[str] = (),
 ) -> Plan:
     """What a study or a configuration comes to, before anything is read or trained; see `compare`.
 
-    trial  every run once, for one round of one step on two clients of each family with a few records
+    trial    every run once, for one round of one step on two clients of each family with a few records
     """
     if trial:
         if seeds is not None and len(seeds) > 1:
             logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
-        return make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference).trial()
+        plan = make_plan(
+            source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins
+        )
+        return plan.trial()
     study = isinstance(source, Mapping) and names_runs(source)
     if study or (isinstance(source, (str, Path)) and is_study(source)):
         assert not isinstance(source, Experiment)
-        plan = plan_study(read_study(source), seeds, overrides, reference)
+        plan = plan_study(read_study(source, plugins), seeds, overrides, reference)
         return plan if methods is None else plan.only(methods)
-    return plan_config(source, methods, seeds, overrides, reference)
+    return plan_config(source, methods, seeds, overrides, reference, plugins)
 
 
 def compare(
@@ -70,6 +75,7 @@ def compare(
     reference: str | None = None,
     jobs: int = 1,
     out: Path | str | None = None,
+    plugins: Sequence[str] = (),
     observer: Callable[[dict[str, Any]], None] | None = None,
 ) -> Compared:
     """Run every method with every seed, unless `out` holds the run already, and write what came out.
@@ -82,6 +88,7 @@ def compare(
     reference  label of the run that the others are compared with; default: the study's, else local, else the first
     jobs       processes, each with a backbone of its own
     out        directory, default runs/<name>; runs are in <out>/runs/, and are used again by any comparison there
+    plugins    Python files or modules with methods, benchmarks and tasks of your own, beside those that `source` names
     observer   called with events: those of `befit.execute.execute`
 
     A cell that fails stops no other. Raises ConfigError for mistakes, RunError for a directory that cannot be used, or
@@ -90,7 +97,7 @@ def compare(
     plan = (
         source
         if isinstance(source, Plan)
-        else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference)
+        else make_plan(source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins)
     )
     if jobs < 1:
         raise ConfigError([f"--jobs: must be 1 or more, got {jobs}"], "the command")

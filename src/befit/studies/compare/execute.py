@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from befit.config.experiment import Experiment, to_dict
 from befit.core.storage import read_json
 from befit.runs.host import Host
 from befit.runs.runner import run, shared
 from befit.runs.shared_stages import forget_openings, opening_key, shared_openings
+from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
-from befit.studies.compare.jobs import Worker
 
 __all__ = ["CellFailure", "execute", "find_folder"]
 
@@ -88,115 +90,125 @@ class Runner:
     def __init__(self) -> None:
         self._host: Host | None = None
 
+    def host(self, experiment: Experiment) -> Host:
+        """The backbone and data of an experiment: those of the last cell, where they fit."""
+        host, self._host = self._host, None  # after a failure there is none that could be trusted
+        if host is None or shared(host.experiment) != shared(experiment):
+            host = None  # the old backbone may go before the new one comes
+            host = Host(experiment)
+        self._host = host
+        return host
+
     def __call__(self, cell: Cell, path: Path, observer: Tell, openings: Path | None = None) -> float | None:
         """The cell's mean over clients. `openings` is where cells share stages. Raises whatever stopped it."""
-        host, self._host = self._host, None  # after a failure there is none that could be trusted
-        if host is None or shared(host.experiment) != shared(cell.experiment):
-            host = None  # the old backbone may go before the new one comes
-            host = Host(cell.experiment)
+        host, self._host = self.host(cell.experiment), None
         done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
         self._host = host
         return done.results["summary"]["mean"]
 
 
+@dataclass
+class _Progress:
+    """What is told of the cells, and which of them failed."""
+
+    cells: Sequence[Cell]
+    tell: Tell
+    failures: list[CellFailure] = field(default_factory=list[CellFailure])
+    began: dict[int, float] = field(default_factory=dict[int, float])
+
+    def start(self, number: int) -> None:
+        self.began[number] = time.monotonic()
+        self.tell({"kind": "cell_started", "cell": number})
+
+    def finish(self, number: int, mean: float | None) -> None:
+        took = time.monotonic() - self.began[number]
+        self.tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": False, "seconds": took})
+
+    def fail(self, number: int, error: str, trace: str) -> None:
+        cell = self.cells[number]
+        self.failures.append(CellFailure(cell.label, cell.seed, error, trace))
+        self.tell({"kind": "cell_failed", "cell": number, "error": error})
+
+
 def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings) -> list[CellFailure]:
-    runner, failures = Runner(), list[CellFailure]()
+    runner, progress = Runner(), _Progress(cells, tell)
     for number in left:
-        cell, began = cells[number], time.monotonic()
-        tell({"kind": "cell_started", "cell": number})
+        progress.start(number)
+        path = find_folder(out, cells[number])
         try:
             mean = runner(
-                cell,
-                find_folder(out, cell),
-                lambda event, n=number: tell({**event, "cell": n}),
-                openings.folder(number),
+                cells[number], path, lambda event, n=number: tell({**event, "cell": n}), openings.folder(number)
             )
         except Exception as error:
-            failures.append(CellFailure(cell.label, cell.seed, failure_text(error), traceback.format_exc()))
-            tell({"kind": "cell_failed", "cell": number, "error": failures[-1].error})
+            progress.fail(number, failure_text(error), traceback.format_exc())
         else:
-            tell(
-                {
-                    "kind": "cell_finished",
-                    "cell": number,
-                    "mean": mean,
-                    "reused": False,
-                    "seconds": time.monotonic() - began,
-                }
-            )
-    return failures
+            progress.finish(number, mean)
+    return progress.failures
 
 
 def _in_workers(
     cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, openings: _Openings
 ) -> list[CellFailure]:
     """The same in processes. A process that dies is one failure; another takes its place."""
-    failures: list[CellFailure] = []
-    waiting = list(left)
-    cores = max(1, (os.cpu_count() or 1) // jobs)
-    busy: dict[Any, tuple[Worker, int, float]] = {}
-    workers: list[Worker] = []
+    progress, waiting = _Progress(cells, tell), list(left)
+    limits = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    busy: dict[Any, tuple[Worker, int]] = {}
+    ready: dict[Worker, Experiment | None] = {}  # every worker, with what its backbone and data were made for
+
+    def start() -> Worker:
+        # A run survives that its worker is killed, and one that is finished does not notice.
+        ready[worker := Worker("befit.studies.compare.jobs", limits)] = None
+        return worker
 
     def give(worker: Worker) -> None:
         """The next cell: one that need not do what another does at this moment, then one with the worker's data."""
-        making = {openings.missing(n) for _, n, _ in busy.values()} - {None}
+        making = {openings.missing(n) for _, n in busy.values()} - {None}
         number = min(
             waiting,
             key=lambda n: (
                 openings.missing(n) in making,
-                shared(cells[n].experiment) != worker.holds,
+                shared(cells[n].experiment) != ready[worker],
                 waiting.index(n),
             ),
         )
         waiting.remove(number)
-        cell = cells[number]
-        worker.holds = shared(cell.experiment)
-        tell({"kind": "cell_started", "cell": number})
-        busy[worker.connection] = (worker, number, time.monotonic())
-        worker.start(cell, find_folder(out, cell), openings.folder(number))
-
-    def failed(number: int, error: str, trace: str) -> None:
-        failures.append(CellFailure(cells[number].label, cells[number].seed, error, trace))
-        tell({"kind": "cell_failed", "cell": number, "error": error})
+        cell, folder = cells[number], openings.folder(number)
+        ready[worker] = shared(cell.experiment)
+        progress.start(number)
+        busy[worker.connection] = (worker, number)
+        task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment)}
+        path = str(find_folder(out, cell))
+        with contextlib.suppress(OSError):  # a process that is gone is noticed when it should answer
+            worker.send({**task, "path": path, "openings": None if folder is None else str(folder)})
 
     try:
         for _ in range(jobs):
-            workers.append(Worker(cores))
-            give(workers[-1])
+            give(start())
         while busy:
             for connection in wait(list(busy)):
-                worker, number, began = busy[connection]
-                message = worker.receive()
-                if message is not None and message["kind"] == "event":
+                worker, number = busy[connection]
+                answer = worker.receive()
+                message: dict[str, Any] = {"kind": "gone"} if answer is None else answer[0]
+                if message["kind"] == "event":
                     tell({**message["event"], "cell": number})
                     continue
-                if message is not None and message["kind"] == "warning":
+                if message["kind"] == "warning":
                     logging.getLogger(message["logger"]).warning("%s", message["text"])
                     continue
                 del busy[connection]
-                if message is None:
-                    failed(number, f"its process ended with {worker.ending()}", "")
-                    workers.remove(worker)
-                    if waiting:
-                        workers.append(worker := Worker(cores))
+                if message["kind"] == "gone":
+                    progress.fail(number, f"its process ended with {worker.ending()}", "")
+                    del ready[worker]
                 elif message["kind"] == "failed":
-                    failed(number, message["error"], message["traceback"])
+                    progress.fail(number, message["error"], message["traceback"])
                 else:
-                    tell(
-                        {
-                            "kind": "cell_finished",
-                            "cell": number,
-                            "mean": message["mean"],
-                            "reused": False,
-                            "seconds": time.monotonic() - began,
-                        }
-                    )
+                    progress.finish(number, message["mean"])
                 if waiting:
-                    give(worker)
+                    give(worker if worker in ready else start())
     finally:
-        for worker in workers:
+        for worker in ready:
             worker.stop()
-    return failures
+    return progress.failures
 
 
 def failure_text(error: Exception) -> str:

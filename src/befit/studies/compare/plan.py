@@ -67,13 +67,14 @@ def plan_config(
     seeds: Sequence[int] | None,
     overrides: Sequence[str] = (),
     reference: str | None = None,
+    plugins: Sequence[str] = (),
 ) -> Plan:
     """One run for each method. Raises ConfigError with all problems.
 
     methods  a method that the configuration has, as its own or as a baseline, is taken with the arguments there; any
              other with its defaults and the rank and alpha of the configuration's own. Default: all that it has
     """
-    experiment = load_experiment(source, overrides)
+    experiment = load_experiment(source, overrides, plugins)
     blocks = dict(zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True))
     problems: list[str] = []
     if methods is None:  # baselines first, as in a run's tables

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator
 from befit.report.drawing import Plot, axis_name, metric_name, scaled
 from befit.report.numbers import gain_text, is_share, plain
 from befit.report.svg import MUTED, TEXT, draw, run_ink
+from befit.studies.compare.results import Comparison
 from befit.studies.compare.tables import clients_of
 
 __all__ = ["client_gains", "over_communication", "plots_of", "run_means"]
@@ -23,7 +24,7 @@ MANY_RUNS = 12  # beyond, spread is left to the plot of the means, or it would h
 FAR = 30.0  # ratio of the most to the least bytes from which their axis is logarithmic
 
 
-def plots_of(results: Mapping[str, Any]) -> list[Plot]:
+def plots_of(results: Comparison) -> list[Plot]:
     """All plots that these results have something to show in."""
     scored = [run for run in results["runs"] if run["mean"]]
     if not scored:
@@ -32,7 +33,7 @@ def plots_of(results: Mapping[str, Any]) -> list[Plot]:
     return [plot for plot in made if plot is not None]
 
 
-def run_means(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Plot:
+def run_means(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot:
     """One line for each run: its mean over seeds, a whisker of one SD, and every seed as a small dot."""
     names = [plain(run["label"]) for run in runs]
 
@@ -63,7 +64,7 @@ def run_means(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> 
     return Plot(title, draw("means", title, 12.0, 1.1 + 0.34 * len(runs), paint), note, wide=True)
 
 
-def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Plot | None:
+def over_communication(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot | None:
     """The mean against the bytes sent up and down, with the course of training as a thin line; names at the side."""
     sent = {run["label"]: run["bytes_up"] + run["bytes_down"] for run in runs}
     known = sorted(size for size in sent.values() if size)
@@ -119,7 +120,7 @@ def over_communication(results: Mapping[str, Any], runs: Sequence[Mapping[str, A
     return Plot(title, draw("communication", title, 12.0, height, paint), note, wide=True)
 
 
-def _reference_second(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _reference_second(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The runs with the reference in second place, whose colour it has in the other plots."""
     others = [run for run in runs if run["label"] != results["reference"]]
     return [*others[:1], *(run for run in runs if run["label"] == results["reference"]), *others[1:]]
@@ -163,14 +164,14 @@ def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]],
     axes.set_ylim(low, high)
 
 
-def client_gains(results: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Plot | None:
+def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot | None:
     """What every run adds at every client to the reference: cells, or distributions where clients are many."""
     base = next(run for run in results["runs"] if run["label"] == results["reference"])["clients"]
     gains = {
         run["label"]: {
-            client: one["mean"] - base[client]["mean"]
-            for client, one in run["clients"].items()
-            if one and base.get(client)
+            client: score["mean"] - other["mean"]
+            for client, score in run["clients"].items()
+            if score and (other := base.get(client))
         }
         for run in runs
         if run["label"] != results["reference"]

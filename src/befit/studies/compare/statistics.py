@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scipy import stats
 
-__all__ = ["LEAST_PAIRS", "LEVEL", "Paired", "Signed", "Spread", "holm", "paired", "reach", "signed_ranks", "spread"]
+from befit.core.metrics import spread
+
+__all__ = ["LEAST_PAIRS", "LEVEL", "Paired", "Signed", "holm", "paired", "reach", "signed_ranks"]
 
 LEVEL = 0.05
 LEAST_PAIRS = 6  # with five pairs the smallest p of the signed-rank test is 2 / 2^5 = 0.0625, above any use
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (ddof 1; None for a single number)."""
-
-    mean: float
-    sd: float | None
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None without any value.
-
-    >>> spread([1.0, 3.0])
-    Spread(mean=2.0, sd=1.4142135623730951)
-    """
-    if not values:
-        return None
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -60,17 +42,17 @@ def paired(differences: Sequence[float]) -> Paired | None:
     >>> round(result.p, 4), round(result.low, 4)
     (0.0742, -0.0048)
     """
-    found = spread(differences)
-    if found is None:
+    over = spread(differences)
+    if over is None:
         return None
-    n = len(differences)
-    if found.sd is None:
-        return Paired(n, found.mean, None)
-    if found.sd <= 1e-12 * max(1.0, abs(found.mean)):  # also where rounding alone makes them differ
-        return Paired(n, found.mean, 0.0, p=1.0 if abs(found.mean) <= 1e-12 else None)
+    n, mean, sd = over["n"], over["mean"], over["sd"]
+    if sd is None:
+        return Paired(n, mean, None)
+    if sd <= 1e-12 * max(1.0, abs(mean)):  # also where rounding alone makes them differ
+        return Paired(n, mean, 0.0, p=1.0 if abs(mean) <= 1e-12 else None)
     result: Any = stats.ttest_1samp(list(differences), 0.0)
     interval = result.confidence_interval(0.95)
-    return Paired(n, found.mean, found.sd, float(interval.low), float(interval.high), float(result.pvalue))
+    return Paired(n, mean, sd, float(interval.low), float(interval.high), float(result.pvalue))
 
 
 def reach(n: int) -> float | None:

@@ -1,6 +1,7 @@
 """A study: what is compared, as people write it. Strict keys, every mistake at once; which cells it has is `plan`'s.
 
 study: {title: …, about: …, paper: …, table: …, reference: Local, note: …}
+plugins: [my_method.py]
 base: a configuration, or the path of one from the study's folder
 seeds: [0, 1, 2]
 runs:
@@ -24,13 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from befit.config.experiment import names_runs, read_source
+from befit.config.experiment import add_plugins, names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
 
 __all__ = ["Axis", "Grid", "Head", "RunEntry", "Study", "is_study", "label_text", "read_study"]
 
-_TOP = ("study", "base", "seeds", "runs", "grids")
+_TOP = ("study", "plugins", "base", "seeds", "runs", "grids")
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ def is_study(path: Path | str) -> bool:
     return names_runs(values)
 
 
-def read_study(source: Path | str | Mapping[str, Any]) -> Study:
-    """A study from its file or its content. Raises ConfigError with every problem of its form."""
+def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = ()) -> Study:
+    """A study from its file or its content, and plugins beside its own. Raises ConfigError with every problem of its
+    form."""
     values, folder, where, name = read_source(source)
+    add_plugins(values, plugins)
     problems = [
         f"{key}: unknown key for a study.{did_you_mean(key, _TOP) or ' Known: ' + ', '.join(_TOP)}"
         for key in values
@@ -134,6 +138,11 @@ def read_study(source: Path | str | Mapping[str, Any]) -> Study:
     problems += found
     base, base_folder, found = _base(values.get("base"), folder)
     problems += found
+    own = values.get("plugins", [])
+    if isinstance(own, list) and all(isinstance(name, str) for name in own):
+        base["plugins"] = [*resolve_plugins(own, folder), *(base.get("plugins") or [])]
+    else:
+        problems.append(f"plugins: must be a list of Python files or modules, such as [my_method.py], got {show(own)}")
     seeds, found = _seeds(values.get("seeds"))
     problems += found
     runs, found = _entries(RunEntry, values.get("runs"), "runs", short="method")

@@ -8,36 +8,41 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from befit.config.experiment import to_dict
+from befit.core.metrics import spread
 from befit.data.limit import limit_sentence
-from befit.report.numbers import count_text, gain_text, listing, score_text
+from befit.report.numbers import count_text, listing, score_text
+from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
 from befit.studies.compare.other_metrics import other_metrics
 from befit.studies.compare.plan import Plan
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, Spread, holm, paired, reach, signed_ranks, spread
+from befit.studies.compare.results import Against, Comparison, Grid, Point, RunScores, SignedTest, TTest
+from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
-__all__ = ["FEW_SEEDS", "limit_of", "summarise"]
+__all__ = ["FEW_SEEDS", "limit_of", "sentences", "summarise", "verdict"]
 
 FEW_SEEDS = 5  # below, differences that matter can be missed: said in words beside the tests
 
 
-def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailure]) -> dict[str, Any]:
+def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailure]) -> Comparison:
     """Everything that tables, plots and files show. `runs` have at least one finished cell in all."""
     cells = [cell for run in runs for cell in run.cells]
     reference = next(run for run in runs if run.run.label == plan.reference)
-    compared = {run.run.label: _against(run, reference) for run in runs if run is not reference}
-    beside = {run.run.label: _beside_against(run, reference) for run in runs if run is not reference}
-    for key in ("t", "signed"):
-        _adjust([one[key] for one in compared.values() if one is not None])
+    others = [run for run in runs if run is not reference]
+    compared = {run.run.label: _against(run, reference) for run in others}
+    beside = {run.run.label: _beside_against(run, reference) for run in others}
+    _adjust([against["t"] for against in compared.values() if against is not None])
+    _adjust([against["signed"] for against in compared.values() if against is not None])
     for key in COMPARED:
-        _adjust([one[key] for one in beside.values() if key in one])
-    results: dict[str, Any] = {
+        _adjust([tests[key] for tests in beside.values() if key in tests])
+    results: Comparison = {
         "title": plan.head.title,
         "about": plan.head.about,
         "paper": plan.head.paper,
@@ -50,57 +55,56 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
         "seeds": list(plan.seeds),
         "reference": plan.reference,
         "runs": [_run(run, compared.get(run.run.label), beside.get(run.run.label, {})) for run in runs],
-        "tables": [_table(table) for table in plan.tables],
+        "tables": [_grid(table) for table in plan.tables],
         "other_metrics": other_metrics(runs),
         "budgets": budget_means(runs),
         "wins": wins_of(runs),
         "failures": [
-            {"run": one.label, "seed": one.seed, "error": one.error, "traceback": one.traceback} for one in failures
+            {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
+            for cell in failures
         ],
+        "sentences": [],
     }
     results["sentences"] = sentences(results)
     return results
 
 
-def _adjust(tests: Sequence[dict[str, Any]]) -> None:
+def _adjust(tests: Sequence[TTest] | Sequence[SignedTest]) -> None:
     """Give every test its p after Holm's correction for all of them."""
-    adjusted = holm({str(place): one["p"] for place, one in enumerate(tests)})
-    for place, one in enumerate(tests):
-        one["p_holm"] = adjusted[str(place)]
+    adjusted = holm({str(place): test["p"] for place, test in enumerate(tests)})
+    for place, test in enumerate(tests):
+        test["p_holm"] = adjusted[str(place)]
 
 
-def _run(finished: Finished, against: dict[str, Any] | None, beside: dict[str, Any]) -> dict[str, Any]:
+def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) -> RunScores:
     """One run: every seed's numbers, and their spread."""
     cells = finished.cells
-    means = [statistics.fmean(cell.known.values()) for cell in cells if cell.known]
-    worst = [min(cell.known.values()) for cell in cells if cell.known]
     clients = dict.fromkeys(client for cell in cells for client in cell.clients)
+    keys = dict.fromkeys(key for cell in cells for key in cell.beside)
+    spreads = {key: spread([cell.beside[key] for cell in cells if key in cell.beside]) for key in keys}
     return {
         "label": finished.run.label,
         "method": finished.run.method,
         "paper": finished.run.paper,
-        "mean": _spread(means),
-        "worst": _spread(worst),
+        "mean": spread([statistics.fmean(cell.known.values()) for cell in cells if cell.known]),
+        "worst": spread([min(cell.known.values()) for cell in cells if cell.known]),
         "clients": {
-            client: _spread([cell.known[client] for cell in cells if client in cell.known]) for client in clients
+            client: spread([cell.known[client] for cell in cells if client in cell.known]) for client in clients
         },
-        **{
-            key: statistics.fmean(getattr(cell, key) for cell in cells) if cells else None
-            for key in ("bytes_up", "bytes_down", "seconds", "steps")
-        },
+        "bytes_up": _mean([cell.bytes_up for cell in cells]),
+        "bytes_down": _mean([cell.bytes_down for cell in cells]),
+        "seconds": _mean([cell.seconds for cell in cells]),
+        "steps": _mean([cell.steps for cell in cells]),
         "curve": _curve(cells),
         "failed_exchanges": sum(cell.failures for cell in cells),
         "against": against,
-        "beside": {
-            key: _spread([cell.beside[key] for cell in cells if key in cell.beside])
-            for key in dict.fromkeys(key for cell in cells for key in cell.beside)
-        },
+        "beside": {key: over for key, over in spreads.items() if over is not None},
         "beside_against": beside,
         "seeds": [
             {
                 "seed": cell.seed,
                 "folder": cell.folder,
-                "mean": statistics.fmean(cell.known.values()) if cell.known else None,
+                "mean": _mean(list(cell.known.values())),
                 "bytes_up": cell.bytes_up,
                 "bytes_down": cell.bytes_down,
                 "seconds": cell.seconds,
@@ -116,39 +120,41 @@ def _run(finished: Finished, against: dict[str, Any] | None, beside: dict[str, A
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any] | None:
-    found = spread(values)
-    return None if found is None else {"mean": found.mean, "sd": found.sd, "n": len(values)}
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
-def _curve(cells: Sequence[Scores]) -> list[dict[str, Any]]:
+def _curve(cells: Sequence[Scores]) -> list[Point]:
     """Mean over seeds at every round that all of them scored."""
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for cell in cells:
         for point in cell.curve:
             if point["mean"] is not None:
                 by_round.setdefault(point["round"], []).append(point)
-    keys = ("mean", "bytes_up", "bytes_down")
     return [
-        {"round": at, **{key: statistics.fmean(point[key] for point in points) for key in keys}}
+        {
+            "round": at,
+            "mean": statistics.fmean(point["mean"] for point in points),
+            "bytes_up": statistics.fmean(point["bytes_up"] for point in points),
+            "bytes_down": statistics.fmean(point["bytes_down"] for point in points),
+        }
         for at, points in sorted(by_round.items())
         if len(points) == len(cells)
     ]
 
 
-def _against(run: Finished, reference: Finished) -> dict[str, Any] | None:
+def _against(run: Finished, reference: Finished) -> Against | None:
     """Differences from the reference, paired by seed and client; None where no seed has the same clients and data."""
     by_seed: list[list[float]] = []
     for cell, other in _pairs(run, reference):
         known = [client for client in cell.known if client in other.known]
         if known:
             by_seed.append([cell.known[client] - other.known[client] for client in known])
-    if not by_seed:
+    test = paired([statistics.fmean(differences) for differences in by_seed])
+    if test is None:
         return None
-    t = paired([statistics.fmean(differences) for differences in by_seed])
     signed = signed_ranks([value for differences in by_seed for value in differences])
-    assert t is not None
-    return {"t": vars(t).copy(), "signed": {**vars(signed), "n": signed.n}}
+    return {"t": cast(TTest, asdict(test)), "signed": cast(SignedTest, {**asdict(signed), "n": signed.n})}
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
@@ -159,7 +165,7 @@ def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
     return pairs if same else []
 
 
-def _beside_against(run: Finished, reference: Finished) -> dict[str, Any]:
+def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:
     """Of the scores beside the mean, the differences of seeds from the reference, as a paired test."""
     pairs = _pairs(run, reference)
     differences = {
@@ -169,13 +175,11 @@ def _beside_against(run: Finished, reference: Finished) -> dict[str, Any]:
         for key in COMPARED
     }
     tests = {key: paired(values) for key, values in differences.items()}
-    return {key: vars(test).copy() for key, test in tests.items() if test is not None}
+    return {key: cast(TTest, asdict(test)) for key, test in tests.items() if test is not None}
 
 
-def _table(table: GridTable) -> dict[str, Any]:
-    """A grid's table with its cells as lists of rows: labels of runs, reasons and the paper's numbers, or null."""
-
-    def laid(values: Mapping[tuple[int, int], Any]) -> list[list[Any]]:
+def _grid(table: GridTable) -> Grid:
+    def laid_out(values: Mapping[tuple[int, int], Any]) -> list[list[Any]]:
         return [[values.get((i, j)) for j in range(len(table.columns))] for i in range(len(table.rows))]
 
     return {
@@ -183,94 +187,86 @@ def _table(table: GridTable) -> dict[str, Any]:
         "title": table.title,
         "note": table.note,
         "corner": table.corner,
-        "rows": [list(one) for one in table.rows],
-        "columns": [list(one) for one in table.columns],
-        "runs": laid(table.runs),
-        "reasons": laid(table.reasons),
-        "paper": laid(table.paper),
+        "rows": [list(labels) for labels in table.rows],
+        "columns": [list(labels) for labels in table.columns],
+        "runs": laid_out(table.runs),
+        "reasons": laid_out(table.reasons),
+        "paper": laid_out(table.paper),
     }
 
 
-def verdict(against: Mapping[str, Any] | None) -> str:
+def verdict(against: Against | None) -> str:
     """What the test over seeds allows to say of a run, after Holm's correction."""
     if against is None:
         return "not the same clients and data"
     t = against["t"]
+    p = t.get("p_holm")
     if t["n"] < 2:
         return "one seed"
-    if t["p_holm"] is None:
+    if p is None:
         return "the same difference in every seed"
-    if t["p_holm"] >= LEVEL:
+    if p >= LEVEL:
         return "no difference shown"
     return "better" if t["mean"] > 0 else "worse"
 
 
-def sentences(results: Mapping[str, Any]) -> list[str]:
+def sentences(results: Comparison) -> list[str]:
     """What the comparison shows and what it cannot, the most important first."""
     metric, reference = results["metric"], results["reference"]
-    runs = [run for run in results["runs"] if run["mean"]]
-    if not runs:
+    means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
+    if not means:
         return ["No run has a score."]
-    best = max(runs, key=lambda run: run["mean"]["mean"])
-    mean = Spread(best["mean"]["mean"], best["mean"]["sd"])
-    text = score_text(mean.mean, metric)
-    if mean.sd is not None:
-        text += f" ± {gain_text(mean.sd, metric, signed=False)} over {count_text(best['mean']['n'], 'seed')}"
-    tied = [run["label"] for run in runs if _shown(run, metric) == _shown(best, metric)]
+    best = max(means, key=lambda label: means[label]["mean"])
+    shown = {label: score_text(mean["mean"], metric) for label, mean in means.items()}
+    tied = [label for label in means if shown[label] == shown[best]]
     highest = f"Highest mean {metric.replace('_', ' ')}"
-    said = [f"{highest}: {best['label']}, {text}."]
+    over = f" over {count_text(means[best]['n'], 'seed')}" if means[best]["sd"] is not None else ""
+    lines = [f"{highest}: {best}, {mean_cell(means[best], metric)}{over}."]
     if len(tied) > 1:  # to the digits that are shown: then none of them is named as ahead
-        said = [
-            f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {score_text(mean.mean, metric)}."
-        ]
+        lines = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}."]
     if (limit := limit_sentence(limit_of(results))) is not None:
-        said.insert(0, limit)
-    verdicts = {run["label"]: verdict(run["against"]) for run in runs if run["label"] != reference}
+        lines.insert(0, limit)
+    others = [run for run in results["runs"] if run["mean"] and run["label"] != reference]
+    verdicts = {run["label"]: verdict(run["against"]) for run in others}
     for word in ("better", "worse"):
-        if found := [label for label, one in verdicts.items() if one == word]:
-            said.append(
-                f"{word.capitalize()} than {reference}: {listing(found)} (p < {LEVEL} over seeds, after Holm's "
+        if labels := [label for label, reading in verdicts.items() if reading == word]:
+            lines.append(
+                f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
                 "correction)."
             )
-    unclear = sum(one == "no difference shown" for one in verdicts.values())
-    if unclear:
-        said.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
-    said += _limits(results, len(verdicts))
+    if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
+        lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
+    lines += _limits(results, len(verdicts))
     if results["failures"]:
-        said.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")
-    return said
+        lines.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")
+    return lines
 
 
-def limit_of(results: Mapping[str, Any]) -> dict[str, Any]:
+def limit_of(results: Comparison) -> dict[str, Any]:
     """The limit of the runs' data and rounds, of the first run that has one; empty without."""
     limits = (run["config"].get("limit") or {} for run in results["runs"])
     return next((dict(limit) for limit in limits if limit_sentence(limit) is not None), {})
 
 
-def _shown(run: Mapping[str, Any], metric: str) -> str:
-    return score_text(run["mean"]["mean"], metric)
-
-
-def _limits(results: Mapping[str, Any], comparisons: int) -> list[str]:
+def _limits(results: Comparison, comparisons: int) -> list[str]:
     """How much these seeds and clients can show at all."""
     known = [run["against"] for run in results["runs"] if run["against"]]
     if not known:
         return []
-    n = min(one["t"]["n"] for one in known)
-    pairs = min(one["signed"]["n"] for one in known)
-    said = []
+    n = min(against["t"]["n"] for against in known)
+    pairs = min(against["signed"]["n"] for against in known)
+    lines = []
     if n < 2:
-        said.append("With one seed there is no spread, and nothing follows about which method is better.")
+        lines.append("With one seed there is no spread, and nothing follows about which method is better.")
     elif n < FEW_SEEDS:
-        needed = reach(n)
-        said.append(
-            f"{n} seeds are few: a mean difference has to be {needed:.1f} times its own standard deviation "
+        lines.append(
+            f"{n} seeds are few: a mean difference has to be {reach(n):.1f} times its own standard deviation "
             f"over seeds before a single test finds it, and more after correcting for "
             f"{count_text(comparisons, 'comparison')}."
         )
     if pairs < LEAST_PAIRS:
-        said.append(
+        lines.append(
             f"{count_text(pairs, 'pair')} of clients and seeds are too few for a signed-rank test "
             f"({LEAST_PAIRS} at least)."
         )
-    return said
+    return lines

@@ -1,202 +1,274 @@
-"""The tables of a comparison as plain text cells: the one place where its numbers are formatted."""
+"""The tables of a comparison: each is made here once, for the terminal, Markdown, HTML and LaTeX alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from befit.report.numbers import NOTHING, bytes_text, gain_text, plain, score_text, seconds_text, spread_text
-from befit.report.tables import Table
-from befit.studies.ablations.base import Titled
-from befit.studies.compare.beside import beside_tables
-from befit.studies.compare.other_metrics import other_tables
+from befit.core.metrics import Spread
+from befit.data.limit import limit_sentence
+from befit.report.numbers import is_share
+from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, difference, mean_cell
+from befit.studies.compare.beside import GROUPS, Group
+from befit.studies.compare.other_metrics import UNPARSABLE
+from befit.studies.compare.results import Comparison, Grid, RunScores, TTest
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL
-from befit.studies.compare.summary import verdict
-from befit.studies.compare.texts import difference_text, p_text
+from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
 __all__ = [
     "all_tables",
+    "basis_note",
+    "beside_tables",
     "client_table",
+    "clients_of",
     "cost_table",
+    "difference_cell",
     "difference_table",
+    "failure_table",
     "grid_table",
-    "screen_tables",
+    "other_tables",
     "summary_table",
 ]
 
-COST_NOTE = (
+_COST_NOTE = (
     "Means over seeds; bytes of training as encoded for the wire, all clients together (1 MB = 1e6 bytes); steps are "
     "mini-batches of one client over all stages."
 )
+_BESIDE_NOTE = "Differences are paired by seed, with half their 95 % interval (t); p is Holm's for the table's runs."
+_UNPARSABLE_NOTE = f"{UNPARSABLE}: the share of answers that name none of the choices; lower is better."
 WIDE = 8  # clients are in columns where they are no more than this, and runs are more
 
 
-def screen_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """What the terminal shows: all but the per-client table, which is wide."""
-    return [one for one in all_tables(results) if not one.detail]
+def all_tables(results: Comparison) -> list[Table]:
+    """Grids first, in the paper's form, and who wins at which budget, then every run and what was scored beside it.
+
+    What the terminal leaves out, being long, are the tables marked as details.
+    """
+    wins = wins_tables(results, basis_note(results))
+    tables = [
+        *(grid_table(results, grid) for grid in results["tables"]),
+        *budget_tables(results, basis_note(results)),
+        *(table for table in wins if not table.detail),
+        summary_table(results),
+        *([difference_table(results)] if len(results["runs"]) > 1 else []),
+        *other_tables(results),
+        *beside_tables(results),
+        cost_table(results),
+        *(table for table in wins if table.detail),
+        client_table(results),
+    ]
+    return [table for table in tables if table]
 
 
-def all_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """Grids first, in the paper's form, and who wins at which budget, then every run and what was scored beside it."""
-    made = [Titled(one["title"], grid_table(results, one), grid_note(results, one)) for one in results["tables"]]
-    wins = wins_tables(results)
-    made += [*budget_tables(results), *(one for one in wins if not one.detail)]
-    made.append(Titled("All runs", summary_table(results), summary_note(results)))
-    if len(results["runs"]) > 1:
-        made.append(
-            Titled(
-                f"Differences from {plain(results['reference'])}", difference_table(results), difference_note(results)
-            )
-        )
-    made += [*other_tables(results), *beside_tables(results)]
-    made.append(Titled("Cost", cost_table(results), COST_NOTE))
-    made += [one for one in wins if one.detail]
-    made.append(Titled("Clients", client_table(results), client_note(results), detail=True))
-    return made
+def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str:
+    """What the numbers of a table are, and that those of a trial mean nothing."""
+    metric = (metric or results["metric"]).replace("_", " ")
+    seeds = f"mean ± SD over {len(results['seeds'])} seeds (n - 1)" if len(results["seeds"]) > 1 else "one seed"
+    note = f"{metric[:1].upper()}{metric[1:]}, {seeds}{', best in bold' * bold}."
+    trial = " Of a trial on part of the whole: it means nothing."
+    return note + trial * (limit_sentence(limit_of(results)) is not None)
 
 
-def grid_table(results: Mapping[str, Any], grid: Mapping[str, Any]) -> Table:
-    """Mean ± SD over seeds in every cell, and the paper's number in brackets where there is one."""
+def grid_table(results: Comparison, grid: Grid) -> Table:
+    """A run in every cell, and the paper's number in brackets where there is one; the best of all cells in bold."""
     by_label = {run["label"]: run for run in results["runs"]}
-    headers = [plain(grid["corner"]), *(plain(", ".join(one)) for one in grid["columns"])]
+    best = _best([by_label[label] for row in grid["runs"] for label in row if label])
     rows = []
-    for i, row in enumerate(grid["rows"]):
-        cells = []
-        for j in range(len(grid["columns"])):
-            label, paper = grid["runs"][i][j], grid["paper"][i][j]
-            text = NOTHING if label is None else spread_text(by_label[label]["mean"], results["metric"])
-            cells.append(text if paper is None else f"{text} [{paper:.2f}]")
-        rows.append([plain(", ".join(row)), *cells])
-    return headers, rows
+    for labels, runs, papers in zip(grid["rows"], grid["runs"], grid["paper"], strict=True):
+        means = [None if label is None else by_label[label]["mean"] for label in runs]
+        notes = ["" if paper is None else f"[{paper:.2f}]" for paper in papers]
+        cells = [
+            mean_cell(mean, results["metric"], label in best, note)
+            for mean, label, note in zip(means, runs, notes, strict=True)
+        ]
+        rows.append([", ".join(labels), *cells])
+    headers = [grid["corner"], *(tuple(labels) for labels in grid["columns"])]
+    return Table(grid["title"], headers, rows, _grid_note(results, grid))
 
 
-def grid_note(results: Mapping[str, Any], grid: Mapping[str, Any]) -> str:
-    parts = [grid["note"]] if grid["note"] else []
+def _grid_note(results: Comparison, grid: Grid) -> str:
+    parts = [grid["note"], basis_note(results, bold=True)]
     if any(number is not None for row in grid["paper"] for number in row):
-        parts.append(f"In brackets: the paper's numbers. {results['note']}".strip())
+        parts.append(f"In brackets: the paper's numbers{_source(results)}. {results['note']}".strip())
     reasons: dict[str, list[str]] = {}
-    for i, row in enumerate(grid["reasons"]):
-        for j, reason in enumerate(row):
+    for row, labels in zip(grid["reasons"], grid["rows"], strict=True):
+        for reason, column in zip(row, grid["columns"], strict=True):
             if reason:
-                reasons.setdefault(reason, []).append(f"{', '.join(grid['rows'][i])} / {', '.join(grid['columns'][j])}")
+                reasons.setdefault(reason, []).append(f"{', '.join(labels)} / {', '.join(column)}")
     parts += [f"Left out: {'; '.join(cells)}: {reason}." for reason, cells in reasons.items()]
-    return plain(" ".join(parts))
+    return " ".join(filter(None, parts))
 
 
-def summary_table(results: Mapping[str, Any]) -> Table:
-    """Per run: mean over seeds of the mean over clients, its SD, the worst client, wins, and the paper's number.
+def _source(results: Comparison) -> str:
+    parts = [part for part in (results["paper"], results["table"]) if part]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def summary_table(results: Comparison) -> Table:
+    """Per run: mean over seeds of the mean over clients, the worst client, wins, and the paper's number.
 
     How many seeds a run has is shown where any lacks one.
     """
-    metric, runs = results["metric"], results["runs"]
-    several = len(runs) > 1
+    metric, runs, reference = results["metric"], results["runs"], results["reference"]
+    several, best = len(runs) > 1, _best(runs)
     papers = any(run["paper"] is not None for run in runs)
     partly = any(len(run["seeds"]) < len(results["seeds"]) for run in runs)
-    headers = ["run", f"mean {plain(metric).replace('_', ' ')}", "SD over seeds", "worst client", *["seeds"] * partly]
+    headers = ["run", f"mean {metric.replace('_', ' ')}", "worst client", *["seeds"] * partly]
     headers += ["clients better / same / worse"] * several + ["up", "down"] + ["paper"] * papers
     rows = []
     for run in runs:
-        mean, signed = run["mean"] or {}, (run["against"] or {}).get("signed")
+        signed = run["against"]["signed"] if run["against"] else None
+        differs = run["label"] != reference and verdict(run["against"]) in ("better", "worse")
         rows.append(
             [
-                plain(run["label"]),
-                score_text(mean.get("mean"), metric),
-                gain_text(mean.get("sd"), metric, signed=False),
-                score_text((run["worst"] or {}).get("mean"), metric),
-                *[str(len(run["seeds"]))] * partly,
-                *[f"{signed['better']}/{signed['ties']}/{signed['worse']}" if signed else NOTHING] * several,
-                bytes_text(run["bytes_up"]),
-                bytes_text(run["bytes_down"]),
-                *[NOTHING if run["paper"] is None else f"{run['paper']:.2f}"] * papers,
+                run["label"],
+                mean_cell(run["mean"], metric, run["label"] in best, "*" * differs),
+                mean_cell(run["worst"], metric),
+                *[len(run["seeds"])] * partly,
+                *[f"{signed['better']}/{signed['ties']}/{signed['worse']}" if signed else None] * several,
+                Cell(run["bytes_up"], BYTES),
+                Cell(run["bytes_down"], BYTES),
+                *[Cell(run["paper"], decimals(2))] * papers,
             ]
         )
-    return headers, rows
-
-
-def summary_note(results: Mapping[str, Any]) -> str:
-    text = (
-        f"Mean over seeds of the mean over clients, on {results['split']} examples; SD with n - 1. Worst client: the "
-        "lowest of each seed, mean over seeds."
+    note = (
+        f"{basis_note(results, bold=True)} Mean over seeds of the mean over clients, on {results['split']} examples. "
+        "Worst client: the lowest of each seed, mean over seeds."
     )
-    if len(results["runs"]) > 1:
-        text += f" Better, same and worse than {results['reference']}: clients of all seeds together."
-    if any(run["paper"] is not None for run in results["runs"]):
-        text += f" Paper: {results['paper']}{', ' + results['table'] if results['table'] else ''}. {results['note']}"
-    return plain(text.strip())
+    if several:
+        note += (
+            f" Better, same and worse than {reference}: clients of all seeds together. *: differs from {reference} "
+            f"(paired t test over seeds, p < {LEVEL} after Holm's correction)."
+        )
+    note += f" Paper: {_source(results).strip(' ()')}. {results['note']}" if papers else ""
+    return Table("All runs", headers, rows, note.strip())
 
 
-def difference_table(results: Mapping[str, Any]) -> Table:
+def difference_cell(test: TTest, metric: str) -> Cell:
+    """A mean difference, with half of its 95 % interval where there is one."""
+    half = None if test["high"] is None else test["high"] - test["mean"]
+    return Cell(test["mean"], difference(metric), half)
+
+
+def difference_table(results: Comparison) -> Table:
     """Per run: mean difference from the reference with half its interval, both tests, and what follows."""
-    metric = results["metric"]
-    headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
     rows = []
     for run in results["runs"]:
         if run["label"] == results["reference"]:
             continue
         if run["against"] is None:
-            rows.append([plain(run["label"]), *[NOTHING] * 3, _unpaired(results, run)])
+            rows.append([run["label"], None, None, None, _unpaired(results, run)])
             continue
         t, signed = run["against"]["t"], run["against"]["signed"]
-        texts = difference_text(t, metric), p_text(t["p_holm"]), p_text(signed["p_holm"])
-        rows.append([plain(run["label"]), *texts, verdict(run["against"])])
-    return headers, rows
+        tests = (Cell(test.get("p_holm"), P_VALUE) for test in (t, signed))
+        rows.append([run["label"], difference_cell(t, results["metric"]), *tests, verdict(run["against"])])
+    headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
+    return Table(f"Differences from {results['reference']}", headers, rows, _difference_note(results))
 
 
-def _unpaired(results: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    reference = next(one for one in results["runs"] if one["label"] == results["reference"])
-    for one in (reference, run):
-        if not one["seeds"]:
-            return f"{plain(one['label'])} has no results"
-    return verdict(None)
+def _unpaired(results: Comparison, run: RunScores) -> str:
+    reference = next(other for other in results["runs"] if other["label"] == results["reference"])
+    empty = [other["label"] for other in (reference, run) if not other["seeds"]]
+    return f"{empty[0]} has no results" if empty else verdict(None)
 
 
-def difference_note(results: Mapping[str, Any]) -> str:
+def _difference_note(results: Comparison) -> str:
     compared = [run["against"] for run in results["runs"] if run["against"]]
-    counts = {key: sum(one[key]["p"] is not None for one in compared) for key in ("t", "signed")}
-    n = max((one["t"]["n"] for one in compared), default=0)
+    seeds = max((against["t"]["n"] for against in compared), default=0)
+    counts = [sum(against[key]["p"] is not None for against in compared) for key in ("t", "signed")]
+    unit = "In points. " if is_share(results["metric"]) else ""
     return (
-        f"p (t, seeds): paired t test of the seeds' means over clients, n = {n}; what follows is taken from it at "
-        f"{LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that differ; "
-        "clients of one seed share a model, so it takes them for more evidence than they are. Both are adjusted for "
-        f"the number of runs compared (Holm; {counts['t']} and {counts['signed']}); the interval is not."
+        f"{unit}p (t, seeds): paired t test of the seeds' means over clients, n = {seeds}; what follows is taken from "
+        f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
+        "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
+        f"adjusted for the number of runs compared (Holm; {counts[0]} and {counts[1]}); the interval is not."
     )
 
 
-def cost_table(results: Mapping[str, Any]) -> Table:
-    headers = ["run", "steps per client", "up", "down", "client time"]
+def other_tables(results: Comparison) -> list[Table]:
+    """A row for each run, a column for each metric beside the headline; newcomers apart."""
+    tables = []
+    for other in results["other_metrics"]:
+        pool, metrics = other["pool"], other["metrics"]
+        rows = [
+            [label, *(mean_cell(run["scores"][name], name) for name in metrics)] for label, run in other["runs"].items()
+        ]
+        note = (
+            f"{basis_note(results, metric='Metrics beside ' + results['metric'])} Mean over {pool} on "
+            f"{results['split']} examples. {_UNPARSABLE_NOTE * (UNPARSABLE in metrics)}"
+        )
+        title = "Other metrics" + ", newcomers" * (pool == "newcomers")
+        tables.append(Table(title, ["run", *metrics], rows, note.strip()))
+    return tables
+
+
+def beside_tables(results: Comparison) -> list[Table]:
+    """Scores over time and on other clients' examples, and those of newcomers, where some run has them."""
+    tables = (_beside_table(results, group) for group in GROUPS)
+    return [table for table in tables if table is not None]
+
+
+def _beside_table(results: Comparison, group: Group) -> Table | None:
+    metric, runs = results["metric"], results["runs"]
+    present = [key for key in group.columns if any(key in run["beside"] for run in runs)]
+    if group.compared not in present:
+        return None
+    if all(run["beside"].get("others_auc") == run["beside"].get("others_last") for run in runs):
+        present = [key for key in present if key != "others_auc"]  # measured once: there is no time to average over
+    several = len(runs) > 1
+    headers = ["run", *(group.columns[key] for key in present)]
+    headers += [f"{group.columns[group.compared]}: minus {results['reference']} ± 95%", "p (t, seeds)"] * several
+    rows = []
+    for run in runs:
+        test = run["beside_against"].get(group.compared)
+        tested = [difference_cell(test, metric), Cell(test.get("p_holm"), P_VALUE)] if test else [None, None]
+        scores = (mean_cell(run["beside"].get(key), metric) for key in present)
+        rows.append([run["label"], *scores, *tested * several])
+    return Table(group.title, headers, rows, f"{group.note} {basis_note(results)} {_BESIDE_NOTE}")
+
+
+def cost_table(results: Comparison) -> Table:
     rows = [
         [
-            plain(run["label"]),
-            NOTHING if run["steps"] is None else f"{run['steps']:.0f}",
-            bytes_text(run["bytes_up"]),
-            bytes_text(run["bytes_down"]),
-            seconds_text(run["seconds"]),
+            run["label"],
+            Cell(run["steps"], decimals(0)),
+            Cell(run["bytes_up"], BYTES),
+            Cell(run["bytes_down"], BYTES),
+            Cell(run["seconds"], SECONDS),
         ]
         for run in results["runs"]
     ]
-    return headers, rows
+    return Table("Cost", ["run", "steps per client", "up", "down", "client time"], rows, _COST_NOTE)
 
 
-def client_table(results: Mapping[str, Any]) -> Table:
-    """Every client's mean ± SD over seeds, clients in rows, or in columns where they are few and runs are many."""
-    runs, metric = results["runs"], results["metric"]
-    clients = clients_of(results)
+def client_table(results: Comparison) -> Table:
+    """Every client's score, clients in rows, or in columns where they are few and runs are many."""
+    runs, clients = results["runs"], clients_of(results)
+
+    def cell(run: RunScores, client: str) -> Cell:
+        return mean_cell(run["clients"].get(client), results["metric"])
+
     if len(runs) > WIDE >= len(clients):
-        return ["run", *map(plain, clients)], [
-            [plain(run["label"]), *(spread_text(run["clients"].get(one), metric) for one in clients)] for run in runs
-        ]
-    return ["client", *(plain(run["label"]) for run in runs)], [
-        [plain(one), *(spread_text(run["clients"].get(one), metric) for run in runs)] for one in clients
-    ]
+        headers, rows = ["run", *clients], [[run["label"], *(cell(run, name) for name in clients)] for run in runs]
+    else:
+        headers = ["client", *(run["label"] for run in runs)]
+        rows = [[name, *(cell(run, name) for run in runs)] for name in clients]
+    data = {cell["seed"]: cell["data"] for run in runs for cell in run["seeds"]}
+    anew = " Each seed divides the data anew: a client of one name has other examples in each."
+    return Table("Clients", headers, rows, f"{basis_note(results)}{anew * (len(set(data.values())) > 1)}", detail=True)
 
 
-def client_note(results: Mapping[str, Any]) -> str:
-    data = {cell["seed"]: cell["data"] for run in results["runs"] for cell in run["seeds"]}
-    if len(set(data.values())) > 1:
-        return "Mean ± SD over seeds. Each seed divides the data anew: a client of one name has other examples in each."
-    return "Mean ± SD over seeds."
-
-
-def clients_of(results: Mapping[str, Any]) -> list[str]:
+def clients_of(results: Comparison) -> list[str]:
     return list(dict.fromkeys(client for run in results["runs"] for client in run["clients"]))
+
+
+def failure_table(results: Comparison) -> Table:
+    rows = [[failure["run"], str(failure["seed"]), failure["error"]] for failure in results["failures"]]
+    return Table("Failed", ["run", "seed", "what happened"], rows)
+
+
+def _best(runs: Sequence[RunScores]) -> set[str]:
+    """Labels of the run with the highest mean, or of several."""
+    means: dict[str, Spread] = {run["label"]: run["mean"] for run in runs if run["mean"]}
+    highest = max((mean["mean"] for mean in means.values()), default=0.0)
+    return {label for label, mean in means.items() if mean["mean"] == highest}

@@ -1,4 +1,4 @@
-"""Who is best in each group of clients at each budget, over seeds (FedP2EFT specification, section 7)."""
+"""Who is best in each group of clients at each budget, over seeds (Lee et al. 2025, FedP2EFT)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from befit.config.experiment import EvaluateSettings
-from befit.core.metrics import group_keys
+from befit.core.metrics import group_keys, spread
 from befit.report.numbers import score_of
-from befit.runs.groups import Rows, budget_metrics, by_group, by_record, counting, winner
+from befit.runs.groups import Rows, by_group, by_record, counting, winner
 from befit.studies.compare.collect import Finished
+from befit.studies.compare.results import AtBudget, BudgetRow, Budgets, GroupScores, Scored, SpreadOfSeeds, Wins
 from befit.studies.compare.series import Setup, metrics_of, pools_of, setups_of
-from befit.studies.compare.statistics import spread
 
 __all__ = ["budget_means", "wins_of"]
 
@@ -22,46 +22,42 @@ Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by r
 _DIGITS = 12  # to which two means are equal: sums of the same scores in another order are
 
 
-def budget_means(runs: Sequence[Finished]) -> list[dict[str, Any]]:
+def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
     """The mean over clients and its spread over seeds of every series at every budget; nothing without budgets.
 
-    One entry for clients, and one for newcomers where they were measured: `pool`, `budgets`, and `rows` with `setup`,
-    `method`, and by budget `runs` (labels) and `scores`.
+    One entry for clients, and one for newcomers where they were measured.
     """
     setups, budgets = setups_of(runs)
     if budgets == [""]:
         return []
     metric = next(cell.metric for run in runs for cell in run.cells)
-    made = []
+    entries: list[Budgets] = []
     for pool in pools_of(runs):
-        rows = []
+        rows: list[BudgetRow] = []
         for setup in setups:
             for series in setup.series:
-                found = {name: at for name in budgets if (at := series.at(name, pool)) is not None}
-                scores = {
-                    name: _spread([mean for rows in seeds.values() if (mean := _mean(rows, metric)) is not None])
-                    for name, (_, seeds) in found.items()
+                measured = {name: at for name in budgets if (at := series.at(name, pool)) is not None}
+                if not measured:
+                    continue
+                means = {
+                    name: [mean for rows in seeds.values() if (mean := _mean(rows, metric)) is not None]
+                    for name, (_, seeds) in measured.items()
                 }
                 rows.append(
                     {
                         "setup": setup.title,
                         "method": series.label,
-                        "scores": scores,
-                        "runs": {name: label for name, (label, _) in found.items()},
+                        "scores": {name: _spread(values) for name, values in means.items()},
+                        "runs": {name: label for name, (label, _) in measured.items()},
                     }
                 )
-        made.append({"pool": pool, "budgets": budgets, "rows": [row for row in rows if row["runs"]]})
-    return [one for one in made if one["rows"]]
+        if rows:
+            entries.append({"pool": pool, "budgets": budgets, "rows": rows})
+    return entries
 
 
-def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
+def wins_of(runs: Sequence[Finished]) -> list[Wins]:
     """One entry for each pool, setup and thing that is known of clients, such as their language, or of their examples.
-
-    ->  pool ("clients" or "newcomers"), setup, by (language), of ("clients" or "examples"), metrics (by which wins are
-        counted), budgets, methods (labels of series), and per budget: `at` with seeds, runs (labels), `groups`
-        (clients, examples, `scores` per method: a spread or None; best, tied), `mean` (over groups, per method), `wins`
-        (per method; None without score or rival), and `nobody`: groups that nobody wins. Where metrics other than
-        the headline count, `other_metrics` has the last four of each of them, with the best and the wins by it alone
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients, or over
     their examples in the group where the records say which those are (`evaluate.by`). Only seeds count that all methods
@@ -71,43 +67,40 @@ def wins_of(runs: Sequence[Finished]) -> list[dict[str, Any]]:
     setups, budgets = setups_of(runs)
     cells = [(run, cell) for run in runs for cell in run.cells]
     metrics = metrics_of(cells[0][1], cells[0][0]) if cells else [""]
-    if budgets != [""]:
-        metrics = budget_metrics([cell.rows for _, cell in cells], metrics)
     evaluate = cells[0][0].run.cells[0].experiment.evaluate if cells else EvaluateSettings()
     counted = counting(metrics, evaluate.wins)
-    made = []
+    of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
+    entries: list[Wins] = []
     for pool in pools_of(runs):
         for setup in setups:
-            of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
             for key in dict.fromkeys([*_keys(setup, budgets, pool), *of_examples]):
-                found = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
-                at = {name: _at(setup, name, pool, found, metrics, counted) for name in budgets}
-                if any(_several(group["scores"]) for one in at.values() for group in one["groups"].values()):
-                    of = "examples" if key == evaluate.by else "clients"
-                    made.append(
+                grouped = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
+                at = {name: _at(setup, name, pool, grouped, metrics, counted) for name in budgets}
+                if any(_several(group["scores"]) for there in at.values() for group in there["groups"].values()):
+                    entries.append(
                         {
                             "pool": pool,
                             "setup": setup.title,
                             "by": key,
-                            "of": of,
+                            "of": "examples" if key == evaluate.by else "clients",
                             "metrics": counted,
                             "budgets": budgets,
                             "methods": [series.label for series in setup.series],
                             "at": at,
                         }
                     )
-    return made
+    return entries
 
 
 def _several(scores: Mapping[str, Any]) -> bool:
     """Whether there is somebody to win against."""
-    return sum(one is not None for one in scores.values()) > 1
+    return sum(score is not None for score in scores.values()) > 1
 
 
 def _keys(setup: Setup, budgets: Sequence[str], pool: str) -> list[str]:
-    found = (at for series in setup.series for name in budgets if (at := series.at(name, pool)) is not None)
-    rows = (rows for _, seeds in found for rows in seeds.values())
-    return list(dict.fromkeys(key for one in rows for key in group_keys(_infos(one))))
+    measured = (at for series in setup.series for name in budgets if (at := series.at(name, pool)) is not None)
+    of_seeds = (rows for _, seeds in measured for rows in seeds.values())
+    return list(dict.fromkeys(key for rows in of_seeds for key in group_keys(_infos(rows))))
 
 
 def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
@@ -116,51 +109,52 @@ def _infos(rows: Rows) -> dict[str, Mapping[str, str]]:
 
 def _at(
     setup: Setup, budget: str, pool: str, grouped: Grouped, metrics: Sequence[str], counted: Sequence[str]
-) -> dict[str, Any]:
+) -> AtBudget:
     """All groups at one budget: scores by the first of the metrics, the best by those that count; then these alone."""
-    found = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
-    seeds = _common([set(by_seed) for _, by_seed in found.values()])
-    made = [grouped({label: by_seed[seed] for label, (_, by_seed) in found.items()}) for seed in seeds]
-    others = {metric: _scored(made, list(found), metric, [metric]) for metric in counted if metric != metrics[0]}
-    return {
+    runs = {series.label: at for series in setup.series if (at := series.at(budget, pool)) is not None}
+    seeds = sorted(set.intersection(*(set(by_seed) for _, by_seed in runs.values()))) if runs else []
+    groups = [grouped({label: by_seed[seed] for label, (_, by_seed) in runs.items()}) for seed in seeds]
+    result: AtBudget = {
         "seeds": seeds,
-        "runs": {label: run for label, (run, _) in found.items()},
-        **_scored(made, list(found), metrics[0], counted),
-        **({"other_metrics": others} if others else {}),
+        "runs": {label: run for label, (run, _) in runs.items()},
+        **_scored(groups, list(runs), metrics[0], counted),
     }
+    if others := [metric for metric in counted if metric != metrics[0]]:
+        result["other_metrics"] = {metric: _scored(groups, list(runs), metric, [metric]) for metric in others}
+    return result
 
 
 def _scored(
-    made: Sequence[Mapping[str, Any]], methods: Sequence[str], metric: str, deciding: Sequence[str]
-) -> dict[str, Any]:
+    by_seed: Sequence[Mapping[str, Any]], methods: Sequence[str], metric: str, deciding: Sequence[str]
+) -> Scored:
     """Of the groups of every seed, the scores in one metric, and who is best by the deciding ones."""
-    names = [name for name in (made[0] if made else {}) if all(name in one for one in made)]
-    groups: dict[str, Any] = {}
+    names = [name for name in (by_seed[0] if by_seed else {}) if all(name in groups for groups in by_seed)]
+    groups: dict[str, GroupScores] = {}
     for name in names:
-        over = {
+        over_seeds = {
             label: {
-                one: _all_of([seed[name]["scores"][label][one] for seed in made])
-                for one in dict.fromkeys([metric, *deciding])
+                key: _all_known([seed[name]["scores"][label][key] for seed in by_seed])
+                for key in dict.fromkeys([metric, *deciding])
             }
             for label in methods
         }
         means = {
             label: {
-                one: None if values is None else round(statistics.fmean(values), _DIGITS)
-                for one, values in found.items()
+                key: None if values is None else round(statistics.fmean(values), _DIGITS)
+                for key, values in scores.items()
             }
-            for label, found in over.items()
+            for label, scores in over_seeds.items()
         }
         best = winner(means, deciding)
         groups[name] = {
-            "clients": made[0][name]["clients"],
-            "examples": made[0][name]["examples"],
-            "scores": {label: _spread(found[metric]) for label, found in over.items()},
+            "clients": by_seed[0][name]["clients"],
+            "examples": by_seed[0][name]["examples"],
+            "scores": {label: _spread(scores[metric]) for label, scores in over_seeds.items()},
             "best": best,
-            "tied": [] if best else _tied({label: found[metric] for label, found in means.items()}),
+            "tied": [] if best else _tied({label: scores[metric] for label, scores in means.items()}),
         }
     means_by_seed = {
-        label: _all_of([_all_mean([seed[name]["scores"][label][metric] for name in names]) for seed in made])
+        label: _all_known([_mean_of_all([seed[name]["scores"][label][metric] for name in names]) for seed in by_seed])
         for label in methods
     }
     measured = {label for label in methods if any(group["scores"][label] is not None for group in groups.values())}
@@ -188,23 +182,19 @@ def _of_records(runs: Mapping[str, Rows], key: str, metrics: Sequence[str]) -> d
 
 
 def _shared(runs: Mapping[str, Rows]) -> dict[str, Rows]:
-    """The clients of which all runs have a row, so that a group is of the same ones."""
+    """Keep the clients that every run has, so that groups are comparable."""
     known = [client for client in next(iter(runs.values())) if all(client in rows for rows in runs.values())]
     return {label: {client: rows[client] for client in known} for label, rows in runs.items()}
 
 
-def _common(sets: Sequence[set[int]]) -> list[int]:
-    return sorted(set.intersection(*sets)) if sets else []
-
-
-def _all_of(values: Sequence[float | None]) -> list[float] | None:
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
     """The values, or None where one is missing."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return known if known and len(known) == len(values) else None
 
 
-def _all_mean(values: Sequence[float | None]) -> float | None:
-    known = _all_of(values)
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    known = _all_known(values)
     return None if known is None else statistics.fmean(known)
 
 
@@ -220,9 +210,6 @@ def _mean(rows: Rows, metric: str) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _spread(values: Sequence[float] | None) -> dict[str, Any] | None:
-    """Mean, SD with n - 1 as everywhere in a comparison, and with n as papers print it."""
-    found = spread(values or [])
-    if found is None or not values:
-        return None
-    return {"mean": found.mean, "sd": found.sd, "population_sd": statistics.pstdev(values), "n": len(values)}
+def _spread(values: Sequence[float] | None) -> SpreadOfSeeds | None:
+    over = spread(values or [])
+    return None if over is None or not values else {**over, "population_sd": statistics.pstdev(values)}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from befit.report.numbers import NOTHING, listing, plain, spread_text
-from befit.report.tables import Table
-from befit.studies.ablations.base import Titled
+from befit.report.numbers import listing
+from befit.report.table import Table, mean_cell
+from befit.studies.compare.results import AtBudget, Comparison, GroupScores, Wins
 
-__all__ = ["OVERALL", "Words", "alone", "budget_name", "budget_tables", "count_or_nothing", "win_rows", "wins_tables"]
+__all__ = ["budget_tables", "win_rows", "wins_tables"]
 
 FEW_GROUPS, MANY_METHODS = 8, 8  # more methods than these in no more groups: groups are the columns
 WINS_NOTE = (
@@ -18,8 +18,8 @@ WINS_NOTE = (
     "however little; a tie is nobody's. A count, and no statement that a difference is more than chance."
 )
 GROUPS_NOTE = (
-    "Mean ± SD over seeds (n - 1; papers that divide by n print sqrt((n - 1) / n) of it). A group's score is over all "
-    "of its test examples."
+    "Papers that divide by n print sqrt((n - 1) / n) of the SD. A group's score is over all of its test examples; the "
+    "best of a group is in bold."
 )
 ALONE_NOTE = "Ahead is who is strictly best in this metric alone."
 
@@ -35,156 +35,145 @@ class Words:
 OVERALL, IN_ONE_METRIC = Words("best", "wins"), Words("ahead", "ahead")
 
 
-def budget_tables(results: Mapping[str, Any]) -> list[Titled]:
-    """The mean over clients of every method at every budget, clients and newcomers apart."""
-    made = []
-    for one in results.get("budgets", []):
-        based = any(row["setup"] for row in one["rows"])
-        headers = ["method", *["setup"] * based, *map(budget_name, one["budgets"])]
+def budget_tables(results: Comparison, basis: str = "") -> list[Table]:
+    """The mean over clients of every method at every budget, clients and newcomers apart.
+
+    basis  what the numbers are, as `tables.basis_note` says it
+    """
+    tables = []
+    for entry in results["budgets"]:
+        based = any(row["setup"] for row in entry["rows"])
+        headers = ["method", *["setup"] * based, *map(budget_name, entry["budgets"])]
         rows = [
             [
-                plain(row["method"]),
-                *[plain(row["setup"])] * based,
-                *(spread_text(row["scores"].get(name), results["metric"]) for name in one["budgets"]),
+                row["method"],
+                *[row["setup"]] * based,
+                *(mean_cell(row["scores"].get(name), results["metric"]) for name in entry["budgets"]),
             ]
-            for row in one["rows"]
+            for row in entry["rows"]
         ]
-        newcomers = one["pool"] == "newcomers"
-        note = f"Mean over {one['pool']}, ± SD over seeds. A budget is a run's rank, or one of those that it measured."
-        made.append(Titled("Budgets" + ", newcomers" * newcomers, (headers, rows), note))
-    return made
+        note = f"{basis} Mean over {entry['pool']}. A budget is a run's rank, or one of those that it measured."
+        tables.append(Table("Budgets" + _newcomers(entry["pool"]), headers, rows, note.strip()))
+    return tables
 
 
-def wins_tables(results: Mapping[str, Any]) -> list[Titled]:
+def wins_tables(results: Comparison, basis: str = "") -> list[Table]:
     """How often each method is best, for each pool and thing that is known of clients; then all groups, as details."""
-    wins: Sequence[Mapping[str, Any]] = results.get("wins", [])
-    counted: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for one in wins:
-        counted.setdefault((one["pool"], by_text(one)), []).append(one)
-    made = [_counts(results["metric"], pool, by, found) for (pool, by), found in counted.items()]
-    for one in wins:
-        made.append(_groups(results["metric"], one, f"{GROUPS_NOTE}{_metrics_note(results['metric'], one)}"))
-        made += [
-            _groups(metric, only, f"{GROUPS_NOTE} {ALONE_NOTE}", words, metric) for metric, only, words in alone(one)
+    counted: dict[tuple[str, str], list[Wins]] = {}
+    for entry in results["wins"]:
+        counted.setdefault((entry["pool"], _by(entry)), []).append(entry)
+    tables = [_count_table(results["metric"], by, entries) for (_, by), entries in counted.items()]
+    for entry in results["wins"]:
+        note = f"{basis} {GROUPS_NOTE}".strip()
+        ahead = _ahead_note(results["metric"], entry)
+        tables.append(_group_table(results["metric"], entry, note + ahead, OVERALL))
+        tables += [
+            _group_table(metric, alone, f"{note} {ALONE_NOTE}", IN_ONE_METRIC, metric)
+            for metric, alone in _each_alone(entry)
         ]
-    return made
+    return tables
 
 
-def alone(one: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], Words]]:
-    """Of one entry of compare.json's `wins`, every metric beside the headline that counts, and the entry with the
-    scores, the best and the wins of that metric alone."""
-    others = dict.fromkeys(metric for at in one["at"].values() for metric in at.get("other_metrics", ()))
+def _each_alone(entry: Wins) -> Iterator[tuple[str, Wins]]:
+    """Every metric beside the headline that counts, and the entry with the scores and the wins of it alone."""
+    others = dict.fromkeys(metric for at in entry["at"].values() for metric in at.get("other_metrics", ()))
     for metric in others:
-        at = {name: {**at, **at["other_metrics"][metric]} for name, at in one["at"].items()}
-        yield metric, {**one, "at": at}, IN_ONE_METRIC
+        at = {name: {**at, **at.get("other_metrics", {})[metric]} for name, at in entry["at"].items()}
+        yield metric, cast(Wins, {**entry, "at": at})
 
 
-def _counts(metric: str, pool: str, by: str, found: Sequence[Mapping[str, Any]]) -> Titled:
-    based, budgets = any(one["setup"] for one in found), found[0]["budgets"]
-    names = [budget_name(name) if name else "wins" for name in budgets]
-    headers = ["method", *["setup"] * based, *names, *["all"] * (len(budgets) > 1)]
+def _count_table(metric: str, by: str, entries: Sequence[Wins]) -> Table:
+    based, budgets = any(entry["setup"] for entry in entries), entries[0]["budgets"]
+    names = [budget_name(name) or "wins" for name in budgets]
     rows = []
-    for one in found:
-        lines = {label: [one["at"][name]["wins"].get(label) for name in budgets] for label in one["methods"]}
-        lines["nobody"] = [one["at"][name]["nobody"] for name in budgets]
+    for entry in entries:
+        lines = {label: [entry["at"][name]["wins"].get(label) for name in budgets] for label in entry["methods"]}
+        lines["nobody"] = [entry["at"][name]["nobody"] for name in budgets]
         for label, counts in lines.items():
             known = [count for count in counts if count is not None]
-            total = [str(sum(known)) if known else NOTHING] * (len(budgets) > 1)
-            shown = [count_or_nothing(count) for count in counts]
-            rows.append([plain(label), *[plain(one["setup"])] * based, *shown, *total])
-    title = f"Wins by {by}" + (", newcomers" if pool == "newcomers" else "")
-    return Titled(title, (headers, rows), f"{WINS_NOTE}{_metrics_note(metric, found[0])}{_seeds_note(found)}")
+            total = [sum(known) if known else None] * (len(budgets) > 1)
+            rows.append([label, *[entry["setup"]] * based, *counts, *total])
+    seeds = {tuple(at["seeds"]) for entry in entries for at in entry["at"].values() if at["groups"]}
+    note = f"{WINS_NOTE}{_ahead_note(metric, entries[0])}"
+    if len(seeds) > 1:
+        note += " Not all rows are of the same seeds: only those count that all methods of a row have."
+    headers = ["method", *["setup"] * based, *names, *["all"] * (len(budgets) > 1)]
+    return Table(f"Wins by {by}{_newcomers(entries[0]['pool'])}", headers, rows, note)
 
 
-def by_text(one: Mapping[str, Any]) -> str:
+def _by(entry: Wins) -> str:
     """What divides clients, or their examples, into groups."""
-    return plain(one["by"]) + " of the examples" * (one.get("of") == "examples")
+    return entry["by"] + " of the examples" * (entry["of"] == "examples")
 
 
-def _metrics_note(headline: str, one: Mapping[str, Any]) -> str:
+def _newcomers(pool: str) -> str:
+    return ", newcomers" * (pool == "newcomers")
+
+
+def _ahead_note(headline: str, entry: Wins) -> str:
     """By what the best is found, where it is not by the headline alone."""
-    if one["metrics"] == [headline]:
+    metrics = entry["metrics"]
+    if metrics == [headline]:
         return ""
-    return f" Ahead in {'more than half of ' * (len(one['metrics']) > 1)}{listing(one['metrics'])}."
+    return f" Ahead in {'more than half of ' * (len(metrics) > 1)}{listing(metrics)}."
 
 
-def _seeds_note(found: Sequence[Mapping[str, Any]]) -> str:
-    """Which seeds, where not all budgets and setups have the same."""
-    seeds = {tuple(at["seeds"]) for one in found for at in one["at"].values() if at["groups"]}
-    return (
-        ""
-        if len(seeds) < 2
-        else " Not all rows are of the same seeds: only those count that all methods of a row have."
-    )
-
-
-def _groups(metric: str, one: Mapping[str, Any], note: str, words: Words = OVERALL, name: str = "") -> Titled:
+def _group_table(metric: str, entry: Wins, note: str, words: Words, name: str = "") -> Table:
     """Every group's scores in one metric at every budget, who is best, and the mean over groups."""
-    parts = [f"Scores by {by_text(one)}", *[plain(one["setup"])] * bool(one["setup"])]
-    title = ", ".join([*parts, *["newcomers"] * (one["pool"] == "newcomers"), *[plain(name)] * bool(name)])
-    table = _narrow(metric, one, words) if _turned(one) else _wide(metric, one, words)
-    return Titled(title, table, note, detail=True)
+    parts = [f"Scores by {_by(entry)}", entry["setup"], "newcomers" * (entry["pool"] == "newcomers"), name]
+    groups = max(len(at["groups"]) for at in entry["at"].values())
+    turned = len(entry["methods"]) > MANY_METHODS and groups <= FEW_GROUPS
+    headers, rows = (_methods_as_rows if turned else _methods_as_columns)(metric, entry, words)
+    return Table(", ".join(filter(None, parts)), headers, rows, note, detail=True)
 
 
-def _turned(one: Mapping[str, Any]) -> bool:
-    groups = max(len(at["groups"]) for at in one["at"].values())
-    return len(one["methods"]) > MANY_METHODS and groups <= FEW_GROUPS
-
-
-def _wide(metric: str, one: Mapping[str, Any], words: Words) -> Table:
-    """Methods are columns; the rows of a budget stand together and end with the mean over groups."""
-    methods, budgeted = one["methods"], one["budgets"] != [""]
-    headers = [*["budget"] * budgeted, plain(one["by"]), "test examples", *map(plain, methods), words.best]
-    rows = []
-    for budget, at in one["at"].items():
+def _methods_as_columns(metric: str, entry: Wins, words: Words) -> tuple[list[str], list[list[Any]]]:
+    """The rows of a budget stand together and end with the mean over groups and how many a method is best in."""
+    methods, budgeted = entry["methods"], entry["budgets"] != [""]
+    rows: list[list[Any]] = []
+    for budget, at in entry["at"].items():
         start = [budget_name(budget)] * budgeted
         for name, group in at["groups"].items():
-            scores = (spread_text(group["scores"].get(label), metric) for label in methods)
-            rows.append([*start, plain(name), str(group["examples"]), *scores, best_text(group)])
+            scores = (mean_cell(group["scores"].get(label), metric, label == group["best"]) for label in methods)
+            rows.append([*start, name, group["examples"], *scores, _best_text(group)])
         if at["groups"]:
-            means = (spread_text(at["mean"].get(label), metric) for label in methods)
-            rows.append([*start, "mean", "", *means, ""])
-    return headers, rows
+            rows.append([*start, "mean", "", *(mean_cell(at["mean"].get(label), metric) for label in methods), ""])
+            rows.append([*start, words.wins, "", *(at["wins"].get(label) for label in methods), ""])
+    return [*["budget"] * budgeted, entry["by"], "test examples", *methods, words.best], rows
 
 
-def _narrow(metric: str, one: Mapping[str, Any], words: Words) -> Table:
-    """Groups are columns; the last row of a budget says who is best."""
-    budgeted = one["budgets"] != [""]
-    names = list(dict.fromkeys(name for at in one["at"].values() for name in at["groups"]))
-    headers = ["method", *["budget"] * budgeted, *map(plain, names), "mean", words.wins]
-    rows = []
-    for budget, at in one["at"].items():
+def _methods_as_rows(metric: str, entry: Wins, words: Words) -> tuple[list[str], list[list[Any]]]:
+    """The last row of a budget says who is best in each group."""
+    budgeted = entry["budgets"] != [""]
+    names = list(dict.fromkeys(name for at in entry["at"].values() for name in at["groups"]))
+    rows: list[list[Any]] = []
+    for budget, at in entry["at"].items():
         middle = [budget_name(budget)] * budgeted
-        groups = [at["groups"].get(name, {"scores": {}, "best": None, "tied": []}) for name in names]
-        for label in (label for label in one["methods"] if label in at["wins"]):
-            scores = (spread_text(group["scores"].get(label), metric) for group in groups)
-            mean = spread_text(at["mean"].get(label), metric)
-            rows.append([plain(label), *middle, *scores, mean, count_or_nothing(at["wins"][label])])
-        rows.append([words.best, *middle, *map(best_text, groups), "", ""])
-    return headers, rows
+        groups = [at["groups"].get(name, _NO_GROUP) for name in names]
+        for label in (label for label in entry["methods"] if label in at["wins"]):
+            scores = (mean_cell(group["scores"].get(label), metric, label == group["best"]) for group in groups)
+            rows.append([label, *middle, *scores, mean_cell(at["mean"].get(label), metric), at["wins"][label]])
+        rows.append([words.best, *middle, *map(_best_text, groups), "", ""])
+    return ["method", *["budget"] * budgeted, *names, "mean", words.wins], rows
 
 
-def count_or_nothing(count: int | None) -> str:
-    """Wins; a method that was not measured has lost nothing."""
-    return NOTHING if count is None else str(count)
+_NO_GROUP: GroupScores = {"clients": 0, "examples": 0, "scores": {}, "best": None, "tied": []}
 
 
-def best_text(group: Mapping[str, Any]) -> str:
-    if group["best"]:
-        return plain(group["best"])
-    return f"tie of {len(group['tied'])}" if group["tied"] else NOTHING
+def _best_text(group: GroupScores) -> str | None:
+    return group["best"] or (f"tie of {len(group['tied'])}" if group["tied"] else None)
 
 
-def win_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def win_rows(results: Comparison) -> list[dict[str, Any]]:
     """One row for every pool, setup, budget, metric, group and method: compare-wins.csv.
 
     The metrics are the headline and all by which wins are counted; best and tied are of the group, in all its rows.
     """
     return [
         {
-            "pool": one["pool"],
-            "setup": one["setup"],
-            "by": one["by"],
+            "pool": entry["pool"],
+            "setup": entry["setup"],
+            "by": entry["by"],
             "group": name,
             "budget": budget,
             "method": label,
@@ -196,12 +185,16 @@ def win_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             "examples": group["examples"],
             "metric": metric,
         }
-        for one in results["wins"]
-        for budget, at in one["at"].items()
-        for metric, scored in {results["metric"]: at, **at.get("other_metrics", {})}.items()
+        for entry in results["wins"]
+        for budget, at in entry["at"].items()
+        for metric, scored in _metrics_of(results["metric"], at)
         for name, group in at["groups"].items()
         for label, score in scored["groups"][name]["scores"].items()
     ]
+
+
+def _metrics_of(headline: str, at: AtBudget) -> list[tuple[str, Any]]:
+    return [(headline, at), *at.get("other_metrics", {}).items()]
 
 
 def budget_name(name: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,26 @@ from markupsafe import Markup
 
 from befit.core.storage import atomic_write, write_json
 from befit.core.yamlfile import write_yaml
-from befit.report.markdown import escape, markdown_table
+from befit.data.limit import limit_sentence
+from befit.report.markdown import section
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
-from befit.studies.ablations.base import Titled
+from befit.report.table import Table, escape_markdown, latex
 from befit.studies.ablations.page import rows_as_csv
 from befit.studies.compare.collect import collect
 from befit.studies.compare.execute import CellFailure
-from befit.studies.compare.latex import render_latex
 from befit.studies.compare.other_metrics import client_scores
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.plots import plots_of
-from befit.studies.compare.summary import summarise
-from befit.studies.compare.tables import all_tables
+from befit.studies.compare.results import Comparison
+from befit.studies.compare.summary import limit_of, summarise
+from befit.studies.compare.tables import all_tables, failure_table
 from befit.studies.compare.wins_tables import win_rows
 
-__all__ = ["client_rows", "render_markdown", "render_page", "write_comparison"]
+__all__ = ["client_rows", "render_latex", "render_markdown", "render_page", "write_comparison"]
 
 
-def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> dict[str, Any] | None:
+def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> Comparison | None:
     """Read all finished cells and write all five files, each whole or not at all; what compare.json holds.
 
     A sixth, compare-wins.csv, where groups of clients are compared. None, and no files, where no cell is finished.
@@ -39,17 +41,17 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
         return None
     results = summarise(plan, runs, failures)
     tables = all_tables(results)
-    write_json(path / "compare.json", results)
+    write_json(path / "compare.json", dict(results))
     atomic_write(path / "compare.csv", rows_as_csv(client_rows(results)).encode())
     if results["wins"]:
         atomic_write(path / "compare-wins.csv", rows_as_csv(win_rows(results)).encode())
     atomic_write(path / "compare.md", render_markdown(results, tables).encode())
-    atomic_write(path / "compare.tex", render_latex(results).encode())
+    atomic_write(path / "compare.tex", render_latex(results, tables).encode())
     atomic_write(path / "compare.html", render_page(results, tables).encode())
     return results
 
 
-def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def client_rows(results: Comparison) -> list[dict[str, Any]]:
     """One row for every run, seed and client; metrics beside the headline stand last."""
     others = client_scores(results)
     return [
@@ -69,18 +71,24 @@ def client_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def render_markdown(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
-    first, *rest = results["sentences"]
-    parts = [f"# {escape(plain(results['title']))}", f"**{escape(plain(first))}**", escape(plain(" ".join(rest)))]
-    parts += [escape(plain(results["about"])), "\n".join(f"- {escape(k)}: {escape(v)}" for k, v in _facts(results))]
-    for one in tables:
-        parts += [f"## {escape(plain(one.title))}", markdown_table(one.table), escape(one.note)]
-    if results["failures"]:
-        parts += ["## Failed", markdown_table(failure_table(results))]
+def render_markdown(results: Comparison, tables: Sequence[Table]) -> str:
+    lead, *rest = map(escape_markdown, map(plain, results["sentences"]))
+    facts = "\n".join(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in _facts(results))
+    about = escape_markdown(plain(results["about"]))
+    parts = [f"# {escape_markdown(plain(results['title']))}", f"**{lead}**", " ".join(rest), about, facts]
+    for table in [*tables, failure_table(results)]:
+        parts += section(table)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
+def render_latex(results: Comparison, tables: Sequence[Table]) -> str:
+    """All tables for a paper, which needs booktabs and nothing else."""
+    limit = limit_sentence(limit_of(results))
+    head = [f"% {plain(results['title'])}", *([f"% {limit}"] if limit else []), r"% needs \usepackage{booktabs}"]
+    return "\n\n".join([*head, *map(latex, tables)]) + "\n"
+
+
+def render_page(results: Comparison, tables: Sequence[Table]) -> str:
     """The page. Everything from outside is escaped by the template engine; only the SVG is not, whose serialiser has
     escaped the names inside."""
     first, *rest = map(plain, results["sentences"])
@@ -94,8 +102,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
             sentences=rest,
             about=plain(results["about"]),
             plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in plots_of(results)],
-            tables=[one for one in tables if not one.detail],
-            details=[one for one in tables if one.detail],
+            tables=[replace(one, detail=False) for one in sorted(tables, key=lambda one: one.detail)],
             failures=failure_table(results),
             facts=_facts(results),
             grouped=bool(results["wins"]),
@@ -107,13 +114,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Titled]) -> str:
     )
 
 
-def failure_table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    return ["run", "seed", "what happened"], [
-        [plain(one["run"]), str(one["seed"]), plain(one["error"])] for one in results["failures"]
-    ]
-
-
-def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(results: Comparison) -> list[tuple[str, str]]:
     cells = [cell for run in results["runs"] for cell in run["seeds"]]
     clients = {client for cell in cells for client in cell["clients"]}
     facts = [

@@ -1,4 +1,4 @@
-"""`digits` and its backbone: the invariants of the benchmark specification, sections 5.1 and 5.5."""
+"""`digits` and its backbone: disjoint parts, skewed labels, and how good the backbone is."""
 
 import json
 import shutil

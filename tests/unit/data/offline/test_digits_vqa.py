@@ -1,4 +1,4 @@
-"""`digits-vqa`: the benchmark specification, sections 1.1, 3.3, 5.4 and 5.5, and the backbones that ship."""
+"""`digits-vqa`: its records, parts and streams (docs/digits-vqa.md), and the backbones that ship."""
 
 import hashlib
 import json
@@ -117,7 +117,7 @@ def test_thick_and_blurred_images_are_maxima_and_means_of_three_by_three():
 # Questions
 
 
-def test_the_streams_are_those_of_the_specification_and_every_task_is_held_by_two_or_three():
+def test_every_task_of_the_streams_is_held_by_two_or_three():
     assert (len(STREAMS), sum(map(len, STREAMS))) == (10, 40)
     held = Counter(task for stream in STREAMS for task in stream)
     assert len(held) == 16 and set(held.values()) <= {2, 3}
@@ -290,7 +290,7 @@ def test_a_record_does_not_depend_on_how_many_others_there_are(digits):
 
 # The backbones
 
-# Parameters (benchmark specification, 5.4), and accuracy on plain test images: at least five points below measured.
+# Parameters, and accuracy on plain test images: at least five points below measured.
 BACKBONES = {
     "digits-llava-s": (247_744, {"digit": 0.87, "name": 0.84, "parity": 0.91, "larger": 0.86, "same": 0.73}),
     "digits-llava-l": (647_968, {"digit": 0.85, "name": 0.82, "parity": 0.89, "larger": 0.83, "same": 0.78}),

@@ -63,7 +63,7 @@ def rows_of(records) -> list[str]:
 
 
 def place_of(kind: str, key: str) -> tuple[str, str]:
-    """Pool and split by the specification's rule, spelled out here a second time."""
+    """Pool and split by the rule of docs/names.md, spelled out here a second time."""
     twelfth = int.from_bytes(hashlib.sha256(f"{kind}:{key}".encode()).digest()[:4], "big") % 12
     return (
         ("clients", "train")

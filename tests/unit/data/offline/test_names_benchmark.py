@@ -1,4 +1,4 @@
-"""`names`: the invariants of the benchmark specification, sections 3.3, 5.2 and 5.5."""
+"""`names`: what docs/names.md says of its parts, clients and backbones."""
 
 import hashlib
 import importlib
@@ -117,7 +117,7 @@ def test_cleaning_keeps_one_of_equal_names_none_of_two_kinds_and_languages_with_
     assert [(name.kind, name.key) for name in clean(given)] == [("language", even), ("territory", "XA")]
 
 
-def test_the_specifications_raw_count_is_reproduced():
+def test_the_raw_count_of_names_is_that_of_the_pinned_babel():
     """44,340 names of two characters or more in 34 languages, before repeats and half of the languages go."""
     babel = pytest.importorskip("babel")
     total = 0

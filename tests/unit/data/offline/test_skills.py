@@ -1,4 +1,4 @@
-"""`skills`: the invariants of the benchmark specification, sections 3.3, 5.3 and 5.5, and the backbones that ship."""
+"""`skills`: what docs/skills.md says of its tasks, words and clients, and the backbones that ship."""
 
 import importlib
 import sys
@@ -9,10 +9,9 @@ import pytest
 from befit.config.experiment import ModelSettings
 from befit.core.errors import ConfigError, DataError
 from befit.data import registry
-from befit.data.offline import skills_words
-from befit.data.offline.skills import skills, skills_10, skills_low, skills_shift
+from befit.data.offline import skills as skills_words
+from befit.data.offline.skills import english_words, halves, skills, skills_10, skills_low, skills_shift
 from befit.data.offline.skills_tasks import ALLOWED_PAIRS, CLIENT_PAIRS, HELD_OUT, OPERATIONS, answer, generated_records
-from befit.data.offline.skills_words import english_words, halves
 from befit.models import load_backbone
 from befit.tasks import make_task
 from befit.zoo import zoo_names, zoo_path
@@ -68,7 +67,7 @@ def words(client, *splits):
         ("count, upper", "7 UKRAINE"),
     ],
 )
-def test_every_task_is_what_the_specification_says(instruction, expected):
+def test_every_task_answers_as_by_hand(instruction, expected):
     """Written by hand for one word; in a pair the operation that is named first comes first."""
     assert answer(instruction, "Ukraine") == expected
 
@@ -99,7 +98,7 @@ def test_no_word_is_tested_on_that_anyone_has_learnt_from(federation):
 
 
 def test_the_words_are_771_names_in_two_halves():
-    """The specification's count; half of them, rounded up, to learn from."""
+    """The count of the pinned Babel; half of them, rounded up, to learn from."""
     first, second = halves()
     assert [len(english_words()), len(first), len(second)] == [771, 386, 385]
     assert set(first) | set(second) == set(english_words()) and not set(first) & set(second)
@@ -209,7 +208,7 @@ def test_the_script_makes_the_tokenizer_that_ships(backbone):
     assert [shipped.pad_token_id, shipped.bos_token_id, shipped.eos_token_id] == [96, 97, 98]
 
 
-def test_the_prompt_is_the_specifications_and_a_foreign_letter_is_refused(backbone):
+def test_the_prompt_is_as_documented_and_a_foreign_letter_is_refused(backbone):
     _, _, task = backbone
     prompt = task.prompt_tokens({"instruction": "reverse, upper", "input": "Laos"})
     assert task.tokenizer.decode(prompt) == "reverse, upper: Laos\n"

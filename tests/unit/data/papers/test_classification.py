@@ -264,7 +264,7 @@ def test_the_seed_chooses_the_rows_of_xnlis_pools(xnli_root, split):
 
 
 def test_newcomers_that_share_the_clients_indices_have_nearly_no_skew(xnli_defaults):
-    """Trap 9.1-6 of the specification: its own run of the released partitioner found 0.39 of training labels."""
+    """A run of the released partitioner (SamsungLabs/fedp2eft) found 0.39 of training labels."""
     folder, own = xnli_defaults
     shared = build("xnli-600", None, {"root": str(folder), "unseen": "shared_indices"})
     assert mean_largest(shared.newcomers[:20], "train", 3) < 0.45
@@ -360,7 +360,7 @@ def test_labels_of_masakhanews_are_skewed_in_both_pools_and_alike_in_train_and_t
 
 
 def test_clients_of_masakhanews_share_their_mixtures_over_languages_and_pools(tmp_path):
-    """The k-th clients of two languages, or of both pools, are skewed alike; others are not (fedp2eft.md, 6.3)."""
+    """The k-th clients of two languages, or of both pools, are skewed alike; others are not."""
     write_news(tmp_path, times=20)
     found = build("masakhanews-320", None, {"root": str(tmp_path)})
 

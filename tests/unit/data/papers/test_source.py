@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from befit.config.experiment import load_experiment
-from befit.config.seeds import with_seed
+from befit.config.overrides import with_seed
 from befit.core.errors import ConfigError, DataError
 from befit.data.files.readers import read_rows
 from befit.data.papers.assemble import content_hash, digest, ordered

@@ -128,7 +128,7 @@ def test_what_is_not_as_llm_adapters_has_it_is_named(adapters, change, told):
 @pytest.mark.parametrize("answers", ["sentence", "name"])
 @pytest.mark.parametrize("said", ["{}", "{}: because", "The answer is {}.", "THE CORRECT ANSWER IS: {}"])
 def test_a_name_alone_is_an_answer_however_it_is_put(commonsense, answers, said, tmp_path):
-    """Specification, 2.2: the first of the allowed names in what was generated."""
+    """The first of the allowed names in what was generated."""
     save_llama(tmp_path)
     federation = build("commonsense-8", None, {"root": str(commonsense), **SIZES, "answers": answers})
     model = load_experiment({"model": {"id": str(tmp_path)}, "benchmark": "commonsense-8", "method": "local"}).model

@@ -27,8 +27,16 @@ class Kept:
 
 
 def score(client, value, metric="accuracy"):
-    return {"kind": "score", "stage": "federate", "round": 1, "client": client, "split": "test", "metric": metric,
-            "value": value, "examples": 5}
+    return {
+        "kind": "score",
+        "stage": "federate",
+        "round": 1,
+        "client": client,
+        "split": "test",
+        "metric": metric,
+        "value": value,
+        "examples": 5,
+    }
 
 
 def train(client, loss, number=1):
@@ -110,9 +118,14 @@ def test_without_trackers_the_observer_is_the_callers_own(tmp_path):
 
 
 CONFIG = {
-    "name": "tracked", "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": "fedit",
-    "baselines": ["local"], "train": {"max_steps": 1, "batch_size": 4}, "federation": {"rounds": 3},
-    "evaluate": {"every": 1}, "report": {"plots": False},
+    "name": "tracked",
+    "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0},
+    "method": "fedit",
+    "baselines": ["local"],
+    "train": {"max_steps": 1, "batch_size": 4},
+    "federation": {"rounds": 3},
+    "evaluate": {"every": 1},
+    "report": {"plots": False},
 }
 
 

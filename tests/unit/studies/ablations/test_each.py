@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from befit.methods.potara import closed_form_weight, merged_trace
+from befit.methods.potara import closed_form_weight, coordinate_trace, merged_trace
 from befit.studies.ablations.ablate import Finished, ablate
-from befit.studies.ablations.potara_granularity import coordinate_trace
 from befit.train.paired_fisher import Variances
 from tests.unit.studies.ablations.conftest import CONFIG
 
@@ -79,7 +78,7 @@ def test_only_clients_with_more_examples_than_m_have_a_spread(root: Path, sweep:
     assert run["w"] == next(row for row in of(sweep) if row["computed"])["w"]
     assert run["used"] == 8 and run["w_std"] > 0 and run["w_mean"] != run["w"]
     assert everything["used"] < 5000 and everything["w_std"] is None and everything["w_mean"] == everything["w"]
-    shown = next(one for one in done.findings.tables).table[1]
+    shown = next(one for one in done.findings.tables).texts
     assert shown[1][4] == "0 of 3"
 
 

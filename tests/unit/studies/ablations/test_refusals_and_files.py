@@ -42,14 +42,14 @@ def call(*words: object) -> Any:
             {"method": {**CONFIG["method"], "estimate_space": "product"}},
             {},
             None,
-            "sets granularity: coordinate, and then method.granularity",
+            "'coordinate, on', and there method.granularity",
         ),
         (
             "potara-merge-space",
             {"method": {**CONFIG["method"], "granularity": "tensor"}},
             {},
             None,
-            "sets merge_space: product, and then",
+            "'product', and there",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from befit.core.storage import read_json
 from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.compare.comparison import compare
 from tests.unit.studies.ablations.conftest import CONFIG
 
 
@@ -51,18 +52,25 @@ def test_checkpoints_are_those_of_one_fedit_run_and_bytes_are_counted(
     assert len({row["local"] for row in done.results["rows"] if row["client"] == "client-00"}) == 1
 
 
+def trained(events: list[dict[str, Any]]) -> set[str]:
+    """The stages in which clients worked."""
+    return {event["stage"] for event in events if event["kind"] == "client"}
+
+
 def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, root: Path) -> None:
-    folders = sorted((root / "branches").iterdir())
-    before = {path: path.stat().st_mtime_ns for path in folders[0].rglob("*")}
+    (shared,) = (root / "shared").iterdir()
+    before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
     events: list[dict[str, Any]] = []
     config = {**CONFIG, "method": {**CONFIG["method"], "samples": 5, "merge_space": "product", "stat_split": "val"}}
     other = ablate("potara-weight-sweep", config, out=root, options={"step": 1.0}, observer=events.append)
-    assert {event.get("stage") for event in events} == {None, "measure"}
-    assert sorted((root / "branches").iterdir()) == folders
-    assert {path: path.stat().st_mtime_ns for path in folders[0].rglob("*")} == before
+    assert trained(events) == {"measure"}
     for w in (0.0, 1.0):  # other statistics and another space, but the same two adapters
         scores = [{c: r["score"] for c, r in by_client(one, computed=False, w=w).items()} for one in (sweep, other)]
         assert scores[0] == scores[1]
+    events.clear()
+    ablate("potara-merge-space", CONFIG, out=root, observer=events.append)
+    assert trained(events) <= {"merge"}, "a run of a grid starts behind the two branches"
+    assert {path: path.stat().st_mtime_ns for path in shared.rglob("*")} == before
     again = ablate("potara-weight-sweep", CONFIG, out=root, options={"step": 0.5})
     assert again.results["rows"] == sweep.results["rows"]
     assert read_json(again.path / "ablation.json")["rows"] == sweep.results["rows"]
@@ -75,7 +83,7 @@ def test_what_changes_the_branches_trains_others(change: dict[str, Any], tmp_pat
     short = {"federation": {"rounds": 1}, "method": {**CONFIG["method"], "rounds_local": 1}}
     for config in ({**CONFIG, **short}, {**CONFIG, **short, **change}):
         ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 1.0})
-    assert len(list((tmp_path / "branches").iterdir())) == 2
+    assert len(list((tmp_path / "shared").iterdir())) == 2
 
 
 def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
@@ -87,8 +95,20 @@ def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
     second = ablate("potara-rounds", config, out=tmp_path, options={"rounds": [1, 12]})
     assert "trained anew" in caplog.text
     assert by_client(second, round=12) == by_client(first, round=12)
-    kept = {path.name for path in (tmp_path / "branches").rglob("0*.safetensors")}
+    kept = {path.name for path in (tmp_path / "runs").rglob("kept/*.safetensors")}
     assert kept == {f"{round_:05d}.safetensors" for round_ in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12)}
+
+
+def test_a_grid_is_a_study_whose_runs_a_comparison_finds(root: Path) -> None:
+    done = ablate("potara-merge-space", CONFIG, out=root)
+    runs = sorted((root / "runs").iterdir())
+    events: list[dict[str, Any]] = []
+    compared = compare(done.path / "study.yaml", out=root, observer=events.append)
+    assert compared.results is not None and not compared.failures
+    assert {event["reused"] for event in events} == {True} and sorted((root / "runs").iterdir()) == runs
+    rows = [row for row in done.results["rows"] if row["space"] == "product"]
+    means = {run["label"]: run["mean"]["mean"] for run in compared.results["runs"]}
+    assert means["product"] == pytest.approx(sum(row["score"] for row in rows) / len(rows), rel=1e-12)
 
 
 def test_an_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path, sweep: Finished) -> None:

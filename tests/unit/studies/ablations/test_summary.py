@@ -8,7 +8,7 @@ from befit.core.errors import ConfigError
 from befit.studies.ablations import registry
 from befit.studies.ablations.base import evenly
 from befit.studies.ablations.summary import curve, difference, spread
-from befit.studies.ablations.weights import best_weight, check_step, grid
+from befit.studies.ablations.weight_sweep import best_weight, check_step, grid
 
 ROWS = [
     {"seed": 0, "client": "a", "x": 1, "y": 1.0, "z": 0.0},

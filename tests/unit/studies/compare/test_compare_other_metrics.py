@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from befit.core.metrics import COUNT
+from befit.core.metrics import Measure
 from befit.report.numbers import NOTHING
 from befit.runs.groups import winner
 from befit.studies.ablations.page import rows_as_csv
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
-from befit.studies.compare.latex import render_latex
 from befit.studies.compare.summary import summarise
 from befit.studies.compare.tables import all_tables
 from befit.studies.compare.wins_tables import win_rows
-from befit.studies.compare.write import client_rows, render_markdown, render_page
+from befit.studies.compare.write import client_rows, render_latex, render_markdown, render_page
 
 METRICS = ["rougeL", "rouge1", "exact_match"]
 # Two clients in Arabic with 10 and 30 examples, two in Bulgarian with 20 each.
@@ -34,6 +33,10 @@ B: list[Values] = [
     {"rougeL": [0.4, 0.4, 0.6, 0.6], "rouge1": [0.9, 0.5, 0.2, 0.6], "exact_match": [0.3, 0.3, 0.2, 0.2]},
     {"rougeL": [0.4, 0.4, 0.6, 0.6], "rouge1": [1.0, 0.7, 0.2, 0.6], "exact_match": [0.3, 0.3, 0.2, 0.2]},
 ]
+
+
+def latex_of(results: dict[str, Any]) -> str:
+    return render_latex(results, all_tables(results))
 
 
 def cell(seed: int, values: Values, headline: str, newcomers: Values | None = None) -> Scores:
@@ -78,7 +81,7 @@ def made(
 
 
 def table_of(results: Mapping[str, Any], title: str) -> tuple[list[str], list[list[str]]]:
-    headers, rows = next(one.table for one in all_tables(results) if one.title == title)
+    headers, rows = next((one.titles, one.texts) for one in all_tables(results) if one.title == title)
     return list(headers), [list(row) for row in rows]
 
 
@@ -98,8 +101,8 @@ def test_a_further_metric_is_the_mean_over_clients_of_each_seed_and_its_spread_o
     tables = all_tables(results)
     assert "## Other metrics" in render_markdown(results, tables)
     assert "<h2>Other metrics</h2>" in render_page(results, tables)
-    assert r" & rouge1 (\%) & exact\_match (\%) \\" in render_latex(results)
-    assert r"B\_1 & 58.8 $\pm$ 5.3 & 25.0 $\pm$ 0.0 \\" in render_latex(results)
+    assert r"run & rouge1 & exact\_match \\" in latex_of(results)
+    assert r"B\_1 & 58.8 $\pm$ 5.3 & 25.0 $\pm$ 0.0 \\" in latex_of(results)
 
 
 def test_clients_without_a_score_are_left_out_and_a_run_without_any_has_none() -> None:
@@ -127,7 +130,7 @@ def test_newcomers_have_a_table_of_their_own() -> None:
     ]
     assert table_of(results, "Other metrics, newcomers")[1] == [["A", "25.0% ± 0.0"], ["B_1", "25.0% ± 0.0"]]
     assert table_of(results, "Other metrics")[1][0][1] == "45.0% ± 7.1"
-    assert r"\label{tab:other-metrics-newcomers}" in render_latex(results)
+    assert r"\label{tab:other-metrics-newcomers}" in latex_of(results)
     assert client_rows(results)[0]["rouge1"] == 0.2 and client_rows(results)[0]["exact_match"] == 0.1
 
 
@@ -170,11 +173,12 @@ def test_a_groups_score_in_a_further_metric_is_over_its_examples_and_who_is_ahea
         ["ar", "40", "60.0% ± 14.1", "68.8% ± 12.4", "B_1"],
         ["bg", "40", "40.0% ± 0.0", "40.0% ± 0.0", "tie of 2"],
         ["mean", "", "50.0% ± 7.1", "54.4% ± 6.2", ""],
+        ["ahead", "", "0", "1", ""],
     ]
-    latex = render_latex(results)
-    assert r"ar & 60.0 $\pm$ 14.1 & \textbf{68.8} $\pm$ 12.4 \\" in latex and r"ahead & 0 & 1 \\" in latex
-    assert r"\label{tab:wins-1}" in latex and r"\label{tab:wins-1-exact_match}" in latex
-    assert "Rouge1 (\\%) by language" in latex
+    latex = latex_of(results)
+    assert r"ar & 40 & 60.0 $\pm$ 14.1 & \textbf{68.8} $\pm$ 12.4 & B\_1 \\" in latex
+    assert r"ahead &  & 0 & 1 &  \\" in latex and r"language & test examples & A (\%) & B\_1 (\%) & ahead" in latex
+    assert r"\label{tab:scores-by-language}" in latex and r"\label{tab:scores-by-language-exact-match}" in latex
 
 
 def counted_again(scores: Mapping[str, Mapping[str, Mapping[str, float]]], metrics: list[str]) -> dict[str, str | None]:
@@ -242,7 +246,7 @@ def by_topic(values: Values) -> dict[str, list[float | None]]:
         key: found
         for topic in dict.fromkeys(topics)
         for key, numbers in {
-            f"{COUNT}{topic}": sizes,
+            str(Measure("examples", where=topic)): sizes,
             **{f"{name} of {topic}": of for name, of in values.items()},
         }.items()
         if (found := [number if one == topic else None for one, number in zip(topics, numbers, strict=True)])
@@ -285,7 +289,7 @@ def test_one_metric_leaves_a_comparison_as_it_was() -> None:
         "Scores by language",
         "Clients",
     ]
-    assert render_latex(results).count(r"\begin{table}") == 4
+    assert latex_of(results).count(r"\begin{table}") == 6
     rows = win_rows(results)
     assert len(rows) == 4 and {row["metric"] for row in rows} == {"rougeL"}
     assert list(rows[0]) == [

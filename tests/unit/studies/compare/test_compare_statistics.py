@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from befit.studies.compare.statistics import LEAST_PAIRS, Paired, holm, paired, reach, signed_ranks, spread
+from befit.core.metrics import spread
+from befit.studies.compare.statistics import LEAST_PAIRS, Paired, holm, paired, reach, signed_ranks
 
 
 def test_one_number_has_no_spread_and_none_has_no_mean() -> None:
     assert spread([]) is None
     one = spread([0.5])
     assert one is not None
-    assert (one.mean, one.sd) == (0.5, None)
+    assert one == {"mean": 0.5, "sd": None, "n": 1}
 
 
 def test_the_paired_test_is_the_one_of_two_columns() -> None:

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from befit.report.numbers import MINUS, NOTHING
+from befit.report.table import escape_latex
 from befit.studies.ablations.page import rows_as_csv
-from befit.studies.compare.beside import beside_tables
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.execute import CellFailure
-from befit.studies.compare.latex import escape_latex, render_latex
 from befit.studies.compare.plan import Plan
 from befit.studies.compare.plots import plots_of
 from befit.studies.compare.summary import sentences, summarise, verdict
 from befit.studies.compare.tables import (
     all_tables,
+    beside_tables,
     client_table,
     cost_table,
     difference_table,
     grid_table,
     summary_table,
 )
-from befit.studies.compare.write import client_rows, render_markdown, render_page
+from befit.studies.compare.write import client_rows, render_latex, render_markdown, render_page
 
 STUDY: dict[str, Any] = {
     "study": {"title": "A <b> & B", "paper": "arXiv:1", "table": "Table 9", "note": "Other data."},
@@ -44,6 +44,10 @@ STUDY: dict[str, Any] = {
         }
     },
 }
+
+
+def latex_of(results: dict[str, Any]) -> str:
+    return render_latex(results, all_tables(results))
 
 
 def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) -> Scores:
@@ -119,7 +123,7 @@ def test_both_families_of_tests_are_corrected_over_their_runs(plan: Plan) -> Non
 def test_different_data_are_not_paired(plan: Plan) -> None:
     results = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9]), scores(1, [0.7, 0.6, 0.8], data="other")]})
     assert by_label(results)["Fed_IT"]["against"] is None
-    row = next(row for row in difference_table(results)[1] if row[0] == "Fed_IT")
+    row = next(row for row in difference_table(results).texts if row[0] == "Fed_IT")
     assert row[-1] == "not the same clients and data"
 
 
@@ -159,12 +163,12 @@ def test_a_tie_at_the_top_names_no_winner_and_a_limit_comes_first(plan: Plan) ->
     assert results["sentences"][0] == "Highest mean accuracy, a tie of 2 runs (Alone and Fed_IT): 70.0%."
     results["runs"][1]["config"]["limit"]["rounds"] = 1
     assert sentences(results)[0] == "Limited to 1 round of each stage: such numbers only show that it runs."
-    assert "% Limited to 1 round" in render_latex(results) and "that means nothing" in render_latex(results)
+    assert "% Limited to 1 round" in latex_of(results) and "it means nothing" in latex_of(results)
 
 
 def test_a_reference_without_results_is_said_to_have_none(plan: Plan) -> None:
     results = summarise(plan, finished(plan, {"Alone": []}), [CellFailure("Alone", 0, "Boom: x", "trace")])
-    assert {row[-1] for row in difference_table(results)[1]} == {"Alone has no results"}
+    assert {row[-1] for row in difference_table(results).texts} == {"Alone has no results"}
     assert "Without results, and missing here: 1 cell." in results["sentences"]
     page = render_page(results, all_tables(results))
     assert "Boom: x" in page and "trace" not in page
@@ -172,27 +176,27 @@ def test_a_reference_without_results_is_said_to_have_none(plan: Plan) -> None:
 
 def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
     results = made(plan)
-    headers, rows = summary_table(results)
-    assert headers[-1] == "paper" and rows[0][-1] == "60.00" and rows[1][-1] == NOTHING
-    assert rows[1][1:4] == ["70.0%", "0.0", "60.0%"]
-    assert rows[1][4] == "3/2/1"
+    summary = summary_table(results)
+    assert summary.column("paper") == ["60.00", NOTHING, "61.50"]
+    assert summary.texts[1][1:4] == ["70.0% ± 0.0", "60.0% ± 0.0", "3/2/1"]
+    assert [summary.is_bold(row, 1) for row in range(3)] == [False, True, False]
     partly = made(plan, {"Fed_IT": [scores(0, [0.6, 0.6, 0.9])]})
-    assert summary_table(partly)[0][4] == "seeds" and summary_table(partly)[1][1][4] == "1"
-    row = next(row for row in difference_table(results)[1] if row[0] == "Fed_IT")
+    assert summary_table(partly).column("seeds") == ["2", "1", "2"]
+    row = next(row for row in difference_table(results).texts if row[0] == "Fed_IT")
     assert row[1] == "+5.0 ± 63.5"  # differences +.1 and 0: half of the interval is 12.706 * 0.05
-    assert cost_table(results)[1][1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
-    headers, rows = grid_table(results, results["tables"][0])
-    assert headers == ["method", "low", "high"]
-    assert rows == [["Ditto", "50.0% ± 0.0 [61.50]", NOTHING]]
-    note = next(one.note for one in all_tables(results) if one.title == "Grid")
-    assert note == "In brackets: the paper's numbers. Other data. Left out: Ditto / high: it diverges."
+    assert cost_table(results).texts[1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
+    grid = grid_table(results, results["tables"][0])
+    assert grid.titles == ["method", "low", "high"]
+    assert grid.texts == [["Ditto", "50.0% ± 0.0 [61.50]", NOTHING]]
+    assert "In brackets: the paper's numbers (arXiv:1, Table 9). Other data." in grid.note
+    assert grid.note.endswith("Left out: Ditto / high: it diverges.")
 
 
 def test_few_clients_of_many_runs_are_columns(plan: Plan) -> None:
     results = made(plan)
-    assert client_table(results)[0] == ["client", "Alone", "Fed_IT", "Ditto · low"]
+    assert client_table(results).titles == ["client", "Alone", "Fed_IT", "Ditto · low"]
     many = {**results, "runs": results["runs"] * 3}
-    assert client_table(many)[0] == ["run", "c0", "c1", "c2"]
+    assert client_table(many).titles == ["run", "c0", "c1", "c2"]
 
 
 def test_markdown_and_html_escape_what_comes_from_outside(plan: Plan) -> None:
@@ -242,9 +246,9 @@ def test_nothing_sent_or_nothing_scored_leaves_a_plot_out(plan: Plan) -> None:
 
 
 def test_latex_is_balanced_escaped_and_bold_only_at_the_best(plan: Plan) -> None:
-    text = render_latex(made(plan))
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
-    assert r"Fed\_IT & \textbf{70.0} $\pm$ 0.0" in text
+    text = latex_of(made(plan))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 5
+    assert r"Fed\_IT & \textbf{70.0} $\pm$ 0.0 & 60.0" in text
     assert r"Ditto & \textbf{50.0} $\pm$ 0.0 [61.50] & -- \\" in text
     for block in re.findall(r"\\begin\{tabular\}\{(.*?)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         columns, body = block
@@ -260,7 +264,7 @@ def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None
     grids = {"g": {"axes": axes, "method": "fedit", "rows": ["a"], "columns": ["b", "c"]}}
     plan = make_plan({**STUDY, "runs": {}, "grids": grids})
     runs = [Finished(run, (scores(0, [0.5]),)) for run in plan.runs]
-    text = render_latex(summarise(plan, runs, []))
+    text = latex_of(summarise(plan, runs, []))
     assert " & \\multicolumn{2}{c}{p} & \\multicolumn{2}{c}{q} \\\\\n\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}" in text
     assert r"a & x & y & x & y \\" in text
 
@@ -299,7 +303,9 @@ def with_beside(plan: Plan, **change: Any) -> dict[str, Any]:
 def test_scores_on_others_examples_are_paired_with_the_reference(plan: Plan) -> None:
     """Fed_IT minus Alone on others: .25 and .35, mean .3; a run that was not measured there has no difference."""
     results = with_beside(plan)
-    title, (headers, rows), note = next((one.title, one.table, one.note) for one in beside_tables(results))
+    title, (headers, rows), note = next(
+        (one.title, (one.titles, one.texts), one.note) for one in beside_tables(results)
+    )
     assert title == "Own and other clients' examples" and "Holm" in note
     assert headers == ["run", "own, over time", "others, last", "others, last: minus Alone ± 95%", "p (t, seeds)"]
     t = by_label(results)["Fed_IT"]["beside_against"]["others_last"]
@@ -307,7 +313,7 @@ def test_scores_on_others_examples_are_paired_with_the_reference(plan: Plan) -> 
     assert rows[0] == ["Alone", "55.0% ± 7.1", "30.0% ± 7.1", NOTHING, NOTHING]
     assert rows[1][:3] == ["Fed_IT", "70.0% ± 14.1", "60.0% ± 14.1"] and rows[1][3].startswith("+30.0 ± 63.5")
     assert rows[2] == ["Ditto · low", *[NOTHING] * 4]
-    assert r"others, last" in render_latex(results)
+    assert r"others, last" in latex_of(results)
 
 
 def test_scores_beside_of_other_data_are_not_paired(plan: Plan) -> None:
@@ -317,7 +323,7 @@ def test_scores_beside_of_other_data_are_not_paired(plan: Plan) -> None:
 def test_newcomers_have_their_own_table_and_runs_without_them_a_dash(plan: Plan) -> None:
     newcomers = beside_tables(with_beside(plan))[1]
     assert newcomers.title == "Newcomers"
-    assert [row[1] for row in newcomers.table[1]] == ["50.0% ± 0.0", NOTHING, NOTHING]
+    assert [row[1] for row in newcomers.texts] == ["50.0% ± 0.0", NOTHING, NOTHING]
     assert beside_tables(made(plan)) == []
 
 
@@ -325,7 +331,7 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
     def headers(later: float) -> list[str]:
         values = [{"others_last": 0.5, "others_auc": 0.5}, {"others_last": 0.5, "others_auc": later}]
         cells = {"Alone": [scores(seed, [0.5], beside=one) for seed, one in enumerate(values)]}
-        return beside_tables(made(plan, cells))[0].table[0]
+        return beside_tables(made(plan, cells))[0].titles
 
     assert "others, over time" not in headers(0.5)
     assert "others, over time" in headers(0.7)

@@ -1,8 +1,8 @@
 """Studies of papers against the settings that the papers have, as far as they are known.
 
-The numbers are those of the specifications of the methods and benchmarks, or of the papers where these cite them, and
-not of the studies: [P] a paper says so, [C] its released code does, [D] nobody does, and befit chose. Cells are looked
-at as they are resolved, with every default and every change of a run or grid applied.
+The numbers are those of the papers and their code, written down here a second time, and not of the studies: [P] a
+paper says so, [C] its released code does, [D] nobody does, and befit chose. Cells are looked at as they are resolved,
+with every default and every change of a run or grid applied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from befit.studies.compare.plan import Plan, plan_study
 from befit.studies.compare.study import read_study
 
 STUDIES = Path(__file__).parents[4] / "studies"
-SEEDS = (42, 52, 62)  # benchmarks, section 2, common [D]; of FedP2EFT its code's [C]
+SEEDS = (42, 52, 62)  # [D]; of FedP2EFT its code's [C]
 
 
 @cache
@@ -76,7 +76,7 @@ class Settings:
         )
 
 
-# Potara: its specification, section 6.1, where rank, alpha, optimiser, schedule and seeds are [D].
+# Potara (Zou et al. 2026, Table 11), where rank, alpha, optimiser, schedule and seeds are [D].
 
 QKV = ("q_proj", "k_proj", "v_proj")
 VIT = Settings("google/vit-base-patch16-224-in21k", 8, 16, 1e-3, 10, 0.1, ("query", "value"))
@@ -145,7 +145,7 @@ def test_baselines_of_potara_have_their_rounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["potara/cifar100-10", "potara/cifar100-20"])
 def test_fisher_merging_has_the_two_models_of_potara(name: str) -> None:
-    """Section 5.7 of Potara's specification, and the upload in its section 5.8: 471.9 MB are 400 rounds."""
+    """Zou et al. 2026, section 4.2, and the upload of its section 3.5: 471.9 MB are 400 rounds."""
     for one in with_method(name, "fisher_merging").values():
         rounds = one.method["rounds_fedit"] or one.federation.rounds
         assert (one.method["rounds_local"], rounds) == (BRANCH, CIFAR.fedit)
@@ -159,7 +159,7 @@ def test_cifar_is_divided_at_an_alpha_of_a_half_and_swept_over_the_customary_thr
     assert sorted(set(swept)) == [0.1, 0.5, 1.0] and len(swept) == 5 * 3 * len(SEEDS)
 
 
-# Aggregation to guidance: its specification, sections 5 and 7, where alpha, dropout, strength and schedule are [D].
+# From Aggregation to Guidance (Piorczynski et al. 2025), where alpha, dropout, strength and schedule are [D].
 
 GUIDANCE = "aggregation-guidance/sni-10"
 
@@ -178,7 +178,7 @@ def test_guidance_has_the_settings_of_its_protocol_in_every_cell() -> None:
         assert one.method.get("temperature", 2.0) == 2.0, label
 
 
-# FedMosaic: its specification, sections 2.3, 5 and 8.1.
+# FedMosaic (Seo et al. 2026, Table 12; snumprlab/fedmosaic).
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 VL_1B, VL_3B = "thkim0305/llama3.2_1B_vl", "thkim0305/llama3.2_3B_vl"
@@ -293,7 +293,7 @@ VL_8B = "thkim0305/llama3.1_8B_vl"
 
 
 def test_other_models_of_drake_are_as_many_as_the_paper_says() -> None:
-    """Section 8.5; of Qwen the paper's counts and not its files'."""
+    """Table 14; of Qwen the paper's counts and not its files'."""
     wanted: list[dict[str, int]] = [
         {VL_3B: 10},
         {VL_1B: 3, VL_3B: 5, VL_8B: 2},
@@ -336,7 +336,7 @@ def test_tasks_of_fedmosaic_arrive_as_its_table_says(name: str, kind: str) -> No
     assert {one.stream.kind for _, one in cells(f"fedmosaic/{name}")} == {kind}
 
 
-# FedP2EFT: its specification, sections 1, 4, 5 and 9.5.
+# FedP2EFT (Lee et al. 2025; SamsungLabs/fedp2eft).
 
 BUDGETS = (2, 4, 8, 16)
 MBERT, MOBILE = "google-bert/bert-base-multilingual-cased", "mtgv/MobileLLaMA-1.4B-Base"
@@ -384,7 +384,7 @@ def base_of(one: Experiment) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", P2EFT)
-def test_fedp2eft_has_the_settings_of_its_specification_in_every_cell(name: str) -> None:
+def test_fedp2eft_has_the_settings_of_the_paper_in_every_cell(name: str) -> None:
     expected = P2EFT[name]
     plan = planned(name, expected.grid)
     assert plan.seeds == SEEDS

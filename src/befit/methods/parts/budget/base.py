@@ -68,10 +68,11 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
 
 def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A base's own options, and what it has otherwise than the run, unless its method has options of those names."""
-    from befit.protocol.registry import METHODS, method_names
+    from befit.protocol.registry import METHODS
 
     named = block.get("name")
-    entry = METHODS[named] if isinstance(named, str) and named in method_names() else None
+    METHODS.load()
+    entry = METHODS.get(named) if isinstance(named, str) else None
     if entry is None:
         return dict(block), {}
     ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}
@@ -125,6 +126,7 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
             down=stage.down.without(_OURS),
             rounds=rounds if stage.rounds is None else stage.rounds,
             lasts=False,
+            opening=None,  # of the base alone; ours has what it comes to, and ends with the next stage
         )
         for stage in run_stages(base)
     ]
@@ -205,7 +207,7 @@ class _Fix(Personal):
         try:
             deployed = self.method.deploy(memory, _of(received), site)
         except NotTrained:
-            # A small cohort may never have come to this client: its own part is then as it starts (section 5).
+            # A small cohort may never have come to this client: its own part is then as it starts.
             mine = {one.name for one in self.method.layout.slots}
             site.model.reset()
             start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}

@@ -1,4 +1,4 @@
-"""Which ranks a budget keeps (fedp2eft.md, section 2.5): the largest scales over the whole model."""
+"""Which ranks a budget keeps (Lee et al. 2025): the largest scales over the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The personalisation-strategy generator (fedp2eft.md, 3.2): from a client's features to the scale of each rank.
+"""The personalisation-strategy generator (Lee et al. 2025, eq. 6): from a client's features to the scale of each rank.
 
 A small network `lambda = clamp(W2 prelu(W1 f + b1) + b2)`, the only thing that FedP2EFT federates. Its arrays are a
 state under the keys `generator/<part>/<factor>`.
@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.bayestune import HIGH, LOW
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import HIGH, LOW, clamp_through
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
@@ -93,7 +92,7 @@ def fit(
     lr: float,
     held: torch.dtype = torch.float32,
 ) -> tuple[State, list[float]]:
-    """`steps` of Adam on `sum |generate(f) - target|`, from `state` (stage 2 of section 3.3).
+    """`steps` of Adam on `sum |generate(f) - target|`, from `state` (Lee et al. 2025, Figure 2).
 
     held  dtype of weights, features, and all that the optimiser knows
     ->    the new state in float32, and the L1 gap before every step and at the end. `state` is not written to.

@@ -1,4 +1,4 @@
-"""FedL2P's network: from a client's features to a learning rate for every tensor (fedp2eft.md, section 4.1).
+"""FedL2P's network: from a client's features to a learning rate for every tensor (Lee et al. 2023).
 
 `rate = clamp(W3 relu(W2 relu(W1 f + b1) + b2) + b3; 0, 1000) * eta`, in units of train.lr. It and eta are what FedL2P
 federates. Their arrays are a state under the keys `rates/<part>/<factor>`.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import clamp_through
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed

@@ -1,4 +1,4 @@
-"""Learning the rank scales (fedp2eft.md, sections 2.3 and 2.4): cross-entropy with a sparse prior and a hyper-prior."""
+"""Learning the rank scales (Lee et al. 2025, eqs. 1 to 5): cross-entropy with a sparse prior and a hyper-prior."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.keys import factor, join, slot
 from befit.core.values import Tick
 from befit.protocol.site import Site
@@ -73,9 +72,9 @@ class Search:
 
     lr_lambda   Adam's rate for the scales; everything else has train.lr
     clip        largest gradient norm of A and B; the scales' gradients, far larger at first, are left alone
-    accumulate  never clear the scales' gradients, as the released code (trap 9.1-3)
-    return_raw  return the scales as the optimiser left them, unclamped, as the released code (trap 9.1-2)
-    held        dtype of the scales and of all that their optimiser knows; bfloat16 in the released code (trap 9.1-5)
+    accumulate  never clear the scales' gradients, as the released code
+    return_raw  return the scales as the optimiser left them, unclamped, as the released code
+    held        dtype of the scales and of all that their optimiser knows; bfloat16 in the released code
     """
 
     prior: Prior = Prior()

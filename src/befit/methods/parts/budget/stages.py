@@ -10,7 +10,7 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
 from befit.core.errors import NotTrained
-from befit.core.metrics import spread
+from befit.core.metrics import relative_range
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.base import base_slots, fixed, load_base
 from befit.methods.parts.budget.features import features
@@ -78,7 +78,7 @@ class SearchAlone(Personal):
 
 @dataclass(frozen=True)
 class Predict(Personal):
-    """The generator that arrives says the client's scales; once, for all budgets (section 3.4)."""
+    """The generator that arrives says the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
 
     mask_padding: bool
     all_padding: bool
@@ -101,7 +101,7 @@ class Predict(Personal):
 
 @dataclass(frozen=True)
 class FineTune(Personal):
-    """Prune to each budget, take fresh A and B, and train them with the kept scales frozen (section 2.6)."""
+    """Prune to each budget, take fresh A and B, and train them beside frozen scales (Lee et al. 2025, Figure 1)."""
 
     budgets: Budgets
     epochs: int | None
@@ -111,7 +111,7 @@ class FineTune(Personal):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         base, memory = load_base(client, site), client.with_part(MOMENTS, Payload())
-        site.report["scale_spread"] = spread(client.arrays[LEARNT].flatten().tolist())
+        site.report["scale_spread"] = relative_range(client.arrays[LEARNT].flatten().tolist())
         for name in self.budgets.names:
             site.model.reset()
             load_base(client, site)

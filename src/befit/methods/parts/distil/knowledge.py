@@ -1,4 +1,4 @@
-"""What a model says of public records, as arrays that travel (FedMKT, Fan et al. 2025; specification, section 5)."""
+"""What a model says of public records, as arrays that travel (FedMKT, Fan et al. 2025)."""
 
 from __future__ import annotations
 

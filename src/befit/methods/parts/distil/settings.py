@@ -23,7 +23,7 @@ __all__ = ["Distillation"]
 
 @dataclass(frozen=True)
 class Distillation:
-    """Distillation on public records, once a round (FedMosaic specification, section 5).
+    """Distillation on public records, once a round (as Seo et al. 2026 run PerAda, TAKFL, FedMKT).
 
     samples     public records, drawn once by the run's seed, the same ones for the server and all clients
     epochs      how often they are gone through in a round

@@ -1,4 +1,4 @@
-"""What one model says of a record, in the terms of another (FedMosaic specification, section 5).
+"""What one model says of a record, in the terms of another (docs/methods/perada.md, Distillation).
 
 A *row* is a place that a task judges: a sample of a classifier, or an answer token of a language model, predicted from
 what stands before it. Models with one tokenizer have the same rows and classes. Between others, rows are matched by

@@ -191,7 +191,7 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     """One client's mixture of every stack that it is in, in the terms of its backbone; nothing before it has a row.
 
     The weights of a family's arrays run over the family alone, and whoever is the only one of a family gets its own
-    back (specification fedmosaic.md, section 4.4).
+    back (docs/methods/fedmosaic.md).
     """
     whose = members(server)
     if client not in whose.get(family, ()):

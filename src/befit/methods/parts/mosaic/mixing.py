@@ -1,7 +1,7 @@
 """Whose adapter counts how much in whose mixture: by relevance, all alike, or as a bargain of all.
 
-The last two are what FedMosaic compares relevance with (Tables 30 and 33; specification fedmosaic.md, sections 4.4 and
-5). They need no gradients, so none are taken or sent.
+The last two are what FedMosaic compares relevance with (Seo et al. 2026, Tables 30 and 33). They need no
+gradients, so none are taken or sent.
 """
 
 from __future__ import annotations

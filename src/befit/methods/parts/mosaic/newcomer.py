@@ -1,6 +1,6 @@
 """A mixture for somebody who never trained: by the likeness of a gradient of its data to those of all clients.
 
-Specification fedmosaic.md, section 6 (fast adaptation): the gradient is of a few batches of the unseen task, and the
+Fast adaptation of Seo et al. 2026 (FedMosaic): the gradient is of a few batches of the unseen task, and the
 softmax runs over all old clients. A newcomer sends that one gradient, gets its mixture, and nobody else gets anything
 of it.
 """

@@ -1,4 +1,4 @@
-"""How much each client's knowledge counts for each other client (FedMosaic, eq. 4; specification, section 4.3)."""
+"""How much each client's knowledge counts for each other client (FedMosaic, eq. 4)."""
 
 from __future__ import annotations
 

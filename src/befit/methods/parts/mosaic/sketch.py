@@ -1,7 +1,7 @@
-"""What a client's data ask of a frozen model: the gradient of its last layer (FedMosaic, section 3; eq. 2 and 3).
+"""What a client's data ask of a frozen model: the gradient of its last layer (FedMosaic, eqs. 1 to 3).
 
-All clients use one small frozen model, without any adapter, so that their gradients can be compared. Specification
-fedmosaic.md, sections 4.1 and 4.2.
+All clients use one small frozen model, without any adapter, so that their gradients can be compared. The
+layer, which the paper calls the last, is that of snumprlab/fedmosaic: the last block's output projection.
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ from typing import Protocol
 from befit.adapters.keys import NOTHING, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import IncompatibleAdapters
+from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import LocalTraining, Use
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Needs
 from befit.protocol.site import Site
-from befit.protocol.stage import Personal, Stage
+from befit.protocol.stage import Opening, Personal, Stage
 from befit.train.loop import Pass
 
 __all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
@@ -52,7 +53,18 @@ def two_branches(
     weights: Merge,
     splits: tuple[str, ...],
 ) -> Recipe:
-    """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`."""
+    """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`.
+
+    The rule decides nothing of the two branches, so runs that differ in it alone train them once.
+    """
+    branches = {
+        "name": "two branches",
+        "rank": rank,
+        "alpha": alpha,
+        "rounds_local": rounds_local,
+        "rounds_fedit": rounds_fedit,
+        "weights": plain(weights),
+    }
     return Recipe(
         layout=Layout((Slot("shared", rank, alpha), Slot("personal", rank, alpha), merged)),
         before=(alone(rounds_local),),
@@ -62,6 +74,7 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
+        begins=Opening(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
     )
 

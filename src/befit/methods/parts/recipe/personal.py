@@ -61,7 +61,7 @@ class LocalTraining:
     """Train alone, from the initial adapter or from where an earlier stage left the slot.
 
     The optimiser stays with the client from round to round if the passes say so; a round is then only a count of
-    steps (Potara specification, section 4).
+    steps (Zou et al. 2026).
     """
 
     passes: tuple[Pass, ...]

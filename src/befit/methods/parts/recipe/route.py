@@ -18,6 +18,8 @@ MergeRule = Callable[[Sequence[Update]], State]
 
 
 class Route(Protocol):
+    """Who gets what from the server, and under which slot it arrives at a client."""
+
     def initial(self, shared: Payload) -> Payload:
         """The server's memory before the first round, from the initial values of what is shared."""
         ...

@@ -1,4 +1,4 @@
-"""BayesTune-LoRA against specification fedp2eft.md, section 9.4: the layer, the clamp, the priors and the budgets."""
+"""BayesTune-LoRA against Lee et al. 2025, eqs. 1 to 5: the layer, the clamp, the priors and the budgets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, HIGH, LOW, SCALES, clamp_through
 from befit.adapters.forms import ModuleShape
 from befit.adapters.keys import factor, join, slot
 from befit.methods.parts.budget.budget import affordable, compact, expand, keep, kept_ranks, order
@@ -109,7 +108,7 @@ def test_the_exact_priors_are_the_distributions_negative_logarithms() -> None:
 
 @pytest.mark.parametrize("n", [0.0, 1e-4, 0.01, 0.1])
 def test_penalties_alone_leave_a_scale_where_the_closed_form_says(n: float) -> None:
-    """Section 2.3, by plain descent on one scale with B fixed."""
+    """By plain descent on one scale with B fixed."""
     raw = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.Adam([raw], lr=5e-3)
     for _ in range(4000):

@@ -1,4 +1,4 @@
-"""FedL2P against specification fedp2eft.md, section 4.1: the network, a client's round, early stopping."""
+"""FedL2P as docs/methods/fedl2p.md has it: the network, a client's round, early stopping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import ConfigError, DataError
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
-from befit.data.stream import Stream
+from befit.data.streams import Stream
 from befit.methods.fedl2p import FedL2P
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improve, in_two, rated_optimiser, train_at

@@ -1,4 +1,4 @@
-"""Features and the generator against specification fedp2eft.md, sections 3.1 to 3.3 and 9.4."""
+"""Features and the generator (Lee et al. 2025, eq. 6 and Figure 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever personalises a base looks, searches and trains on top of it in every stage (fedp2eft.md, section 5)."""
+"""Whoever personalises a base looks, searches and trains on top of it in every stage."""
 
 from __future__ import annotations
 

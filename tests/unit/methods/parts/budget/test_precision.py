@@ -138,7 +138,7 @@ def coarse(values: Tensor) -> Tensor:
 def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     preset: Literal["parity", "recommended"],
 ) -> None:
-    """Trap 9.1-5, bit for bit: the start of the search, the search, the generator's steps, what it says last."""
+    """The released bfloat16, bit for bit: the search's start, the search, the generator's steps, its last answer."""
     method, at = FedP2EFT(rank=2, rank_max=WIDE // 2, preset=preset), Tick("generate", 1, 1, 0)
     held = torch.bfloat16 if preset == "parity" else torch.float32
     site = make_site("bert", method.layout, budget=BUDGET)

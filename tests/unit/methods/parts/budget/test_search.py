@@ -1,4 +1,4 @@
-"""Learning the scales against a loop written out; all differences of the parity preset (fedp2eft.md, 2 and 9.1)."""
+"""Learning the scales against a loop written out; all differences of the parity preset."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Scales
-from befit.adapters.clamp import clamp_through
+from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Scales, clamp_through
 from befit.adapters.keys import factor, join, select, slot
 from befit.core.values import Payload, Tick
 from befit.methods.bayestune import BayesTune
@@ -80,7 +79,7 @@ def written_out(
 
 @pytest.mark.parametrize(("clamped", "accumulate"), [(True, False), (False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("clip", [1.0, 1e-3])
-def test_a_search_is_the_loop_of_the_specification(clamped: bool, accumulate: bool, clip: float) -> None:
+def test_a_search_is_the_loop_of_equation_1(clamped: bool, accumulate: bool, clip: float) -> None:
     """Two optimisers, penalties at 1/N in every step, A and B clipped and scales not; and the released variants."""
     site, _ = prepared(clamped)
     how = Search(Prior(), clip=clip, accumulate=accumulate, return_raw=True)
@@ -100,12 +99,12 @@ def test_priors_are_divided_by_the_clients_examples_and_not_by_those_of_a_batch(
 
 
 def test_released_gradients_of_scales_are_never_cleared_and_end_elsewhere() -> None:
-    """Trap 9.1-3."""
+    """Gradients of the scales are never cleared there, so they add up over the steps."""
     assert not torch.allclose(written_out(True, True, 1.0), written_out(True, False, 1.0), rtol=1e-2)
 
 
 def test_after_one_step_from_B_zero_the_raw_scales_are_negative_and_the_used_ones_the_bound() -> None:
-    """Trap 9.1-1: only L_p acts, and Adam moves every scale by its rate: 1e-4 - 1e-2."""
+    """The loss sees unclamped scales there: only L_p acts, and Adam moves every scale by its rate: 1e-4 - 1e-2."""
     site, _ = prepared(True)
     raw = search(site, AT, Search(return_raw=True), 1)
     assert torch.allclose(raw, torch.full_like(raw, LOW - 1e-2), atol=1e-5)
@@ -131,7 +130,7 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
 
 
 def test_scales_held_in_bfloat16_take_the_steps_of_an_optimiser_that_knows_no_more() -> None:
-    """Trap 9.1-5, from one scale and one gradient a step: a parameter, gradients and both moments of 8 bits each."""
+    """bfloat16: from one scale and one gradient a step: a parameter, gradients and both moments of 8 bits each."""
     site, _ = prepared(True, 0.5)
     found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True, held=torch.bfloat16), STEPS)
     assert torch.equal(found, found.bfloat16().float())
@@ -158,7 +157,7 @@ def test_an_unclamped_forward_pass_uses_negative_scales() -> None:
 
 
 def test_a_parity_round_fits_the_generator_to_unclamped_scales() -> None:
-    """Trap 9.1-2, after a single step: the mean of what the generator is fitted to."""
+    """Unclamped scales are returned there; after a single step: the mean of what the generator is fitted to."""
     means = {}
     for preset in ("recommended", "parity"):
         method = FedP2EFT(**SMALL, preset=preset)

@@ -1,5 +1,5 @@
 """Steps, defaults and the generator's arithmetic, each of which a run goes through without a complaint if it is wrong
-(fedp2eft.md, sections 3, 4, 9.2 and 9.5)."""
+(Lee et al. 2025; SamsungLabs/fedp2eft)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.core.values import Payload, Tick
-from befit.data.stream import Stream
+from befit.data.streams import Stream
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedl2p import FedL2P
@@ -119,7 +119,7 @@ def test_every_way_to_spend_a_budget_trains_as_long(method: Any) -> None:
 
 
 def test_the_defaults_are_the_papers() -> None:
-    """Section 9.5, and 4 for what stands beside FedP2EFT. The learning rate of A and B is `train.lr`."""
+    """Those of the paper, also of what stands beside FedP2EFT. The learning rate of A and B is `train.lr`."""
     ours, alone = FedP2EFT(), BayesTune()
     for method in (ours, alone):
         assert (method.rank_max, method.scale, method.lr_lambda, method.alpha_s, method.alpha_p) == (

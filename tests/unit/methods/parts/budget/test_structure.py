@@ -1,4 +1,4 @@
-"""Properties 19 and 20 of the specification's section 9.4, and maps of ranks and scales."""
+"""Distances of scales, and maps of ranks and scales (Lee et al. 2025, Figures 4 to 15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PerAda and TAKFL at the server, with two backbones and with one (specification fedmosaic.md, section 5)."""
+"""PerAda and TAKFL at the server, with two backbones and with one (docs/methods/perada.md, takfl.md)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_peradas_clients_are_dittos_and_what_is_personal_stays_with_them() -> No
 
 
 def test_peradas_legacy_flag_averages_what_should_be_personal_inside_a_family_and_teaches_nobody_else() -> None:
-    """With it (section 5), a client begins a round with the mean of its family's personal adapters. What is distilled
+    """With it, a client begins a round with the mean of its family's personal adapters. What is distilled
     is the same: in the first round, where all begin alike, to the bit; in whatever order the arrays arrive."""
     legacy, plain = (started("perada", distil=WHOLE, legacy_average_personal=one) for one in (True, False))
     plain.round(1)

@@ -1,4 +1,4 @@
-"""FedMKT: what travels, whom the server believes, and what clients learn (specification fedmosaic.md, section 5)."""
+"""FedMKT: what travels, whom the server believes, and what clients learn (docs/methods/fedmkt.md)."""
 
 from __future__ import annotations
 

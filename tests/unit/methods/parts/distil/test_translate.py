@@ -1,4 +1,4 @@
-"""What one model says, in the terms of a model with another tokenizer (specification fedmosaic.md, section 5)."""
+"""What one model says, in the terms of a model with another tokenizer (docs/methods/perada.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FedMosaic compares relevance with: equal weights and a bargain (specification, sections 4.4 and 5)."""
+"""What FedMosaic compares relevance with: equal weights and a bargain (Tables 30 and 33)."""
 
 from __future__ import annotations
 

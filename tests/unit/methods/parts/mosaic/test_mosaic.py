@@ -1,5 +1,5 @@
-"""FedMosaic with two backbones of different depth and width: who gets what of whom (specification, section 4.4;
-properties 11 and 12; traps of section 9.2)."""
+"""FedMosaic with two backbones of different depth and width: who gets what of whom, and what
+never leaves a client or a family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fast adaptation and the start of a newcomer (FedMosaic specification, section 6), and who gets the larger model."""
+"""Fast adaptation and the start of a newcomer (FedMosaic, Figure 6), and who gets the larger model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared
 from befit.protocol.method import newcomer_stage
 from befit.protocol.settings import TrainSettings
-from befit.studies.adaptation import fast_adaptation, mean_start
-from befit.studies.selection import gains, model_choice, scores_of_run
+from befit.studies.adapt import fast_adaptation, mean_start
+from befit.studies.select import gains, model_choice, scores_of_run
 from befit.train.loop import Pass, train
 from tests.conftest import assert_near, assert_same, federated, make_site, random_state, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start

@@ -1,4 +1,4 @@
-"""Weights of clients for each other (FedMosaic specification, section 4.3; property 8)."""
+"""Weights of clients for each other (FedMosaic, eq. 4)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_hot_temperature_takes_all_alike_and_a_cold_one_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(("count", "own"), [(10, 0.4509), (52, 0.1266)])
-def test_equation_4_as_printed_gives_the_client_itself_the_weight_of_the_specification(count: int, own: float) -> None:
+def test_equation_4_as_printed_gives_the_client_itself_much_of_the_weight(count: int, own: float) -> None:
     """With orthogonal others and tau 0.5: e^2 / (e^2 + N - 1), 0.45 for ten clients and 0.13 for fifty-two."""
     W = relevance(similarities(torch.eye(count)), 0.5, range(count), include_self=True)
     assert own == pytest.approx(math.exp(2) / (math.exp(2) + count - 1), abs=1e-4)

@@ -1,4 +1,4 @@
-"""The gradient of the last layer of a frozen model (FedMosaic specification, 4.1 and 4.2; properties 9, 10)."""
+"""The gradient of the last layer of a frozen model (FedMosaic, eqs. 1 to 3)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_is_what_autograd_finds_for_that_weight(kind: str) -> None:
     assert found.shape == site.model.shapes.last and found.norm() > 1e-4
 
 
-def test_the_closed_form_of_the_specification_gives_the_same() -> None:
+def test_the_closed_form_gives_the_same() -> None:
     """`G = sum_t gh_t u_t^T` with the whole Jacobian of the final RMSNorm, written out, in float64."""
     site = seen_by_small("llama")
     model = site.model.backbone.double()
@@ -110,7 +110,7 @@ def test_all_clients_and_rounds_take_the_same_entries_and_another_run_others() -
 
 
 def test_a_common_mask_keeps_the_cosine_and_masks_of_ones_own_shrink_it_to_their_share() -> None:
-    """0.60 stays near 0.60, and becomes about 0.4 * 0.60 = 0.24 (section 4.2)."""
+    """0.60 stays near 0.60, and becomes about 0.4 * 0.60 = 0.24."""
     draw = torch.Generator().manual_seed(0)
     first, other = torch.randn(2, 100, 400, generator=draw)
     second = 0.6 * first + 0.8 * other
@@ -168,7 +168,7 @@ def test_noise_is_fresh_for_every_gradient_and_client_and_as_large_as_it_says() 
 
 @pytest.mark.parametrize("rows", [12, 7])
 def test_a_newcomers_gradient_is_the_mean_over_twenty_batches(rows: int) -> None:
-    """80 records of batches of 4 (section 6), however few steps a round has, and all of its data is in them."""
+    """80 records of batches of 4, however few steps a round has, and all of its data is in them."""
     site = seen_by_small(steps=1, rows=rows)
     batches = [site.examples("train").batch(indices) for indices in site.indices("train", 20, AT)]
     expected = torch.stack([last_gradient(small_of(site), batch) for batch in batches]).mean(0)

@@ -1,4 +1,4 @@
-"""Traps of FedMosaic's specification, section 9.2, that no other file is about; and property 9 of section 9.3."""
+"""Traps of an implementation of FedMosaic that no other file is about, and whose gradients come out alike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A by L2: the other model's down-projection made to see what the pivot's sees (FedMosaic, eq. 20 to 23).
+"""A by L2: the other model's down-projection made to see what the pivot's sees (Seo et al. 2026, eqs. 20 to 23).
 
-Specification fedmosaic.md, section 3.2. X_i (n, d_i) and X_j (n, d_j) are inputs of one site for n matched tokens; A_i
-(r, d_i) is the pivot's and stays.
+X_i (n, d_i) and X_j (n, d_j) are inputs of one site for n matched tokens; A_i (r, d_i) is the pivot's and stays.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> di
 
 
 def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> Aligned:
-    """The other backbone's A and B, aligned to the pivot's (FedMosaic, section 3.3; specification, sections 3.2, 3.3).
+    """The other backbone's A and B, aligned to the pivot's (FedMosaic, eqs. 19 to 23; Algorithms 3 and 4).
 
     pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
     Streams over the public records: a batch of activations and the sums of the sites are held, never more. Once where A

@@ -12,7 +12,7 @@ __all__ = ["Alignment"]
 
 @dataclass(frozen=True)
 class Alignment:
-    """The basis of every backbone, aligned to the smallest one's on public records (specification, section 3).
+    """The basis of every backbone, aligned to the smallest one's on public records (FedMosaic, Algorithms 3, 4).
 
     method      A by its "closed" form, or "train" it by mini-batches, as the paper does
     samples     public records for A; null takes all

@@ -1,4 +1,4 @@
-"""Which tokens of two models stand for the same piece of a text (FedMosaic specification, section 3.1)."""
+"""Which tokens of two models stand for the same piece of a text (snumprlab/fedmosaic, utils/align_tokens.py)."""
 
 from __future__ import annotations
 

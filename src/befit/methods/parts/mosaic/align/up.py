@@ -1,7 +1,7 @@
 """B by canonical correlations: the other model's up-projection turned so that cores mean the same (FedMosaic, eq. 19).
 
 Everything happens in the r dimensions of `Z = X A^T`: with orthonormal B_i and B_j this is the recipe on outputs
-`H = Z B^T` of full width, exactly (specification fedmosaic.md, section 3.3).
+`H = Z B^T` of full width, exactly (Seo et al. 2026, eq. 19).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def turn(sums: UpSums, ridge: float = 1e-6, tie: float = 0.0) -> tuple[Tensor, T
 
     tie  `U V^T` is taken of `N + tie I`: where correlations are near zero any rotation fits, and this picks the nearest
          to none
-    Afterwards `Pi_i^T B_i = Pi_j^T B_j` (section 3.3, c); the correlations do not change. If Z_j = Z_i then T = I.
+    Afterwards `Pi_i^T B_i = Pi_j^T B_j` , exactly; the correlations do not change. If Z_j = Z_i then T = I.
     Raises DataError for fewer than ten tokens for each rank: correlations of fewer are of the sample alone.
     """
     r = len(sums.z_i)

@@ -1,4 +1,4 @@
-"""Likeness of layers (specification, section 6)."""
+"""Likeness of layers: linear centred kernel alignment (Kornblith et al. 2019)."""
 
 from __future__ import annotations
 

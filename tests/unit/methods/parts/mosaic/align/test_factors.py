@@ -1,5 +1,5 @@
-"""A by L2 and B by canonical correlations, on sums and against the recipe of full width (specification, 3.2 and 3.3;
-properties 4 to 6)."""
+"""A by L2 and B by canonical correlations, on sums and against the recipe of full width (Seo et al. 2026,
+eqs. 19 to 23)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def root(S: Tensor, power: float) -> Tensor:
 
 
 def full_width(Z_i: Tensor, Z_j: Tensor, B_i: Tensor, B_j: Tensor, ridge: tuple[float, float]) -> dict[str, Tensor]:
-    """The five steps of section 3.3 on outputs of full width; `ridge` is absolute, for either side."""
+    """The steps of equation 19 on outputs of full width; `ridge` is absolute, for either side."""
     H_i, H_j = Z_i @ B_i.T, Z_j @ B_j.T
     H_i, H_j = H_i - H_i.mean(0), H_j - H_j.mean(0)
     S_ii = H_i.T @ H_i + ridge[0] * torch.eye(H_i.shape[1], dtype=H_i.dtype)
@@ -183,7 +183,7 @@ def two_sites() -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], di
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 20.0])
 def test_training_descends_the_sum_of_the_sites_and_the_mean_of_their_regularisers(weight: float) -> None:
-    """Against Adam on the loss of section 3.2, written out entry by entry; the rate of each step is another test's."""
+    """Against Adam on the loss of equation 20, written out entry by entry; the rate of each step is another test's."""
     pairs, pivot, start = two_sites()
     trained = train_down([pairs] * 4, 40, pivot, start, lr=0.05, weight=weight)
     A = {site: value.clone().requires_grad_() for site, value in start.items()}

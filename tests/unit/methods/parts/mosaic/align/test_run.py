@@ -1,4 +1,4 @@
-"""Two Llamas of different depth and width, aligned on public records (specification, sections 3.1 to 3.4)."""
+"""Two Llamas of different depth and width, aligned on public records (FedMosaic, Algorithms 3 and 4)."""
 
 from __future__ import annotations
 

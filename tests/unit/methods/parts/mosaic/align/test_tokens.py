@@ -1,4 +1,4 @@
-"""Tokens of two models that stand for the same text (FedMosaic specification, section 3.1)."""
+"""Tokens of two models that stand for the same text."""
 
 from __future__ import annotations
 

@@ -1,0 +1,158 @@
+"""Plugins: methods, benchmarks and tasks in a user's own files, loaded where a configuration or a command names them.
+
+A plugin is a file (`my_method.py`) or a module that Python can import (`lab.methods`); loading it runs its
+`@befit.register(…)` and `@befit.benchmark(…)`. A distribution can instead name its modules as entry points of the
+groups `befit.methods`, `befit.benchmarks` and `befit.tasks`; those are loaded when a name is first looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from befit.core.errors import ConfigError
+
+__all__ = ["ignore_entry_points", "load_entry_points", "load_plugins", "origin", "plugin_hash", "resolve_plugins"]
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_loaded: dict[str, str] = {}  # SHA-256 by path, so that a file is run once, and again where it has changed
+_groups_loaded: set[str] = set()
+
+
+def resolve_plugins(names: Sequence[str], folder: Path) -> list[str]:
+    """The same plugins with absolute paths, which count from `folder`; modules keep their name, and none is twice.
+
+    >>> resolve_plugins(["lab.methods", "/srv/mine.py", "/srv/mine.py"], Path("/home"))
+    ['lab.methods', '/srv/mine.py']
+    """
+    places = (str((folder / Path(name).expanduser()).resolve()) if _is_file(name) else name for name in names)
+    return list(dict.fromkeys(places))
+
+
+def load_plugins(names: Sequence[str], key: str = "plugins") -> None:
+    """Run every plugin once; `names` are as `resolve_plugins` gives them.
+
+    key  where they are named, for the messages
+
+    Raises ConfigError with every plugin that cannot be loaded, and why.
+    """
+    problems = []
+    for name in names:
+        try:
+            _load_file(Path(name)) if _is_file(name) else _load_module(name)
+        except (Exception, SystemExit) as error:
+            problems.append(f"{key}: {name}: {_reason(error, name)}")
+    if problems:
+        raise ConfigError(problems, "the plugins")
+
+
+def load_entry_points(group: str) -> None:
+    """Load what installed distributions name under a group, such as `befit.methods`; once in a process.
+
+    Raises ConfigError with every entry point that cannot be loaded, its distribution, and why.
+    """
+    if group in _groups_loaded:
+        return
+    _groups_loaded.add(group)
+    problems = []
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            owner = point.dist.name if point.dist else "an installed distribution"
+            problems.append(f"{owner}: {point.name} = {point.value}: {_reason(error, point.module)}")
+    if problems:
+        _groups_loaded.discard(group)  # so that the next look-up says the same
+        raise ConfigError(problems, f"the entry points of {group}")
+
+
+def ignore_entry_points() -> None:
+    """For the rest of this process load no entry point: a site runs only what its own file names."""
+    _groups_loaded.update({"befit.methods", "befit.benchmarks", "befit.tasks"})
+
+
+def plugin_hash(name: str) -> str:
+    """SHA-256 of a plugin's source: of its file, or of every Python file of a package, in the order of their paths.
+
+    A module without a source file is hashed by its name.
+    """
+    if _is_file(name):
+        return _sha256(Path(name))
+    spec = find_spec(name)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return hashlib.sha256(name.encode()).hexdigest()
+    if spec.submodule_search_locations is None:
+        return _sha256(Path(spec.origin))
+    root = Path(spec.origin).parent
+    parts = [f"{path.relative_to(root)} {_sha256(path)}\n" for path in sorted(root.rglob("*.py"))]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def origin(factory: Callable[..., Any]) -> str:
+    """Where a function or class was defined: befit's own module by its name, any other by its file.
+
+    >>> origin(plugin_hash)
+    'befit.core.plugins'
+    """
+    name = factory.__module__
+    module = sys.modules.get(name)
+    return name if name.startswith("befit.") else getattr(module, "__file__", None) or name
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def _load_file(path: Path) -> None:
+    """Run a file as a module whose name depends on its path alone, so that a file that changed replaces itself."""
+    if not path.is_file():
+        raise ConfigError(["there is no such file"])
+    place, source = str(path), path.read_bytes()
+    content = hashlib.sha256(source).hexdigest()
+    if _loaded.get(place) == content:
+        return
+    module = ModuleType(f"befit_plugin_{path.stem}_{hashlib.sha256(place.encode()).hexdigest()[:8]}")
+    module.__file__ = place
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__], _loaded[place] = module, content  # first: dataclasses look their module up by name
+    try:
+        exec(compile(source, place, "exec"), vars(module))  # and not importlib, whose cache would outlive a quick edit
+    except BaseException:
+        del sys.modules[module.__name__], _loaded[place]
+        if before is not None:
+            sys.modules[module.__name__] = before
+        raise
+
+
+def _load_module(name: str) -> None:
+    if not _MODULE.fullmatch(name):
+        raise ConfigError(["is neither a Python file nor the dotted name of a module"])
+    import_module(name)
+
+
+def _reason(error: BaseException, name: str) -> str:
+    """The error with the last line of the plugin itself that led to it."""
+    if isinstance(error, ConfigError):
+        return "; ".join(error.problems)
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and (name == error.name or name.startswith(f"{error.name}."))
+    ):
+        return f"Python finds no module {error.name}; install it, or name its file"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+    where = f", line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,68 @@
+"""What is found by name: methods, benchmarks, ablations. The modules that register them are imported on first use.
+
+What a user's own files register comes from plugins: see `befit.core.plugins`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_entry_points, origin
+
+__all__ = ["Registry"]
+
+Entry = TypeVar("Entry")
+
+
+class Registry(dict[str, Entry]):
+    """Entries by name. Every module of some packages registers what it defines, once a name is first asked for.
+
+    kind      what an entry is, for messages: "method"
+    packages  packages whose modules are imported
+    group     of entry points, under which installed distributions name modules with more; none where plugins have none
+    """
+
+    def __init__(self, kind: str, packages: Sequence[str], group: str = "") -> None:
+        super().__init__()
+        self.kind, self.packages, self.group = kind, packages, group
+        self._loaded = False
+        self._makers: dict[str, Callable[..., Any]] = {}
+
+    def enter(self, name: str, maker: Callable[..., Any], entry: Entry) -> None:
+        """Add an entry that `maker` makes. Raises ValueError where another maker has that name."""
+        if not maker.__module__.startswith("befit."):
+            self.load()  # so that it is the newcomer that is refused where befit has the name already
+        other = self._makers.get(name, maker)
+        if name in self and (other.__module__, other.__qualname__) != (maker.__module__, maker.__qualname__):
+            raise ValueError(f"two {self.kind}s are called {name!r}: {origin(other)} and {origin(maker)}")
+        self[name], self._makers[name] = entry, maker
+
+    def load(self) -> None:
+        """Import all modules of the packages, and what entry points name, the first time."""
+        if not self._loaded:
+            for name in self.packages:
+                package = import_module(name)
+                for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+                    import_module(module.name)
+            self._loaded = True
+        if self.group:
+            load_entry_points(self.group)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self.load()
+        return sorted(self)
+
+    def find(self, name: str, path: str = "", where: str = "the configuration") -> Entry:
+        """The entry of a name. Raises ConfigError with a suggestion; `path` is the key that holds the name."""
+        self.load()
+        if name not in self:
+            problem = f"unknown {self.kind} {name!r}.{did_you_mean(name, self)} Known: {', '.join(sorted(self))}"
+            if self.group:
+                problem += f". A {self.kind} in a file of your own is known once `plugins` or --import names the file"
+            raise ConfigError([f"{path}: {problem}" if path else problem], where)
+        return self[name]

@@ -1,0 +1,270 @@
+"""What of a configuration may travel to a site, and what the site makes of it: its own data, model and device.
+
+The list is of what may travel: whatever is not on it stays, and is refused. A field that is added later fails a test
+until it has its place here. Until then an experiment that sets it cannot run at sites, and a site refuses a server
+that sends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.plugins import load_plugins
+from befit.core.schema import Parameter, parameters_of
+from befit.flower.site_file import SiteFile
+from befit.protocol.registry import get_method
+
+__all__ = [
+    "ARGUMENTS",
+    "AT_SERVER",
+    "AT_SITE",
+    "NOWHERE",
+    "TRAVELS",
+    "experiment_here",
+    "harmless",
+    "method_of",
+    "names_a_place",
+    "refused_in_method",
+    "settings_of",
+]
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# None of these names a path, a repository, an address or code; they are what a client's numbers depend on.
+TRAVELS = _set("""
+    model.id model.revision model.dtype model.gradient_checkpointing model.max_length model.prompt model.quantise
+    data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
+    adapter.targets adapter.dropout adapter.head
+    train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
+    train.grad_clip train.schedule train.schedule_over train.warmup_steps
+    stream.kind stream.sampling limit.clients limit.records limit.rounds
+    federation.rounds federation.seed
+    evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
+    wire.dtype
+    benchmark.name benchmark.version
+""")
+# Arguments of benchmarks. All others, such as root, hub, revisions, scenario, public and tasks, decide where a
+# benchmark reads from, and are for the site's file.
+ARGUMENTS = _set("""
+    alpha answers classes clients clients_per_language files languages minimum minimum_test minimum_train model_map
+    newcomers on_shortage one_per_category partition pool rounding seed test test_fraction train unseen val val_fraction
+    with_passage
+""")
+AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
+AT_SERVER = _set("""
+    name method baselines engine guard checkpoint trackers report plugins
+    federation.cohort federation.min_replies evaluate.every evaluate.newcomers evaluate.wins
+""")
+# Not at sites yet, and why.
+NOWHERE = {
+    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
+    "families": "every site has the backbone of `model` on Flower; give model.id, without families",
+    "common_model": "no site has a second model on Flower yet; set it to null",
+    "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
+    "data.public": "public records of your own cannot be used on Flower yet; set it to null",
+    "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
+    "evaluate.others": "no site has the others' examples on Flower; set it to never",
+}
+_METHODS_IN = frozenset({"base"})  # arguments of methods that are a method's block themselves
+_OF_THE_SERVER = frozenset({"align.folder"})  # arguments that are used at the server alone
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """The blocks and keys that travel. Raises ConfigError for a setting that cannot be used at sites."""
+    from befit.config.experiment import to_dict
+
+    values, problems = to_dict(experiment), []
+    settings: dict[str, Any] = {}
+    for path, value, default in _fields(experiment):
+        block, _, key = path.partition(".")
+        if path in TRAVELS:
+            settings.setdefault(block, {})[key] = values[block][key]
+        elif path not in AT_SITE | AT_SERVER and value != default:
+            problems.append(f"{path}: {NOWHERE.get(path, 'cannot be used on Flower; leave it out')}")
+    if "benchmark" in settings:
+        settings["benchmark"] |= {key: value for key, value in values["benchmark"].items() if key in ARGUMENTS}
+    for block in (experiment.method, *experiment.baselines):
+        problems += refused_in_method(method_of(block), None)
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's block without what only the server uses."""
+    sent = dict(block)
+    for path in _OF_THE_SERVER:
+        outer, _, inner = path.partition(".")
+        if isinstance(sent.get(outer), Mapping):
+            sent[outer] = {key: value for key, value in sent[outer].items() if key != inner}
+    return sent
+
+
+def refused_in_method(
+    block: Mapping[str, Any], allowed: Sequence[str] | None, path: str = "method", places: frozenset[str] = _METHODS_IN
+) -> list[str]:
+    """Why a method's block may not come from a server: the method, or one within it, is not among `allowed` (None:
+    all are), or an argument takes any text, which could name a place."""
+    name = block.get("name")
+    if allowed is not None and name not in allowed:
+        listed = ", ".join(sorted(allowed)) or "none"
+        return [f"{path}.name: {name} is not among the site's methods: {listed}"]
+    if not isinstance(name, str):
+        return [f"{path}.name: is required"]
+    problems: list[str] = []
+    for parameter in get_method(name).parameters:
+        value, here = block.get(parameter.name), f"{path}.{parameter.name}"
+        if parameter.name in places and isinstance(value, Mapping):
+            problems += refused_in_method(value, allowed, here, places)
+        else:
+            problems += [
+                f"{found}: takes any text, which a server may not set at a site"
+                for found in _any_text(parameter.type, value, here)
+            ]
+    return problems
+
+
+def harmless(kind: Any) -> bool:
+    """Whether no value of a type can name a place: numbers, truth values, choices, and collections of them.
+
+    >>> harmless(dict[str, int]), harmless(str | None), harmless(Literal["a", "b"])
+    (True, False, True)
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return harmless(inner[0])
+    if origin is Literal:
+        return True
+    if origin in (dict, Mapping):
+        return inner[0] is str and harmless(inner[1])  # names of clients, which are only looked up
+    if origin in (list, tuple, Sequence, Union, types.UnionType):
+        return all(harmless(one) for one in inner if one is not Ellipsis)
+    if dataclasses.is_dataclass(kind):
+        return all(harmless(one.type) for one in _parameters(kind))
+    return kind in (int, float, bool, type(None))
+
+
+def _any_text(kind: Any, value: Any, path: str) -> Iterator[str]:
+    """Where a value has text that its type does not restrict to choices."""
+    if value is None or isinstance(value, (bool, int, float)) or harmless(kind):
+        return
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        for one in _parameters(kind):
+            yield from _any_text(one.type, value.get(one.name), f"{path}.{one.name}")
+    else:
+        yield path
+
+
+def _fields(experiment: Experiment) -> Iterator[tuple[str, Any, Any]]:
+    """Path, value and default of every setting; of a block that is listed as one, the block."""
+    for outer in _parameters(Experiment):
+        value = getattr(experiment, outer.name)
+        if outer.name in AT_SERVER | NOWHERE.keys() or not (dataclasses.is_dataclass(value) or value is None):
+            yield outer.name, value, outer.default
+        elif value is not None:
+            for inner in _parameters(type(value)):
+                yield f"{outer.name}.{inner.name}", getattr(value, inner.name), inner.default
+
+
+def _parameters(kind: Any) -> tuple[Parameter, ...]:
+    return parameters_of(kind)
+
+
+def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site: SiteFile) -> Experiment:
+    """The experiment as this site runs it, with its own data, model directory and device.
+
+    Raises ConfigError with everything that the site has not allowed or that is no valid configuration, PayloadMismatch
+    for what is no configuration at all.
+    """
+    if _mapping(settings) and "plugins" in settings:
+        raise ConfigError(["plugins: a site loads those of its own file, and none that a server names"])
+    if not _mapping(settings) or not all(map(_mapping, settings.values())) or not _mapping(method):
+        raise PayloadMismatch("the request's settings and method are not mappings of mappings")
+    load_plugins(site.plugins)
+    wanted = {block: dict(values) for block, values in settings.items()}
+    problems = [*_unlisted(wanted), *refused_in_method(method, site.methods), *_model(wanted, site)]
+    if "benchmark" in wanted:
+        benchmark = wanted["benchmark"].get("name")
+        if benchmark not in site.benchmarks:
+            problems.append(
+                f"benchmark.name: {benchmark} is not among the site's benchmarks: {_listed(site.benchmarks)}"
+            )
+    elif site.data is None:
+        problems.append("data: the site has none; it takes part in benchmarks only")
+    if problems:
+        raise ConfigError(problems, f"what the server asks of site {site.client}")
+    place, _, revision = place_of(site, wanted["model"]["id"])
+    wanted["model"] |= {"id": place, "revision": revision or None, "device": site.device}
+    if isinstance(site.benchmarks, dict) and "benchmark" in wanted:
+        wanted["benchmark"] |= site.benchmarks[wanted["benchmark"]["name"]]
+    if "benchmark" not in wanted:
+        data = wanted.get("data", {})
+        wanted["data"] = {**data, "clients": {site.client: site.data}}
+        wanted["data"]["columns"] = {**data.get("columns", {}), **site.columns}
+    engine = {"store": "disk", "threads": site.threads}
+    whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
+    whole["plugins"] = list(site.plugins)
+    return load_experiment(whole)
+
+
+def names_a_place(site: SiteFile, text: str) -> bool:
+    """Whether a text for the server has one of the site's own paths in it."""
+    data = site.data.values() if isinstance(site.data, dict) else [site.data]
+    roots = (
+        [one for given in site.benchmarks.values() for one in given.values()]
+        if isinstance(site.benchmarks, dict)
+        else []
+    )
+    places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
+    return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
+
+
+def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:
+    """Where a model is for a site, "@" and the revision; the last two are empty but for a hub id that has one."""
+    place = site.models[name]
+    return (place, "", "") if place.startswith("/") else place.partition("@")
+
+
+def _unlisted(wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Everything that no server may set at a site."""
+    known = {path.partition(".")[0] for path in TRAVELS}
+    problems = [f"{block}: the server may not set it" for block in wanted if block not in known]
+    for path in (f"{block}.{key}" for block in wanted if block in known for key in wanted[block]):
+        block, _, key = path.partition(".")
+        if path in TRAVELS or (block == "benchmark" and key in ARGUMENTS):
+            continue
+        theirs = path in AT_SITE or block == "benchmark"
+        problems.append(
+            f"{path}: " + ("is for the site to say, not for the server" if theirs else "the server may not set it")
+        )
+    return problems
+
+
+def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]:
+    """Why the model that is wanted is none of the site's: another name, or another revision on the hub."""
+    name, wanted_revision = (wanted.get("model", {}).get(key) for key in ("id", "revision"))
+    if not isinstance(name, str) or name not in site.models:
+        return [f"model.id: {name} is not among the site's models: {_listed(site.models)}"]
+    place, _, revision = place_of(site, name)
+    if place.startswith("/") or wanted_revision in (None, revision):
+        return []
+    return [
+        f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
+        f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"
+    ]
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,250 @@
+"""The runs of one seed, all behind the same two branches, and one client with both of its adapters."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from befit.adapters.keys import select, slot
+from befit.config.experiment import Experiment
+from befit.config.overrides import put
+from befit.core.errors import NotTrained
+from befit.core.seeds import derive_seed
+from befit.core.storage import read_json
+from befit.core.values import ClientInfo, State, Tick
+from befit.core.wire import cast
+from befit.core.yamlfile import parse_yaml
+from befit.merge.pair import merge_pair
+from befit.methods.potara import PotaraMerge, merge_rule
+from befit.protocol.federate import resolved_stages
+from befit.protocol.registry import build_method, check_method
+from befit.protocol.site import Site
+from befit.protocol.store import ClientStore, read_payload
+from befit.runs.directory import RunDirectory, read_lines
+from befit.runs.host import Host
+from befit.runs.journal import kept_path
+from befit.runs.provenance import settings_hash
+from befit.runs.runner import pick_threads, threads
+from befit.runs.shared_stages import forget_openings, opening_key
+from befit.studies.compare.cells import Cell
+from befit.studies.compare.execute import Runner, find_folder
+from befit.train.paired_fisher import PairedFisher
+
+__all__ = ["FEDERATED", "LOCAL", "Client", "Pair", "Seed", "changed", "end_of", "federated_rounds"]
+
+_LOG = logging.getLogger(__name__)
+FEDERATED, LOCAL = "federated alone", "local alone"
+_BRANCHES = ("rank", "alpha", "rounds_local", "rounds_fedit", "weights")  # options that decide the two branches
+
+
+def changed(block: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's block with some of its options changed, by dotted key."""
+    values = copy.deepcopy(dict(block))
+    for key, value in changes.items():
+        put(values, key.split("."), value)
+    return values
+
+
+def end_of(block: Mapping[str, Any], w: float) -> dict[str, Any]:
+    """The method that has the branches of this one and deploys one of them: the local (w = 0) or the federated one."""
+    return {"name": "interpolation", "w": w, **{key: block[key] for key in _BRANCHES if key in block}}
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One seed of a configuration.
+
+    root    runs are in <root>/runs/, and what they share in <root>/shared/
+    runner  keeps backbone and data from run to run
+    keep    federated rounds whose adapter is needed
+    tell    called with every event of a run, under the run's label
+    """
+
+    experiment: Experiment
+    root: Path
+    runner: Runner
+    keep: Sequence[int]
+    tell: Callable[[dict[str, Any]], None]
+
+    @cached_property
+    def host(self) -> Host:
+        return self.runner.host(self.experiment)
+
+    def label(self, label: str) -> str:
+        """How events call a run."""
+        return f"{label}, seed {self.experiment.federation.seed}"
+
+    def run(self, label: str, block: Mapping[str, Any]) -> Path:
+        """The directory of a finished run of a method; it is run unless it was before. Raises whatever stopped it."""
+        cell = self._cell(label, block)
+        path = find_folder(self.root, cell)
+        self.runner(cell, path, lambda event: self.tell({**event, "run": self.label(label)}), self.root / "shared")
+        return path
+
+    def _cell(self, label: str, block: Mapping[str, Any]) -> Cell:
+        experiment = replace(self.experiment, method=check_method(block)[0])
+        return Cell(label, experiment.federation.seed, experiment, settings_hash(experiment))
+
+    def federated(self) -> Path:
+        """The run that deploys the federated branch: the first one, which all others share their branches with.
+
+        It keeps the adapters of `keep`. One that kept others is trained again.
+        """
+        block = end_of(self.experiment.method, 1.0)
+        path = find_folder(self.root, self._cell(FEDERATED, block))
+        if (path / "config.yaml").exists():
+            kept = set(parse_yaml((path / "config.yaml").read_text())["checkpoint"]["keep"])
+            if missing := set(self.keep) - kept:
+                wanted = ", ".join(map(str, sorted(missing)))
+                _LOG.warning("the run in %s did not keep rounds %s; the branches are trained anew", path, wanted)
+                shutil.rmtree(path)
+                key = opening_key(self.experiment, block)
+                forget_openings(self.root / "shared", [key] if key else [])
+                settings = replace(self.experiment.checkpoint, keep=tuple(sorted({*self.keep, *kept})))
+                return replace(self, experiment=replace(self.experiment, checkpoint=settings)).run(FEDERATED, block)
+        return self.run(FEDERATED, block)
+
+    def scores(self, run: Path) -> dict[str, float]:
+        """Every client's score. Raises NotTrained where a client has none."""
+        results = read_json(run / "results.json")
+        found = {client: row.get(results["metric"]) for client, row in results["clients"].items()}
+        if missing := [client for client, score in found.items() if score is None]:
+            raise NotTrained(
+                f"{len(missing)} clients have no score, first {missing[0]}; every client needs both adapters. "
+                f"Why is in {run / 'metrics.jsonl'}"
+            )
+        return found
+
+    def reported(self, run: Path) -> dict[str, dict[str, float]]:
+        """What every client reported of its merge, by name."""
+        numbers: dict[str, dict[str, float]] = {}
+        for line in read_lines(run / "metrics.jsonl"):
+            if line["kind"] == "diagnostic":
+                numbers.setdefault(line["client"], {})[line["name"]] = line["value"]
+        return numbers
+
+    def clients(self) -> Iterator[Client]:
+        """Every client with both of its adapters, one after the other. Raises NotTrained naming one without."""
+        run = self.federated()
+        directory, store = RunDirectory(run), ClientStore(run / "state" / "clients")
+        point, _ = directory.restore(store)
+        assert point is not None
+        memories = {info.id: store.load(info.id) for info in self.host.infos}
+        local = {client: select(memory.arrays, slot("personal")) for client, memory in memories.items() if memory}
+        if missing := [client for client in memories if not local.get(client)]:
+            raise NotTrained(
+                f"{len(missing)} clients have no adapter of their own, first {missing[0]}; every client needs both "
+                f"adapters. Why is in {run / 'metrics.jsonl'}"
+            )
+        sent = [line for line in read_lines(run / "ledger.jsonl") if line["purpose"] == "train"]
+        total, rounds = len(local), federated_rounds(self.experiment)
+        stages = [{"name": "measure", "rounds": total}]
+        own = {"run": self.label("measure")}
+        self.tell({"kind": "run_started", "stages": stages, "clients": total, **own})
+        for number, info in enumerate(self.host.infos, start=1):
+            mine = [line for line in sent if line["client"] == info.id]
+            with threads(pick_threads(self.host)):
+                yield Client(self.host, self.experiment.method, info, run, local[info.id], mine, rounds)
+            self.tell({"kind": "client", "stage": "measure", "round": number, "done": 1, "of": 1, **own})
+        self.tell({"kind": "run_finished", **own})
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client of one seed.
+
+    block  the method's block of the configuration
+    run    the directory of the run that trained both branches
+    local  the adapter that it trained alone, in slot `personal`
+    sent   lines of the ledger: what it sent, and when
+    rounds rounds of the federated branch
+    """
+
+    host: Host
+    block: Mapping[str, Any]
+    info: ClientInfo
+    run: Path
+    local: State
+    sent: Sequence[Mapping[str, Any]]
+    rounds: int
+
+    def bytes_up(self, round_: int) -> int:
+        """Bytes that it had sent after a federated round; personal stages send nothing, so their lines add nothing."""
+        return sum(line["bytes_up"] for line in self.sent if line["round"] <= round_)
+
+    def pair(self, round_: int | None = None) -> Pair:
+        """Its local adapter, with the federated one after a kept round; default the last."""
+        # What a client of the run has is what came over the wire, in the wire's type.
+        wire = getattr(torch, self.host.experiment.wire.dtype)
+        server = read_payload(kept_path(self.run, round_ or self.rounds))
+        sent = replace(server, arrays=select(server.arrays, slot("shared")))
+        return Pair(self, self.host.site(self.info), cast(cast(sent, wire), torch.float32).arrays, self.local)
+
+    def rule(self, changes: Mapping[str, Any] | None = None) -> PotaraMerge:
+        """How the configured method merges, with some options changed.
+
+        Puts the slots that the merge needs on the model. Raises ConfigError for options that exclude each other.
+        """
+        method = build_method(changed(self.block, changes or {}))
+        if self.host.model.layout != method.layout:
+            self.host.install(method)
+        return merge_rule(method)
+
+    def count(self, split: str) -> int:
+        """Examples of a split."""
+        return len(self.host.examples(self.info.id, split))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A federated adapter in slot `shared` and a local one in `personal`, at one client."""
+
+    client: Client
+    site: Site
+    fed: State
+    local: State
+
+    def moments(self, rule: PotaraMerge, draw: int = 0) -> PairedFisher:
+        """The statistics on `rule.samples` examples. Draw 0 takes the examples that a run takes, others take others.
+
+        A client with fewer examples gives all of them, without a warning: `count` of the result says how many.
+        """
+        seed = self.client.host.experiment.federation.seed
+        at = Tick("merge", 1, 1, derive_seed(seed, "draw", draw) if draw else seed)
+        self.site.model.reset()
+        self.site.model.load(self.fed)
+        self.site.model.load(self.local)
+        samples = min(rule.samples, max(1, self.client.count(rule.split)))
+        return replace(rule, samples=samples).moments(self.site, at)
+
+    def merged(self, weights: Mapping[str, Tensor | float] | float, rule: PotaraMerge) -> State:
+        """The adapter in slot `merged`."""
+        by_key = {"": weights} if isinstance(weights, (int, float)) else weights
+        return merge_pair(self.fed, self.local, by_key, rule.merge_space)
+
+    def score(self, state: State, split: str | None = None) -> float:
+        """The headline metric of an adapter in slot `merged`; default on the split that the run is scored on."""
+        settings, model = self.client.host.experiment.evaluate, self.site.model
+        examples = self.site.examples(split or settings.split)
+        with model.using(state, "merged"):
+            found = self.site.task.evaluate(model.backbone, examples, settings.batch_size, model.device)
+        return found[self.site.task.metric]
+
+    def score_at(self, w: float, rule: PotaraMerge, split: str | None = None) -> float:
+        """The score of one weight for everything: 1 is the federated adapter, 0 the local one."""
+        return self.score(self.merged(w, rule), split)
+
+
+def federated_rounds(experiment: Experiment) -> int:
+    """How many rounds the federated branch takes."""
+    stages = resolved_stages(build_method(experiment.method), experiment.federation.rounds, experiment.limit.rounds)
+    return next(stage.rounds or 0 for stage in stages if stage.federated)

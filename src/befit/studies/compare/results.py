@@ -1,0 +1,240 @@
+"""What compare.json holds, key by key."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from befit.core.metrics import Spread
+
+__all__ = [
+    "Against",
+    "AtBudget",
+    "BudgetRow",
+    "Budgets",
+    "Comparison",
+    "Grid",
+    "GroupScores",
+    "OtherMetrics",
+    "OtherRun",
+    "OtherSeed",
+    "Point",
+    "RunScores",
+    "Scored",
+    "SeedScores",
+    "SignedTest",
+    "SpreadOfSeeds",
+    "TTest",
+    "Wins",
+]
+
+
+class TTest(TypedDict):
+    """`statistics.Paired`, and its p after Holm's correction."""
+
+    n: int
+    mean: float
+    sd: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: NotRequired[float | None]
+
+
+class SignedTest(TypedDict):
+    """`statistics.Signed`, and its p after Holm's correction."""
+
+    better: int
+    ties: int
+    worse: int
+    n: int
+    p: float | None
+    p_holm: NotRequired[float | None]
+
+
+class Against(TypedDict):
+    """A run's differences from the reference: over seeds, and over clients of all seeds."""
+
+    t: TTest
+    signed: SignedTest
+
+
+class SeedScores(TypedDict):
+    """One cell. `data` is the partition's hash, `beside` has the scores of `befit.studies.compare.beside`."""
+
+    seed: int
+    folder: str
+    mean: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    steps: float
+    data: str | None
+    clients: dict[str, float | None]
+    examples: dict[str, int]
+    beside: dict[str, float]
+
+
+class Point(TypedDict):
+    """A scored round, all numbers means over seeds."""
+
+    round: int
+    mean: float
+    bytes_up: float
+    bytes_down: float
+
+
+class RunScores(TypedDict):
+    """One run: spreads over seeds of the mean over clients, of the worst client and of each client; means of costs.
+
+    paper    the paper's number, in its unit
+    against  None for the reference, and where no seed has the same clients and data
+    """
+
+    label: str
+    method: str
+    paper: float | None
+    mean: Spread | None
+    worst: Spread | None
+    clients: dict[str, Spread | None]
+    bytes_up: float | None
+    bytes_down: float | None
+    seconds: float | None
+    steps: float | None
+    curve: list[Point]
+    failed_exchanges: int
+    against: Against | None
+    beside: dict[str, Spread]
+    beside_against: dict[str, TTest]
+    seeds: list[SeedScores]
+    config: dict[str, Any]
+
+
+class Grid(TypedDict):
+    """A grid's table, every cell by row and column: the label of its run, why it was left out, the paper's number."""
+
+    name: str
+    title: str
+    note: str
+    corner: str
+    rows: list[list[str]]
+    columns: list[list[str]]
+    runs: list[list[str | None]]
+    reasons: list[list[str | None]]
+    paper: list[list[float | None]]
+
+
+class SpreadOfSeeds(Spread):
+    """With the standard deviation that divides by n, as some papers print it."""
+
+    population_sd: float
+
+
+class OtherSeed(TypedDict):
+    seed: int
+    mean: dict[str, float | None]
+    clients: dict[str, dict[str, float | None]]
+
+
+class OtherRun(TypedDict):
+    scores: dict[str, Spread | None]
+    seeds: list[OtherSeed]
+
+
+class OtherMetrics(TypedDict):
+    """Of a pool ("clients" or "newcomers"), the metrics beside the headline that some run has, by label of the run."""
+
+    pool: str
+    metrics: list[str]
+    runs: dict[str, OtherRun]
+
+
+class BudgetRow(TypedDict):
+    """A method at several budgets: by budget, the label of its run and its mean over clients."""
+
+    setup: str
+    method: str
+    scores: dict[str, SpreadOfSeeds | None]
+    runs: dict[str, str]
+
+
+class Budgets(TypedDict):
+    pool: str
+    budgets: list[str]
+    rows: list[BudgetRow]
+
+
+class GroupScores(TypedDict):
+    """A group of clients or examples: scores by method, the method that is best, and the methods that are tied."""
+
+    clients: int
+    examples: int
+    scores: dict[str, SpreadOfSeeds | None]
+    best: str | None
+    tied: list[str]
+
+
+class Scored(TypedDict):
+    """All groups in one metric; the mean over groups and the wins by method (None without score or rival), and how
+    many groups nobody wins."""
+
+    groups: dict[str, GroupScores]
+    mean: dict[str, SpreadOfSeeds | None]
+    wins: dict[str, int | None]
+    nobody: int
+
+
+class AtBudget(Scored):
+    """`Scored` in the headline at one budget, and in every other metric that counts, each with its wins alone."""
+
+    seeds: list[int]
+    runs: dict[str, str]
+    other_metrics: NotRequired[dict[str, Scored]]
+
+
+class Wins(TypedDict):
+    """Who is best in the groups of a pool and setup, by what is known of `of` ("clients" or "examples").
+
+    by       what divides them, such as language
+    metrics  by which wins are counted
+    budgets  "r2", "r4", …, or "" alone
+    methods  labels of series
+    """
+
+    pool: str
+    setup: str
+    by: str
+    of: str
+    metrics: list[str]
+    budgets: list[str]
+    methods: list[str]
+    at: dict[str, AtBudget]
+
+
+class Failure(TypedDict):
+    run: str
+    seed: int
+    error: str
+    traceback: str
+
+
+class Comparison(TypedDict):
+    """compare.json. `reference` is the label of the run that the others are compared with."""
+
+    title: str
+    about: str
+    paper: str
+    table: str
+    note: str
+    name: str
+    metric: str
+    split: str
+    higher_is_better: bool
+    seeds: list[int]
+    reference: str
+    runs: list[RunScores]
+    tables: list[Grid]
+    other_metrics: list[OtherMetrics]
+    budgets: list[Budgets]
+    wins: list[Wins]
+    failures: list[Failure]
+    sentences: list[str]

@@ -1,0 +1,130 @@
+"""Plugins: found, run once, run again where they changed, and refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from befit.core.errors import ConfigError
+from befit.core.plugins import load_plugins, plugin_hash, resolve_plugins
+from befit.data.registry import get as get_benchmark
+from befit.protocol.registry import get_method, method_names
+
+METHOD = """
+from dataclasses import dataclass
+import befit
+
+@dataclass(frozen=True)
+class Ranks:
+    first: int = 2
+
+@befit.register("{name}", title="{title}")
+def {name}(rank: int = 4, ranks: Ranks = Ranks()) -> befit.Recipe:
+    '''Train alone. A method of a test.'''
+    return befit.Recipe(layout=befit.lora(rank, 8.0), use=befit.Use(("shared",)))
+"""
+
+
+def write(path: Path, name: str, title: str = "Mine") -> str:
+    path.write_text(METHOD.format(name=name, title=title))
+    return str(path)
+
+
+def test_a_file_is_run_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    """Also where the new text is as long as the old one, in the same second."""
+    path = tmp_path / "once.py"
+    place = write(path, "plugin_once", "First")
+    load_plugins([place])
+    first = get_method("plugin_once")
+    load_plugins([place])
+    assert get_method("plugin_once") is first and first.title == "First"
+    write(path, "plugin_once", "Other")
+    load_plugins([place])
+    assert get_method("plugin_once").title == "Other"
+
+
+def test_a_dataclass_of_a_plugin_is_a_block_of_its_method(tmp_path: Path) -> None:
+    load_plugins([write(tmp_path / "block.py", "plugin_block")])
+    names = [parameter.name for parameter in get_method("plugin_block").parameters]
+    assert names == ["rank", "ranks"]
+
+
+def test_a_module_is_loaded_by_its_dotted_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "befit_test_lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    write(package / "methods.py", "plugin_of_a_lab")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins(["befit_test_lab.methods"])
+    assert "plugin_of_a_lab" in method_names()
+    before = plugin_hash("befit_test_lab"), plugin_hash("befit_test_lab.methods")
+    (package / "helper.py").write_text("x = 1\n")
+    assert plugin_hash("befit_test_lab") != before[0], "a package is hashed with all that is in it"
+    assert plugin_hash("befit_test_lab.methods") == before[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import befit_no_such_library\n", "ModuleNotFoundError: No module named 'befit_no_such_library', line 1"),
+        ("x = 1\nraise RuntimeError('out of luck')\n", "RuntimeError: out of luck, line 2"),
+        ("def broken(:\n", "SyntaxError"),
+        ("raise SystemExit('enough')\n", "SystemExit: enough, line 1"),
+        (None, "there is no such file"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_named_with_the_reason(tmp_path: Path, text: str | None, reason: str) -> None:
+    path = tmp_path / "broken.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_plugins([str(path), str(tmp_path / "absent.py")])
+    first, second = caught.value.problems
+    assert first.startswith(f"plugins: {path}: {reason}")
+    assert second == f"plugins: {tmp_path / 'absent.py'}: there is no such file"
+
+
+@pytest.mark.parametrize("name", ["befit_no_such_module", "befit_no_such_module.inner"])
+def test_a_module_that_is_nowhere_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match="Python finds no module befit_no_such_module"):
+        load_plugins([name])
+
+
+def test_what_is_neither_a_file_nor_a_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match="neither a Python file nor the dotted name"):
+        load_plugins(["my method"])
+
+
+def test_a_name_of_befit_is_not_taken_from_it_and_both_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "clash.py", "fedit")
+    with pytest.raises(ConfigError, match=rf"two methods are called 'fedit': befit\.methods\.fedit and {path}"):
+        load_plugins([path])
+    assert get_method("fedit").title == "FedIT"
+
+
+def test_two_plugins_cannot_have_one_name(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.py", "plugin_twin") for name in ("left", "right")]
+    with pytest.raises(ConfigError, match=f"two methods are called 'plugin_twin': {paths[0]} and {paths[1]}"):
+        load_plugins(paths)
+
+
+def test_a_benchmark_of_befit_is_not_taken_from_it_either(tmp_path: Path) -> None:
+    path = tmp_path / "clash.py"
+    path.write_text(
+        "import befit\n"
+        "@befit.benchmark('digits', '2', summary='', default_model='digits-vit', task='image-classification')\n"
+        "def digits() -> befit.Federation: ...\n"
+    )
+    with pytest.raises(
+        ConfigError, match=rf"two benchmarks are called 'digits': befit\.data\.offline\.digits and {path}"
+    ):
+        load_plugins([str(path)])
+    assert get_benchmark("digits").version == "1"
+
+
+def test_paths_count_from_the_folder_and_modules_stay(tmp_path: Path) -> None:
+    assert resolve_plugins(["mine.py", "lab.methods", "./mine.py"], tmp_path) == [
+        str(tmp_path / "mine.py"),
+        "lab.methods",
+    ]
