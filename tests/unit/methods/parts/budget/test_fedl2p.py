@@ -216,7 +216,7 @@ def personalised(change: str = "") -> tuple[State, State, State]:
         part.examples.columns["pixel_values"][part.places] += 1.0  # type: ignore[attr-defined]
     net = {key: value + 0.1 for key, value in select(clients.initial, slot(RATES)).items()}
     last = {key: value + 0.5 for key, value in net.items()}
-    server = Payload({**last, **{key.replace(RATES, "best"): value for key, value in net.items()}}, {"stale": 1})
+    server = Payload(last, {"stale": 1}).with_part("best", Payload(net))
     memory = Payload()
     for stage in clients.method.plan()[1:]:
         at = Tick(stage.name, 1, 1, 0)
@@ -294,7 +294,7 @@ def test_gradients_are_limited_entry_by_entry_or_as_released_by_their_norms() ->
 def server_after(method: FedL2P, losses: list[float]) -> Payload:
     site = make_site("vit", method.layout)
     net = site.model.dump(slot(RATES))
-    state = Payload({**net, **{key.replace(RATES, "best"): value for key, value in net.items()}}, {"stale": 0})
+    state = Payload(net, {"stale": 0}).with_part("best", Payload(net))
     for number, loss in enumerate(losses, start=1):
         arrays = {key: torch.full_like(value, float(number)) for key, value in net.items()}
         reply = Update(ClientInfo("a", "tiny", 4), Payload({**arrays, LOSS: torch.tensor([loss])}))
@@ -309,7 +309,7 @@ def test_training_stops_after_exactly_so_many_rounds_without_a_lower_loss_and_th
     assert almost.scalars["stale"] == 49 and not federated(method).dispatch(almost, info, AT).scalars["stopped"]
     assert over.scalars["stale"] == 50 and federated(method).dispatch(over, info, AT).scalars["stopped"]
     assert float(over.arrays[ETA][0]) == 52  # rounds after the fiftieth change nothing
-    assert float(over.arrays["best/eta/value"][0]) == 2 and over.scalars["lowest"] == 1.0
+    assert float(over.part("best").arrays[ETA][0]) == 2 and over.scalars["lowest"] == 1.0
 
 
 def test_clients_of_a_stopped_federation_reply_without_training() -> None:

@@ -118,7 +118,7 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
     for make in (FedP2EFT, BayesTune):
         forms = [make(preset=preset).layout.slot(SCALES).form for preset in ("recommended", "parity")]
         assert forms == [Scales(clamped=True), Scales(clamped=False)]
-    ours, released = FedP2EFT()._search(), FedP2EFT(preset="parity")._search()
+    ours, released = FedP2EFT().search, FedP2EFT(preset="parity").search
     assert (ours.accumulate, ours.return_raw) == (False, False)
     assert (released.accumulate, released.return_raw) == (True, True)
     assert (ours.held, released.held) == (torch.float32, torch.bfloat16)
