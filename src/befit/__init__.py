@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from befit.adapters.keys import EVERYTHING, NOTHING, Selector, block, factor, module, slot
     from befit.adapters.keys import select as select_state
     from befit.adapters.layout import Layout, Slot, lora, whole
+    from befit.adapters.mixers import ByInput, Weighted
     from befit.adapters.state import add, cosine, interpolate, norm, rename, scale, weighted_mean
     from befit.config.experiment import Experiment, load_experiment
     from befit.core.errors import (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from befit.studies.adapt import Adapted, adapt
     from befit.studies.compare.comparison import Compared, compare
     from befit.studies.select import choose_models as select
+    from befit.tasks.registry import register_task
     from befit.train.loop import Pass
     from befit.train.loop import train as train_client
     from befit.train.terms import L2, Distil, ProductDistance, Term, Tilt
@@ -76,6 +78,7 @@ __all__ = [
     "Adopt",
     "BefitError",
     "Broadcast",
+    "ByInput",
     "ClientData",
     "ClientInfo",
     "Compared",
@@ -118,6 +121,7 @@ __all__ = [
     "Tilt",
     "Update",
     "Use",
+    "Weighted",
     "__version__",
     "adapt",
     "adapters",
@@ -149,6 +153,7 @@ __all__ = [
     "predict",
     "protocol",
     "register",
+    "register_task",
     "rename",
     "report",
     "run",
@@ -172,6 +177,7 @@ __getattr__, __dir__ = lazy(
     {
         "adapters.keys": "EVERYTHING NOTHING Selector block factor module slot select:select_state",
         "adapters.layout": "Layout Slot lora whole",
+        "adapters.mixers": "ByInput Weighted",
         "adapters.state": "add cosine interpolate norm rename scale weighted_mean",
         "config.experiment": "Experiment load_experiment",
         "core.errors": (
@@ -196,6 +202,7 @@ __getattr__, __dir__ = lazy(
         "studies.adapt": "Adapted adapt",
         "studies.compare.comparison": "Compared compare",
         "studies.select": "choose_models:select",
+        "tasks.registry": "register_task",
         "train.loop": "Pass train:train_client",
         "train.terms": "Distil L2 ProductDistance Term Tilt",
         ".": (

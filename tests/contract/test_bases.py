@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from befit.adapters.bayestune import BUDGETED
+from befit.adapters.mixers import ByInput, Weighted
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Tick
@@ -19,7 +20,7 @@ from .conftest import LITTLE, Play, built
 
 # Ways to personalise, whose last stage makes an adapter as ours does.
 WAYS = {"adalora", "bayestune", "fedl2p", "fedp2eft", "lora"}
-MIXED = {"fedalt": "gate", "fedmosaic": "gate", "rela": "gate", "fedsim": "logits", "feddpa": "instance 0.5 similar"}
+MIXED = {"fedalt": "gate", "fedmosaic": "gate", "rela": "gate", "fedsim": "logits", "feddpa": ByInput(0.5, "similar")}
 WEIGHTED: dict[str, dict[str, Any]] = {"feddat": {}, "feddpa": {"variant": "halves"}}
 BASES = [name for name in method_names() if name not in WAYS | MIXED.keys() | WEIGHTED.keys()]
 
@@ -50,7 +51,7 @@ def test_a_sum_of_slots_is_deployed_as_it_was_beneath_the_budget(name: str, play
 def test_a_mixture_by_numbers_becomes_a_sum_of_the_same_output(name: str, play: Play) -> None:
     options = WEIGHTED[name]
     alone, ours = deployed(built(name, **options), play), deployed(built(**on(name, **options)), play)
-    assert alone.mixer == "weighted 0.5 0.5" and ours.mixer == "sum" and ours.slots == (*alone.slots, BUDGETED)
+    assert alone.mixer == Weighted((0.5, 0.5)) and ours.mixer == "sum" and ours.slots == (*alone.slots, BUDGETED)
     halved = {key for key in alone.arrays if key.rpartition("/")[2] in ("B", "weight", "bias")}
     assert halved and halved < alone.arrays.keys()
     for key, value in alone.arrays.items():
@@ -62,7 +63,9 @@ def test_other_mixtures_are_refused_by_name_before_anything_is_loaded(name: str)
     with pytest.raises(ConfigError) as caught:
         load_experiment({"benchmark": "digits", "method": on(name)})
     (problem,) = caught.value.problems
-    assert f"base: {name} mixes its slots by {MIXED[name]!r}, and only sums with numbers as weights can be" in problem
+    assert (
+        f"base: {name} mixes its slots by {str(MIXED[name])!r}, and only sums with numbers as weights can be" in problem
+    )
 
 
 @pytest.mark.parametrize("name", sorted(WAYS))

@@ -34,6 +34,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def shown(table):
+    return table.titles, table.texts
+
+
 def arrivals(experiment: Experiment, count: int = 1) -> Host:
     """The digits of four clients, the last of which are newcomers."""
     federation = load_federation(experiment)
@@ -147,11 +151,11 @@ def test_report_and_tables_show_newcomers_and_who_has_nothing_for_them(finished:
     path, results = finished
     sentences = " ".join(newcomer_sentences(results))
     assert "its download alone makes no model" in sentences and "Ditto has nothing that they could use." in sentences
-    headers, rows = newcomer_table(results)
+    headers, rows = shown(newcomer_table(results))
     assert headers[:2] == ["newcomer", "test examples"] and [row[0] for row in rows] == list(
         results["newcomers"]["clients"]
     )
-    headers, rows = newcomer_summary_table(results)
+    headers, rows = shown(newcomer_summary_table(results))
     assert [row[1] for row in rows] == ["2 of 2", "0 of 2", "2 of 2"] and headers[1] == "scored"
     assert "## Newcomers" in (path / "report.md").read_text()
     assert "<h2>Newcomers</h2>" in (path / "report.html").read_text()

@@ -62,11 +62,11 @@ def net(model: str, *settings: str, name: str = "fedmosaic", rank: int = 128) ->
 
 def test_the_gradient_is_the_papers_share_of_an_adapter() -> None:
     """8.6 % whole, 3.4 % at N_s = 40 %."""
-    assert gradient(LARGE, "share=1.0") == pytest.approx(100 * GRADIENT / ENTRIES[LARGE], abs=1e-9)
-    assert round(gradient(LARGE, "share=1.0"), 1) == 8.6
+    assert gradient(LARGE, "relevance.share=1.0") == pytest.approx(100 * GRADIENT / ENTRIES[LARGE], abs=1e-9)
+    assert round(gradient(LARGE, "relevance.share=1.0"), 1) == 8.6
     assert gradient(LARGE) == pytest.approx(3.450, abs=5e-4)
-    assert gradient(LARGE, "fedmosaic.mask=rows") == pytest.approx(3.449, abs=5e-4)
-    assert gradient(SMALL, "share=1.0") == pytest.approx(18.605, abs=5e-4)
+    assert gradient(LARGE, "fedmosaic.relevance.mask=rows") == pytest.approx(3.449, abs=5e-4)
+    assert gradient(SMALL, "relevance.share=1.0") == pytest.approx(18.605, abs=5e-4)
 
 
 def test_pq_blocks_save_four_blocks_of_all_but_their_cores() -> None:
@@ -77,7 +77,7 @@ def test_pq_blocks_save_four_blocks_of_all_but_their_cores() -> None:
     assert net(LARGE) == pytest.approx(10.60, abs=5e-3)
     sent = row(LARGE)["upload_bytes_per_round"] // 4
     assert sent == ENTRIES[LARGE] * 24 // 28 + cores + int(0.4 * GRADIENT) == 173_896_806
-    assert row(LARGE, "fedmosaic", "mask=rows")["upload_bytes_per_round"] // 4 == 173_895_168
+    assert row(LARGE, "fedmosaic", "relevance.mask=rows")["upload_bytes_per_round"] // 4 == 173_895_168
 
 
 def test_a_small_client_saves_more_and_a_federation_of_both_lies_between() -> None:
@@ -147,7 +147,7 @@ def table(title: str) -> list[list[str]]:
 def test_the_page_has_what_the_shapes_give(cells: list[str]) -> None:
     """Every row of the page's table, by its first cell; the second is the paper's figure, the third befit's."""
     computed = {
-        "gradient, whole": f"{gradient(LARGE, 'share=1.0'):.2f} %",
+        "gradient, whole": f"{gradient(LARGE, 'relevance.share=1.0'):.2f} %",
         "gradient, 40 % of it": f"{gradient(LARGE):.2f} %",
         "saved by PQ-LoRA": f"{saved(LARGE):.2f} %",
         "saved in all": f"{net(LARGE):.2f} %",

@@ -8,8 +8,8 @@ import pytest
 
 from befit.core.metrics import group_keys
 from befit.report.groups import group_tables
-from befit.report.markdown import markdown_table
 from befit.report.numbers import NOTHING
+from befit.report.table import markdown
 from befit.runs.groups import by_group, winner
 
 INFOS = {"a": {"language": "en"}, "b": {"language": "en"}, "c": {"language": "zh"}}
@@ -88,9 +88,9 @@ def test_clients_are_grouped_by_what_some_share_and_some_do_not() -> None:
 def test_the_table_marks_the_best_and_counts_wins() -> None:
     runs = {"local": rows(0.8, 0.4, 0.7), "fedit": rows(0.6, 0.4, 0.7)}
     results = {"metric": "accuracy", "groups": {"language": by_group(runs, INFOS, "language", ["accuracy"])}}
-    ((what, table, wins),) = group_tables(results)
-    assert what == "language" and wins == "Best in 2 groups: Local in 1, FedIT in 0, nobody in 1."
-    assert "| en | 2 | 40 | 50.0% | 45.0% | Local |" in markdown_table(table)
+    (table,) = group_tables(results)
+    assert table.title == "Language" and table.note == "Best in 2 groups: Local in 1, FedIT in 0, nobody in 1."
+    assert "| en | 2 | 40 | 50.0% | 45.0% | Local |" in markdown(table)
 
 
 def test_a_run_that_was_not_measured_is_no_loser() -> None:
@@ -99,12 +99,12 @@ def test_a_run_that_was_not_measured_is_no_loser() -> None:
     for label in ("local", "fedit"):
         runs[label]["c"]["accuracy"] = None
     one = by_group(runs, INFOS, "language", ["accuracy"])
-    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
-    assert wins == (
+    (table,) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert table.note == (
         "Best in 1 group: Local in 1 (measured in 1), FedIT in 0 (measured in 1), Potara in 0 (measured in "
         "1). 1 group with fewer than two measured runs is left out."
     )
     runs["potara"] = {client: {**row, "accuracy": None} for client, row in runs["potara"].items()}
     one = by_group(runs, INFOS, "language", ["accuracy"])
-    ((_, table, wins),) = group_tables({"metric": "accuracy", "groups": {"language": one}})
-    assert wins.endswith("Not measured here: Potara.") and table[1][-1][-4:] == ["1", "0", NOTHING, ""]
+    (table,) = group_tables({"metric": "accuracy", "groups": {"language": one}})
+    assert table.note.endswith("Not measured here: Potara.") and table.texts[-1][-4:] == ["1", "0", NOTHING, ""]

@@ -70,16 +70,21 @@ def relevance(played: Played, include_self: bool) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("rela", {}), ("rela", {"include_self": True}), ("rela", {"mixing": "equal"}), ("fedmosaic", {"blocks": 1})],
+    [
+        ("rela", {}),
+        ("rela", {"relevance": {"include_self": True}}),
+        ("rela", {"mixing": "equal"}),
+        ("fedmosaic", {"blocks": 1}),
+    ],
     ids=["rela", "with itself", "equal", "fedmosaic"],
 )
 def test_a_run(name: str, options: dict[str, Any]) -> None:
-    sketch = {} if "mixing" in options else {"share": 1.0, "noise": 0.0, "every": 1, "temperature": TAU}
-    played = Played({"name": name, **LORA, **sketch, **options}, rounds=3)
+    whole = {} if "mixing" in options else {"share": 1.0, "noise": 0.0, "every": 1, "temperature": TAU}
+    played = Played({"name": name, **LORA, **options, "relevance": {**whole, **options.get("relevance", {})}}, rounds=3)
     basis = played.start("basis")
     start = {**played.start("personal"), **{f"gate {key}": value for key, value in played.start("gate").items()}}
     assert {key.rpartition("/")[0] for key in start if key.endswith(("/P", "/Q"))} == (set(PQ) if basis else set())
-    W = relevance(played, options.get("include_self", False))
+    W = relevance(played, bool(options.get("relevance")))
     W = torch.full_like(W, 0.5).fill_diagonal_(0.0) if "mixing" in options else W
 
     def make(parameters: list[Tensor]) -> torch.optim.Optimizer:

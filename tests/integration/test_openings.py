@@ -69,6 +69,26 @@ def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_pat
         assert len(traces(together)) >= 2 + 3
 
 
+def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_path: Path) -> None:
+    """Also where the merged adapter has another rank, which the branches know nothing of."""
+    blocks: list[dict[str, Any]] = [
+        {"name": "potara", "rank": 2, "samples": 4},
+        {"name": "potara", "rank": 2, "samples": 4, "merge_space": "product"},
+        {"name": "fisher_merging", "rank": 2, "samples": 4},
+        {"name": "interpolation", "rank": 2},
+    ]
+    events: list[dict[str, Any]] = []
+    runs = {f"merge {number}": {"method": block} for number, block in enumerate(blocks)}
+    study = {"study": {"title": "Merges"}, "base": SETTINGS, "runs": runs}
+    done = compare(study, out=tmp_path / "all", observer=events.append)
+    assert not done.failures
+    assert trained(events, "federate") == {0: 4} and trained(events, "local") == {0: 6}
+    for cell in make_plan(study).cells:
+        (together,) = (done.path / "runs").glob(f"*-{cell.key}")
+        assert traces(together) == traces(run(cell.experiment, out=tmp_path / cell.key).path), cell.label
+    assert key([], blocks[0]) == key([], blocks[3]) != key([], {**blocks[3], "weights": "uniform"})
+
+
 def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
     """Which has three rounds, where everything else has two."""
     based = [{**block, "base": {**BASES["FedIT"], "rounds": 3}} for block in OURS.values()]

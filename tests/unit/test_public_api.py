@@ -25,7 +25,7 @@ PROMISED = re.findall(
     r"\w+",
     """
     run check compare predict export adapt select merge_checkpoints Experiment load_experiment load_federation Run
-    register build_method benchmark Federation ClientData
+    register build_method benchmark register_task Federation ClientData
     Recipe Pass Use Merge LocalTraining Remember Adopt Broadcast LeaveOneOut two_branches
     L2 ProductDistance Distil Tilt Term
     lora whole Layout Slot slot factor module block Selector

@@ -55,7 +55,7 @@ class Extra(Protocol):
 
 
 @runtime_checkable
-class Starting(Protocol):
+class InitialisedExtra(Protocol):
     """An extra whose arrays do not start at zero."""
 
     def initial(self, key: str, shape: tuple[int, ...], seed: int) -> torch.Tensor: ...
@@ -139,7 +139,7 @@ class Layout:
             for key, spec in self.specs(shapes).items()
         }
         for extra in self.extras:
-            if isinstance(extra, Starting):
+            if isinstance(extra, InitialisedExtra):
                 values |= {key: extra.initial(key, spec.shape, seed) for key, spec in extra.specs(shapes).items()}
         return values
 

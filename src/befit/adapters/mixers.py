@@ -1,7 +1,8 @@
 """How the active slots of a layer become one output. A mixer is `(layer, x, dropped, y) -> y`.
 
-It is named by a word and its arguments: "sum", "gate", "weighted 0.5 0.5", "instance 0.5 similar", or "logits", where
-slots do not meet in any layer: see `befit.adapters.logits`.
+Methods say which by a value, a `Mix`: "sum"; "gate", the layout's; "logits", where slots do not meet in any layer (see
+`befit.adapters.logits`); `Weighted`, numbers of the method's; or `ByInput`, by each input (see
+`befit.adapters.instance`).
 
 x        (…, d_in) float32 input of the layer; `dropped` is x after the adapters' dropout
 y        (…, d_out) output of the frozen module, in the backbone's dtype, which the result keeps
@@ -9,10 +10,9 @@ y        (…, d_out) output of the frozen module, in the backbone's dtype, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,58 +26,105 @@ if TYPE_CHECKING:
     from befit.adapters.layout import Layout
     from befit.adapters.model import AdaptedModel
 
-__all__ = ["Weighted", "add_up", "constant_weights", "make_mixer", "meetings", "weigh_up"]
+__all__ = [
+    "ByInput",
+    "Mix",
+    "Weighted",
+    "add_up",
+    "constant_weights",
+    "forward_passes",
+    "make_mixer",
+    "mix_from",
+    "plain_mix",
+    "weigh_up",
+]
 
 
 Weights = Callable[[str], tuple[float, ...]]
 
 
-def make_mixer(text: str, model: AdaptedModel) -> Mixer:
-    """The mixer of that name for a model. Raises ValueError for an unknown one."""
-    kind, *arguments = text.split()
-    if kind == "gate":
-        return model.layout.gate
-    if kind == "instance":
+@dataclass(frozen=True)
+class Weighted:
+    """Every active slot at a fixed weight, in the order of the slots."""
+
+    weights: tuple[float, ...]
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        return weigh_up(layer, self.weights, x, dropped, y)
+
+    def __str__(self) -> str:
+        return " ".join(["weighted", *(f"{weight:g}" for weight in self.weights)])
+
+
+@dataclass(frozen=True)
+class ByInput:
+    """Two slots, by how like an input is to the client's own: see `befit.adapters.instance.InstanceMixer`."""
+
+    limit: float
+    direction: Literal["similar", "reference"]
+
+    def __str__(self) -> str:
+        return f"instance {self.limit:g} {self.direction}"
+
+
+Mix = Literal["sum", "gate", "logits"] | Weighted | ByInput
+
+
+def plain_mix(mix: Mix) -> Any:
+    """As JSON can hold it: a name, or the fields of a value."""
+    return mix if isinstance(mix, str) else asdict(mix)
+
+
+def mix_from(plain: Any) -> Mix:
+    """What `plain_mix` was given.
+
+    >>> mix_from(plain_mix(Weighted((0.25, 0.75)))), mix_from("gate")
+    (Weighted(weights=(0.25, 0.75)), 'gate')
+    """
+    if not isinstance(plain, Mapping):
+        return plain
+    return Weighted(tuple(plain["weights"])) if "weights" in plain else ByInput(**plain)
+
+
+def make_mixer(mix: Mix, model: AdaptedModel) -> Mixer:
+    """The mixer for a model. Raises ValueError for an unknown one."""
+    if isinstance(mix, Weighted):
+        return mix
+    if isinstance(mix, ByInput):
         from befit.adapters.instance import InstanceMixer
 
-        limit, direction = arguments
-        return InstanceMixer(model, float(limit), direction)
-    if kind == "logits":
+        return InstanceMixer(model, mix.limit, mix.direction)
+    if mix == "gate":
+        return model.layout.gate
+    if mix == "logits":
         from befit.adapters.logits import LogitsMixer
 
         return LogitsMixer(model)
-    return _plain_mixer(kind, tuple(map(float, arguments)))
-
-
-@lru_cache(maxsize=64)
-def _plain_mixer(kind: str, numbers: tuple[float, ...]) -> Mixer:
-    if kind == "weighted":
-        return Weighted(numbers)
-    if kind != "sum":
-        raise ValueError(f"no mixer {kind!r}; there are sum, gate, weighted, instance and logits")
+    if mix != "sum":
+        raise ValueError(f"no mixer {mix!r}; there are sum, gate, logits, Weighted and ByInput")
     return add_up
 
 
-def meetings(text: str, slots: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def forward_passes(mix: Mix, slots: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The slots in each pass of the backbone over a batch: all in one, or one for each where their logits add up.
 
-    >>> meetings("sum", ("shared", "personal")), meetings("logits", ("shared", "personal"))
+    >>> forward_passes("sum", ("shared", "personal")), forward_passes("logits", ("shared", "personal"))
     ((('shared', 'personal'),), (('shared',), ('personal',)))
     """
-    return tuple((one,) for one in slots) if text == "logits" else (slots,)
+    return tuple((slot,) for slot in slots) if mix == "logits" else (slots,)
 
 
-def constant_weights(text: str, layout: Layout, slots: Sequence[str], arrays: State) -> Weights | None:
+def constant_weights(mix: Mix, layout: Layout, slots: Sequence[str], arrays: State) -> Weights | None:
     """The slots' weights at each layer, by its name, in the order of `slots`; None where they depend on the input."""
-    kind, *arguments = text.split()
-    if kind in ("sum", "weighted"):
-        same = tuple(map(float, arguments)) if arguments else (1.0,) * len(slots)
-        return lambda layer: same
-    if kind != "gate":
+    if isinstance(mix, Weighted):
+        return lambda layer: mix.weights
+    if mix == "sum":
+        return lambda layer: (1.0,) * len(slots)
+    if mix != "gate":
         return None
     gates = {split(key)[1]: layout.gate.constants(array) for key, array in arrays.items() if slot_of(key) == "gate"}
-    found = {layer: weights for layer, weights in gates.items() if weights is not None}
-    return found.__getitem__ if found and len(found) == len(gates) else None
+    by_layer = {layer: weights for layer, weights in gates.items() if weights is not None}
+    return by_layer.__getitem__ if by_layer and len(by_layer) == len(gates) else None
 
 
 def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
@@ -107,13 +154,3 @@ def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dr
         else:
             y = torch.add(y, output.to(y.dtype), alpha=weight * scale)
     return y
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """Every active slot at a fixed weight, in the order of the slots."""
-
-    weights: tuple[float, ...]
-
-    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
-        return weigh_up(layer, self.weights, x, dropped, y)

@@ -13,7 +13,7 @@ from befit.adapters.forms import DENSE, ModuleShape
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
-from befit.adapters.mixers import make_mixer
+from befit.adapters.mixers import Mix, make_mixer
 from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.core.values import State, TensorSpec
@@ -159,7 +159,7 @@ class AdaptedModel:
         self._state.zero_gradients()
 
     @contextmanager
-    def active(self, *slots: str, mixer: str = "sum") -> Iterator[None]:
+    def active(self, *slots: str, mixer: Mix = "sum") -> Iterator[None]:
         """Let these slots, and no others, take part in forward passes, put together by `mixer`."""
         known = [slot.name for slot in self.layout.slots]
         for name in slots:
@@ -179,7 +179,7 @@ class AdaptedModel:
             self._router.active, self._router.mixer = before
 
     @contextmanager
-    def using(self, state: State, *slots: str, mixer: str = "sum") -> Iterator[None]:
+    def using(self, state: State, *slots: str, mixer: Mix = "sum") -> Iterator[None]:
         """With these values loaded and these slots active; the values of before come back afterwards."""
         before = self._state.snapshot()
         try:

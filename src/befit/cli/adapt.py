@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import messages, only_json, print_json, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
 from befit.core.storage import check_folder
 
@@ -112,12 +112,9 @@ def write(out: Path, found: list[Adapted], told: dict[str, Any]) -> None:
 
 
 def show(told: dict[str, Any]) -> None:
-    from befit.report.numbers import plain
     from befit.studies.adapt_report import adaptation_table, without
 
     console, metric = screen(), told["metric"]
-    headers, rows = adaptation_table(told["summary"], metric)
-    if rows:
-        print_table(console, headers, rows, title=f"Mean {plain(metric).replace('_', ' ')} over newcomers")
+    show_table(console, adaptation_table(told["summary"], metric))
     for sentence in without(told["summary"]):
         console.print(sentence, markup=False, soft_wrap=True)

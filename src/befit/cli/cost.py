@@ -41,7 +41,7 @@ def cost(
         bool | None, typer.Option("--head/--no-head", help="Train and share the task head; with --labels it is.")
     ] = None,
     task: Annotated[
-        Literal["text-classification", "image-classification", "causal-lm"] | None,
+        str | None,
         typer.Option("--task", help="What the model is used for, where its configuration says otherwise."),
     ] = None,
     smallest: Annotated[
@@ -64,16 +64,19 @@ def cost(
         from befit.cost.architecture import find_architecture
         from befit.cost.compare import compare, with_savings
         from befit.protocol.registry import standard_method
+        from befit.tasks import get_task
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
         chosen, found = _chosen(method, [*every, *(assignments or ())])
         if problems := [*problems, *found]:
             raise ConfigError(problems, "the command")
+        if task is not None:
+            get_task(task, "--task")
         architecture = find_architecture(model, task)
-        if architecture.task == "causal-lm" and labels is not None:
+        if labels is not None and not get_task(architecture.task).has_classes:
             raise ConfigError(
-                ["--labels: causal-lm has no task head; --task text-classification has one"], "the command"
+                [f"--labels: {architecture.task} has no task head; --task text-classification has one"], "the command"
             )
         rows = compare(
             architecture,
@@ -172,7 +175,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
     if "clients" in first:
         together = {"method": [row["method"] for row in rows]}
         for way in ("up", "down"):
-            _add_bytes(together, f"{way} in all", [row[f"{way}load_bytes_all_clients"] for row in rows])
+            _add_bytes(together, f"{way}load in all", [row[f"{way}load_bytes_all_clients"] for row in rows])
         _print_columns(together, f"{first['clients']:,} clients together")
     if len(rows) == 1:
         stages = {
@@ -180,7 +183,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             "rounds": [f"{one['rounds']:,}" for one in first["stages"]],
         }
         for way in ("up", "down"):
-            _add_bytes(stages, f"{way} a round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
+            _add_bytes(stages, f"{way}load / round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
         _print_columns(stages, "Stages")
     text = (
         f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
@@ -205,20 +208,20 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {"method": [row["method"] for row in rows]}
     table["trained"] = [f"{row['trained_parameters']:,}" for row in rows]
     up, down = ([row[f"{way}load_bytes_per_round"] for row in rows] for way in ("up", "down"))
-    _add_bytes(table, "up and down a round" if up == down else "up a round", up)
+    _add_bytes(table, "up and down / round" if up == down else "upload / round", up)
     if up != down:
-        _add_bytes(table, "down a round", down)
+        _add_bytes(table, "download / round", down)
     for way in ("up", "down"):
-        _add_bytes(table, f"{way} in all", [row[f"{way}load_bytes_total"] for row in rows])
+        _add_bytes(table, f"{way}load in all", [row[f"{way}load_bytes_total"] for row in rows])
     table["compute"] = ["-" if row["compute"] is None else f"{row['compute']:.3f}" for row in rows]
     table["memory"] = [f"{row['memory']:.3f}" for row in rows]
     if any(row["upload_bytes_beside_adapters"] for row in rows):
-        _add_bytes(table, "of it no adapter up a round", [row["upload_bytes_beside_adapters"] for row in rows])
+        _add_bytes(table, "non-adapter upload / round", [row["upload_bytes_beside_adapters"] for row in rows])
     if any(row["public_records"] for row in rows):
         table["public, client"] = [_public(row, ("client",)) for row in rows]
         table["public, server"] = [_public(row, ("server", "each")) for row in rows]
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
-        _add_bytes(table, "of it head up", [row["head_bytes"]["upload_bytes_total"] for row in rows])
+        _add_bytes(table, "head upload", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
         table[f"saved against {rows[0]['saved_against']}"] = [_saving(one) for one in shares]
@@ -248,4 +251,4 @@ def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) 
     """A column in the largest unit in which no value but zero is below one, so that numbers compare at sight."""
     least = min((value for value in values if value), default=0)
     unit, size = next(((unit, size) for unit, size in UNITS if least >= size), ("B", 1.0))
-    table[f"{header} {unit}"] = [f"{value / size:,.0f}" if size == 1 else f"{value / size:,.1f}" for value in values]
+    table[f"{header} ({unit})"] = [f"{value / size:,.0f}" if size == 1 else f"{value / size:,.1f}" for value in values]

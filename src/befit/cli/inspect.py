@@ -11,7 +11,6 @@ import typer
 from befit.cli.compare import check_study
 from befit.cli.output import (
     Imports,
-    bytes_text,
     each_warning,
     load_imports,
     messages,
@@ -182,6 +181,8 @@ def explain(
 
 
 def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from befit.report.numbers import bytes_text
+
     rows = [
         ("method", found["method"]),
         ("baselines", ", ".join(found["baselines"]) or "none"),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Imports",
-    "bytes_text",
     "duration_text",
     "each_warning",
     "fit_headers",
@@ -249,18 +248,6 @@ def fit_headers(headers: Sequence[str], cells: Sequence[int], room: int) -> list
         widest = max(range(len(widths)), key=lambda index: widths[index] - least[index])
         widths[widest] -= 1
     return ["\n".join(textwrap.wrap(header, max(width, 1))) for header, width in zip(headers, widths, strict=True)]
-
-
-def bytes_text(count: float) -> str:
-    """Bytes with decimal prefixes.
-
-    >>> bytes_text(0), bytes_text(2048), bytes_text(1_250_000)
-    ('0 B', '2.0 kB', '1.2 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def duration_text(seconds: float) -> str:

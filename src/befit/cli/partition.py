@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, load_imports, messages, only_json, print_json, print_table, screen, warnings_to
 from befit.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def partition(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Heat map of labels by client, .html or .png.")
     ] = None,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
 ) -> None:
     """Show how many records of each label every client holds. Trains nothing and reads no model."""
@@ -36,6 +37,7 @@ def partition(
     with only_json(as_json), warnings_to(messages()):
         from befit.data.overview import overview
 
+        load_imports(imports)
         seen = overview(federation_of(source, overrides or []))
         if out is not None:
             write(out, seen)

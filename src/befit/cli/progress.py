@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from befit.cli.output import bytes_text, duration_text
+from befit.cli.output import duration_text
+from befit.report.numbers import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Imports, messages, only_json, print_json, screen, show_table, warnings_to
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
     from befit.config.experiment import Experiment
+    from befit.report.results import RunResults
     from befit.runs.runner import Run
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/NAME.")]
@@ -128,27 +129,23 @@ def _resume_hint(out: Path) -> str:
 def _show(done: Run) -> None:
     from befit.report import newcomers, tables
     from befit.report.groups import group_tables
+    from befit.report.headline import headline
 
     console = screen()
     results = done.results
     shown = [
-        ("Clients", tables.client_table(results), ""),
-        ("Summary", tables.summary_table(results), ""),
-        *((what.capitalize(), table, wins) for what, table, wins in group_tables(results)),
-        ("Newcomers", newcomers.newcomer_table(results), ""),
-        ("Newcomers in summary", newcomers.newcomer_summary_table(results), ""),
-        ("Communication", tables.communication_table(results), ""),
+        tables.client_table(results),
+        tables.summary_table(results),
+        *group_tables(results),
+        newcomers.newcomer_table(results),
+        newcomers.newcomer_summary_table(results),
+        tables.communication_table(results),
     ]
-    for title, (headers, rows), note in shown:
-        if rows:
-            console.print()
-            print_table(console, headers, rows[:SHOWN_CLIENTS], title=title)
-        if len(rows) > SHOWN_CLIENTS:
-            console.print(f"and {len(rows) - SHOWN_CLIENTS} more, in the report", style="dim")
-        if note:
-            console.print(note, markup=False)
+    for table in filter(None, shown):
+        console.print()
+        show_table(console, table, SHOWN_CLIENTS)
     console.print()
-    console.print(tables.headline(done.results), markup=False)
+    console.print(headline(done.results), markup=False)
     if said := newcomers.newcomer_sentences(done.results):
         console.print()
         console.print(" ".join(said), markup=False)
@@ -158,18 +155,21 @@ def _show(done: Run) -> None:
         console.print(f"{what:22} {where}", markup=False, soft_wrap=True)  # a path is never broken
 
 
-def written(path: Path, results: dict[str, Any]) -> list[tuple[str, str]]:
+def written(path: Path, results: RunResults) -> list[tuple[str, str]]:
     """What a run wrote that a person would open, and where."""
+    from befit.report.record import adapters_of
+    from befit.report.results import newcomers_of
+
     named = (("report", "report.html"), ("report as text", "report.md"), ("numbers", "results.json"))
     rows = [(what, str(path / name)) for what, name in named if (path / name).exists()]
-    for group, rows_of in (("clients", results), ("newcomers", results.get("newcomers", {}))):
-        found = [one["adapter"] for one in rows_of.get("clients", {}).values() if one.get("adapter")]
-        if not found:
+    for group, view in (("clients", results), ("newcomers", newcomers_of(results))):
+        adapters = adapters_of(view["clients"]) if view else []
+        if not adapters:
             continue
-        leaf = found[0].rpartition("/")[2]
-        kind = f"{leaf}{'s' * (len(found) > 1)} ({'PEFT' if leaf == 'adapter' else 'transformers'})"
-        label = f"{len(found)} newcomers' ({kind.partition('(')[2]}" if group == "newcomers" else f"{len(found)} {kind}"
-        rows.append((label, str(path / group / "*" / leaf)))
+        leaf = adapters[0].rpartition("/")[2]
+        kind = "PEFT" if leaf == "adapter" else "transformers"
+        whose = "newcomers'" if group == "newcomers" else f"{leaf}{'s' * (len(adapters) > 1)}"
+        rows.append((f"{len(adapters)} {whose} ({kind})", str(path / group / "*" / leaf)))
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows

@@ -126,7 +126,7 @@ class DataSettings:
 
     kind           files
     clients        a folder with one folder per client, or a mapping from client to a path or to {train, val, test}
-    task           what is learned
+    task           what is learned, one of `befit.tasks.task_names()`
     columns        befit's name of a field to the name it has in the files
     label_names    names of the classes in order; null collects them from the training files
     val_fraction   share of the training records held out where a client has no validation file
@@ -136,7 +136,7 @@ class DataSettings:
     """
 
     clients: str | dict[str, str | dict[str, str]]
-    task: Literal["text-classification", "image-classification", "causal-lm", "vqa"]
+    task: str
     kind: Literal["files"] = "files"
     columns: dict[str, str] = field(default_factory=dict)
     label_names: list[str] | None = None

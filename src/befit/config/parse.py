@@ -13,9 +13,8 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.protocol.registry import check_method
-from befit.tasks import GENERATIVE
-from befit.tasks.text_metrics import GENERATED, METRICS
-from befit.tasks.vqa_metrics import VQA_METRICS
+from befit.tasks import get_task, task_names
+from befit.tasks.text_metrics import LIKELIHOOD
 
 __all__ = ["parse_experiment"]
 
@@ -182,7 +181,11 @@ def _dependent(checked: Mapping[str, Any]) -> list[str]:
             problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
     if data := held.get("data"):
         problems += _files(data)
-        problems += _generation(held.get("evaluate"), data.task)
+        try:
+            get_task(data.task, "data.task")
+            problems += _generation(held.get("evaluate"), data.task)
+        except ConfigError as error:
+            problems += error.problems
         if "model" not in checked or ("model" in held and not held["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
     return problems
@@ -206,9 +209,11 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     if not evaluate:
         return []
     metrics, wins = evaluate.metrics or [], evaluate.wins or []
-    if task not in GENERATIVE:
+    kind = get_task(task)
+    if not kind.writes_text:
+        writers = " and ".join(task_names(writes_text=True))
         return [
-            f"evaluate.{key}: is for {' and '.join(GENERATIVE)}, and the task is {task}; set it to {off}"
+            f"evaluate.{key}: is for {writers}, and the task is {task}; set it to {off}"
             for key, off, used in (
                 ("generate", "false", evaluate.generate),
                 ("metrics", "null", metrics),
@@ -216,11 +221,10 @@ def _generation(evaluate: Any, task: str) -> list[str]:
             )
             if used
         ]
-    known = (*METRICS, *VQA_METRICS) if task == "vqa" else METRICS
     problems = [
-        f"evaluate.metrics: {name!r} is not one of {', '.join(known)}.{did_you_mean(name, known)}"
+        f"evaluate.metrics: {name!r} is not one of {', '.join(kind.metrics)}.{did_you_mean(name, kind.metrics)}"
         for name in metrics
-        if name not in known
+        if name not in kind.metrics
     ]
     problems += [
         f"evaluate.{key}: {name} is there twice"
@@ -234,7 +238,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
         for name in dict.fromkeys(wins)
         if name not in metrics
     ]
-    if not problems and evaluate.generate and metrics and not set(metrics) & {*GENERATED, *VQA_METRICS}:
+    if not problems and evaluate.generate and metrics and not set(metrics) - {"token_accuracy", *LIKELIHOOD}:
         problems.append(
             "evaluate.generate: is true, and no metric of evaluate.metrics is of generated text; set it to "
             "false, or add exact_match"

@@ -16,6 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from befit.core.errors import ConfigError, did_you_mean
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "POSITIVE",
     "REQUIRED",
+    "Mark",
     "Parameter",
     "Rule",
     "at_least",
@@ -68,16 +70,25 @@ def not_empty(text: str) -> Rule:
     return Rule(lambda value: len(value) > 0, text)
 
 
+class Mark(Enum):
+    """What a value is, where befit treats it differently for that: `base: Annotated[dict | None, Mark.METHOD]`."""
+
+    METHOD = "the block of a method"
+    SERVER = "used at the server alone, so it never travels"
+    TOKENS = "without effect on tasks whose examples are not texts with an answer of several tokens"
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One key of a mapping: its resolved type, its default (or `REQUIRED`), what its docstring says of it, and the
-    rule that its type is annotated with."""
+    rule and the mark that its type is annotated with."""
 
     name: str
     type: Any
     default: Any = REQUIRED
     description: str = ""
     rule: Rule | None = None
+    mark: Mark | None = None
 
 
 def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
@@ -102,6 +113,7 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
             default=factories[name]() if name in factories else parameter.default,
             description=described.get(name, ""),
             rule=_apart(hints.get(name, Any))[1],
+            mark=_apart(hints.get(name, Any))[2],
         )
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -186,12 +198,13 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _apart(kind: Any) -> tuple[Any, Rule | None]:
-    """A type and the rule that it is annotated with."""
+def _apart(kind: Any) -> tuple[Any, Rule | None, Mark | None]:
+    """A type, and the rule and the mark that it is annotated with."""
     if get_origin(kind) is not typing.Annotated:
-        return kind, None
+        return kind, None, None
     inner, *notes = get_args(kind)
-    return inner, next((note for note in notes if isinstance(note, Rule)), None)
+    rule = next((note for note in notes if isinstance(note, Rule)), None)
+    return inner, rule, next((note for note in notes if isinstance(note, Mark)), None)
 
 
 def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:

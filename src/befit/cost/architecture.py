@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import ModelError, did_you_mean
+from befit.tasks import get_task, task_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Architecture", "builtin_architectures", "find_architecture"]
 
 _FILE = Path(__file__).parent / "architectures.yaml"
-_CLASSES = {
-    "ForCausalLM": "causal-lm",
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-}
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,8 @@ def _task_of(config: Any, source: str) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     for saved in config.architectures or ():
-        for ending, task in _CLASSES.items():
-            if saved.endswith(ending):
+        for task in task_names():
+            if saved.endswith(get_task(task).auto_class.removeprefix("AutoModel")):
                 return task
     kind = config.model_type
     if kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
@@ -125,5 +121,5 @@ def _task_of(config: Any, source: str) -> str:
         return "text-classification"
     raise ModelError(
         f"{source}: a {kind} model is for none of the tasks that befit has; name one of "
-        f"{', '.join(_CLASSES.values())} with --task"
+        f"{', '.join(task_names())} with --task"
     )

@@ -22,7 +22,7 @@ class ClientData:
 class Federation:
     """Clients in order, newcomers that never train, and public records that the server may see.
 
-    task         one of `befit.tasks.TASKS`
+    task         one of `befit.tasks.task_names()`
     label_names  names of the classes; empty for causal-lm and vqa
     manifest     where the data came from and how it was divided, with the partition's SHA-256
     """

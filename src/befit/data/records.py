@@ -14,20 +14,9 @@ from befit.core.errors import ConfigError, DataError, did_you_mean
 from befit.core.schema import show
 from befit.data.files.gather import gather
 from befit.data.files.readers import Row
-from befit.data.vqa_records import FIELDS, vqa_fields, vqa_record
+from befit.tasks import TaskKind, get_task
 
 __all__ = ["Item", "check_columns", "classes_of", "column_names", "input_record", "items_of", "label_of"]
-
-REQUIRED = {
-    "text-classification": ("text", "label"),
-    "image-classification": ("image", "label"),
-    "causal-lm": ("instruction", "output"),
-    "vqa": (),  # has several spellings, see `befit.data.vqa_records`
-}
-OPTIONAL = {"text-classification": ("text_pair",), "image-classification": (), "causal-lm": ("input",), "vqa": FIELDS}
-# Lists of texts. They are read only where `columns` says from which column, since many data sets have columns of these
-# names that hold something else.
-LISTS: Mapping[str, tuple[str, ...]] = {"causal-lm": ("choices", "choice_names", "references")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +30,8 @@ class Item:
 
 def check_columns(task: str, columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a task or a field that does not exist."""
-    if task not in REQUIRED:
-        raise ConfigError([f"data.task: {task!r} is not one of {', '.join(REQUIRED)}.{did_you_mean(task, REQUIRED)}"])
-    known = ("id", *REQUIRED[task], *OPTIONAL[task], *LISTS.get(task, ()))
+    kind = get_task(task, "data.task")
+    known = ("id", *kind.fields, *kind.optional, *kind.lists)
     problems = [
         f"data.columns.{field}: {task} has no such field; it has {', '.join(known)}.{did_you_mean(field, known)}"
         for field in columns
@@ -55,7 +43,8 @@ def check_columns(task: str, columns: Mapping[str, str]) -> None:
 
 def column_names(task: str, columns: Mapping[str, str]) -> dict[str, str]:
     """Field to the column that holds it. An id, and lists, are read only where `columns` says from which column."""
-    return {field: field for field in (*REQUIRED[task], *OPTIONAL[task])} | dict(columns)
+    kind = get_task(task)
+    return {field: field for field in (*kind.fields, *kind.optional)} | dict(columns)
 
 
 def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str | None = None) -> list[Item]:
@@ -65,22 +54,22 @@ def items_of(rows: Sequence[Row], task: str, columns: Mapping[str, str], by: str
     Records without an id of their own are named by the first 16 digits of their digest, with -2, -3, … where the same
     content comes again. Raises DataError that names file, line, field and value.
     """
-    names = column_names(task, columns)
+    kind, names = get_task(task), column_names(task, columns)
     optional = [
-        field for field in OPTIONAL[task] if field in columns or any(row.values.get(field) is not None for row in rows)
+        field for field in kind.optional if field in columns or any(row.values.get(field) is not None for row in rows)
     ]
     repeats: dict[str, int] = {}
     places: dict[str, str] = {}
 
     def item(row: Row) -> Item:
-        if task == "vqa":
+        if kind.read_record is not None:
             for field in set(columns) - {"id"}:
                 _raw(row, field, columns[field])  # a column that the user names has to be there
-            record = vqa_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
+            record = kind.read_record(row.values, columns, lambda image: _image(image, row, "image"), row.where)
         else:
-            record = {field: _value(row, field, names[field]) for field in REQUIRED[task]}
+            record = {field: _value(row, field, names[field], kind) for field in kind.fields}
             record |= {field: _optional(row, field, names[field], field in columns) for field in optional}
-            record |= {field: _texts(row, field, names[field]) for field in LISTS.get(task, ()) if field in columns}
+            record |= {field: _texts(row, field, names[field]) for field in kind.lists if field in columns}
         digest = _digest(record, row)
         if "id" in columns:
             name = _id(row, names["id"])
@@ -102,17 +91,18 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     A field is looked for under its name in `columns`, then under befit's own. Raises DataError that begins with `where`
     for a record without the field that the task reads, and for what is neither a record nor, for texts, a text.
     """
-    if task == "vqa":
-        return _vqa_input(value, columns, where)
-    first, *others = (field for field in (*REQUIRED[task], *OPTIONAL[task]) if field not in ("label", "output"))
+    kind = get_task(task)
+    if kind.read_input is not None:
+        return kind.read_input(value, columns, where)
+    first, *others = (field for field in (*kind.fields, *kind.optional) if field != kind.answer)
     if not isinstance(value, Mapping):
-        if task != "image-classification" and not isinstance(value, str):
+        if first != "image" and not isinstance(value, str):
             raise DataError(f"{where}: must be a text or an object with {columns.get(first, first)}, got {show(value)}")
         return value
     names = {field: columns[field] if columns.get(field) in value else field for field in (first, *others)}
     if names[first] in value:
         return {field: value[name] for field, name in names.items() if name in value}
-    if task == "image-classification" and ("bytes" in value or "path" in value):
+    if first == "image" and ("bytes" in value or "path" in value):
         return value  # itself an encoded picture
     wanted = columns.get(first, first)
     reason = f" (data.columns.{first})" if wanted != first else ""
@@ -122,25 +112,7 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     )
 
 
-def _vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
-    """A question as the task takes it; an image is a path that counts from the current folder."""
-    if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
-        raise DataError(
-            f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
-            f'as {{"image": {show(value)}, "question": "What is it?"}}'
-        )
-    if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
-        if isinstance(value, Mapping) and "image" in value:
-            return {**value, "images": [value["image"]]}
-        return value
-    if not isinstance(value, Mapping):
-        raise DataError(
-            f"{where}: must be a text, or an object with question or conversation and perhaps images, got {show(value)}"
-        )
-    return vqa_fields(value, columns, lambda image: image, where)
-
-
-def _value(row: Row, field: str, column: str) -> Any:
+def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
     value = _raw(row, field, column)
     if field == "label":
         return _label(value, row, column)
@@ -148,7 +120,7 @@ def _value(row: Row, field: str, column: str) -> Any:
         return _image(value, row, column)
     if not isinstance(value, str):
         raise DataError(f"{row.where}: {column} must be text, got {show(value)}")
-    if field in ("instruction", "output") and not value.strip():
+    if kind.writes_text and not value.strip():
         raise DataError(f"{row.where}: {column} is empty")
     return value
 

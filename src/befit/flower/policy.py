@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
-from befit.core.schema import Parameter, parameters_of
+from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.registry import get_method
 
@@ -73,8 +73,6 @@ NOWHERE = {
     "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
     "evaluate.others": "no site has the others' examples on Flower; set it to never",
 }
-_METHODS_IN = frozenset({"base"})  # arguments of methods that are a method's block themselves
-_OF_THE_SERVER = frozenset({"align.folder"})  # arguments that are used at the server alone
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
@@ -100,17 +98,21 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 
 def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
     """A method's block without what only the server uses."""
+    name = block.get("name")
+    return _sent(get_method(name).parameters, block) if isinstance(name, str) else dict(block)
+
+
+def _sent(parameters: Sequence[Parameter], block: Mapping[str, Any]) -> dict[str, Any]:
     sent = dict(block)
-    for path in _OF_THE_SERVER:
-        outer, _, inner = path.partition(".")
-        if isinstance(sent.get(outer), Mapping):
-            sent[outer] = {key: value for key, value in sent[outer].items() if key != inner}
+    for one in parameters:
+        if one.mark is Mark.SERVER:
+            sent.pop(one.name, None)
+        elif dataclasses.is_dataclass(one.type) and isinstance(sent.get(one.name), Mapping):
+            sent[one.name] = _sent(_parameters(one.type), sent[one.name])
     return sent
 
 
-def refused_in_method(
-    block: Mapping[str, Any], allowed: Sequence[str] | None, path: str = "method", places: frozenset[str] = _METHODS_IN
-) -> list[str]:
+def refused_in_method(block: Mapping[str, Any], allowed: Sequence[str] | None, path: str = "method") -> list[str]:
     """Why a method's block may not come from a server: the method, or one within it, is not among `allowed` (None:
     all are), or an argument takes any text, which could name a place."""
     name = block.get("name")
@@ -122,8 +124,8 @@ def refused_in_method(
     problems: list[str] = []
     for parameter in get_method(name).parameters:
         value, here = block.get(parameter.name), f"{path}.{parameter.name}"
-        if parameter.name in places and isinstance(value, Mapping):
-            problems += refused_in_method(value, allowed, here, places)
+        if parameter.mark is Mark.METHOD and isinstance(value, Mapping):
+            problems += refused_in_method(value, allowed, here)
         else:
             problems += [
                 f"{found}: takes any text, which a server may not set at a site"

@@ -16,7 +16,7 @@ from befit.data.federation import ClientData, Federation, Record
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from befit.tasks import GENERATIVE
+from befit.tasks import get_task
 
 __all__ = ["client_ids", "remote_host"]
 
@@ -50,7 +50,7 @@ def client_ids(experiment: Experiment) -> list[str]:
             "data.clients: on Flower must list the clients, such as {hospital-a: site, hospital-b: site}; "
             "where their data is, each site says itself"
         )
-    if experiment.data.task not in GENERATIVE and experiment.data.label_names is None:
+    if get_task(experiment.data.task).has_classes and experiment.data.label_names is None:
         problems.append("data.label_names: is required on Flower; the server sees no data to collect them from")
     if problems:
         raise ConfigError(problems)

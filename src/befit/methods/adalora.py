@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import slot
@@ -12,6 +12,7 @@ from befit.adapters.svd import Svd
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
+from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.budget import compact, kept_ranks
 from befit.methods.parts.budget.onbase import OnBase, kept, resume
 from befit.methods.parts.budget.personal import steps_for, trained
@@ -19,7 +20,7 @@ from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, Stage
-from befit.tasks import GENERATIVE
+from befit.tasks import get_task
 from befit.train.loop import Pass, train
 
 
@@ -50,7 +51,7 @@ class AdaLora(OnBase):
     """
 
     rank: int = 8
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     init_rank: int | None = None
     alpha: float = 8.0
     orthogonal: float = 0.1
@@ -102,7 +103,7 @@ class _Adapt(Personal):
         first = (at.round - 1) * steps
         allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client)
         # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.
-        inactive = how.preset == "parity" and site.task.name not in GENERATIVE
+        inactive = how.preset == "parity" and not get_task(site.task.name).writes_text
         terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
         one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
         report = train(site, [one], at, steps=steps, memory=client)

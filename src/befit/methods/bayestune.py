@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -10,9 +10,10 @@ import torch
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout
 from befit.core.values import Payload
+from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.onbase import OnBase
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
-from befit.methods.parts.budget.search import Prior, Search
+from befit.methods.parts.budget.search import ScaleSearch
 from befit.methods.parts.budget.stages import FineTune, SearchAlone, deploy_budgets
 from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs
@@ -37,11 +38,7 @@ class BayesTune(OnBase):
     scale          s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs         passes over the client's examples, in the search and in the training; null: by train.max_steps
     rounds_search  how many times train.max_steps the search takes, without epochs
-    lr_lambda      learning rate of the scales (Adam)
-    alpha_s        weight of the prior that ties a scale to its column of B
-    alpha_p        weight of the prior that keeps scales small
-    prior          "simplified" as in the paper's experiments, or "exact"
-    clip           largest gradient norm of A and B in the search; 0 does not clip
+    search         how the scales of the ranks are searched, see `ScaleSearch`
     preset         "parity" does what the released code does where it differs
 
     Search: `loss + alpha_s / N sum_lk |B_l[:,k]|_1 / lambda_lk + alpha_p / N sum_lk (log lambda_lk + 100 lambda_lk)`
@@ -57,15 +54,11 @@ class BayesTune(OnBase):
     parameters: int | None = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
     rounds_search: int = 1
-    lr_lambda: float = 1e-2
-    alpha_s: float = 1e2
-    alpha_p: float = 1e-2
-    prior: Literal["simplified", "exact"] = "simplified"
-    clip: float = 1.0
+    search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     kept: Budgets = field(init=False)
@@ -81,9 +74,8 @@ class BayesTune(OnBase):
 
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
-        how = Search(Prior(self.alpha_s, self.alpha_p, self.prior), self.lr_lambda, self.clip)
-        if self.preset == "parity":
-            how = replace(how, accumulate=True, held=torch.bfloat16)
+        parity = self.preset == "parity"
+        how = self.search.make(accumulate=parity, held=torch.bfloat16 if parity else torch.float32)
         return [
             SearchAlone(how, self.epochs, self.rounds_search).stage(),
             FineTune(self.kept, self.epochs).stage(),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.adapters.mixers import Mix, Weighted
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import Use
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from befit.tasks.base import Batch
 
 _DUAL = ("frozen", "personal")
-_HALVES = "weighted 0.5 0.5"
+_HALVES = Weighted((0.5, 0.5))
 
 
 @register("feddat", title="FedDAT", paper="arXiv:2308.12305", year=2024)
@@ -75,7 +76,7 @@ class Learn:
     """
 
     slots: tuple[str, ...]
-    mixer: str
+    mixer: Mix
     temperature: float
 
     @property

@@ -5,6 +5,7 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
+from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember, Use
@@ -54,7 +55,7 @@ def feddpa(
     """
     _check(variant, train_weight, max_weight, instances, rounds_local, legacy_average_personal)
     both = ("shared", "personal")
-    fixed = f"weighted {1 - train_weight:g} {train_weight:g}"
+    fixed = Weighted((_rounded(1 - train_weight), _rounded(train_weight)))
     shared = Pass(slot("shared"), ("shared",), name="shared")
     beside = Pass(slot("personal"), both, mixer=fixed, name="personal", keep_optimiser=True)
     alone = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
@@ -68,8 +69,13 @@ def feddpa(
         share=slot(*both) if legacy_average_personal else slot("shared"),
         merge=Merge(weights),
         then=(*after, Remember(instances, under="personal")) if by_input else (),
-        use=Use(both, f"instance {max_weight:g} {direction}" if by_input else fixed),
+        use=Use(both, ByInput(_rounded(max_weight), direction) if by_input else fixed),
     )
+
+
+def _rounded(weight: float) -> float:
+    """To six digits, so that 1 - 0.9 is 0.1."""
+    return float(f"{weight:g}")
 
 
 def _check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
-from befit.methods.parts.budget.base import base_slots, load_base, with_base
+from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.onbase import OnBase, kept, resume
 from befit.methods.parts.budget.personal import steps_for
@@ -70,7 +70,7 @@ class FedL2P(OnBase):
     """
 
     rank: int = 8
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
     validation: float = 0.2

@@ -7,10 +7,8 @@ from befit.adapters.layout import Layout, Slot
 from befit.adapters.pq import BASIS, Basis, PQLora
 from befit.core.errors import ConfigError
 from befit.methods.parts.mosaic.align.settings import Alignment
-from befit.methods.parts.mosaic.mixing import Relevance, chosen, needless
+from befit.methods.parts.mosaic.mixing import Relevance, make_mixing
 from befit.methods.parts.mosaic.mosaic import BOTH, Mosaic
-from befit.methods.parts.mosaic.options import relevance_problems
-from befit.methods.parts.mosaic.sketch import Sketch
 from befit.protocol.method import Needs
 from befit.protocol.registry import register
 
@@ -22,15 +20,7 @@ def fedmosaic(
     blocks: int = 4,
     pq_rate: float = 2.5,
     mixing: Literal["relevance", "equal", "nash"] = "relevance",
-    temperature: float = 0.5,
-    similarity: Literal["flat", "colmean"] = "flat",
-    include_self: bool = False,
-    every: int = 10,
-    ema: float = 0.5,
-    noise: float = 1e-4,
-    noise_at: Literal["gradient", "upload"] = "gradient",
-    share: float = 0.4,
-    mask: Literal["random", "rows"] = "random",
+    relevance: Relevance = Relevance(),  # noqa: B008 frozen
     gate: Literal["scalar", "input", "noisy-input"] = "scalar",
     align: Alignment = Alignment(),  # noqa: B008 frozen
 ) -> Mosaic:
@@ -41,15 +31,7 @@ def fedmosaic(
     blocks        N_B, how many blocks carry PQ-LoRA
     pq_rate       learning rate of P and Q, as a multiple of train.lr
     mixing        weights by "relevance", "equal" ones, or those of the "nash" bargaining solution, the same for all
-    temperature   tau of the softmax over cosines
-    similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
-    include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
-    every         the frozen model's gradient is taken at every so many steps
-    ema           weight of a round's mean gradient in the running one
-    noise         standard deviation of the noise on gradients
-    noise_at      on every "gradient" before their mean (algorithm 1), or on the running mean at every "upload" (eq. 3)
-    share         share of the gradient's entries that travel
-    mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
+    relevance     how data are compared, see `Relevance`
     gate          "scalar", one number per layer; "input", by token; "noisy-input", disturbed in training (the code)
     align         how A and B of different backbones are aligned, see `Alignment`
 
@@ -61,22 +43,21 @@ def fedmosaic(
     Source: Seo et al. 2026, eqs. 1 to 8 and 18 to 23; Seo et al. 2026, Algorithms 1 to 4; snumprlab/fedmosaic,
     federated_methods/fedmosaic.py and train_abalign.py; docs/methods/fedmosaic.md.
     """
-    problems = relevance_problems(temperature, every, ema, noise, share, similarity, mask)
+    problems = []
     if blocks < 1:
         problems.append(f"blocks: must be at least 1, got {blocks}; without PQ blocks take the method rela")
     if not pq_rate > 0:
         problems.append(f"pq_rate: must be positive, got {pq_rate}")
-    asked = Relevance(temperature, similarity, include_self, every, ema, noise, noise_at)
-    if problems := problems or needless(mixing, asked, Sketch(share, mask)):
+    if problems:
         raise ConfigError(problems, "fedmosaic")
-    mixed, sketch = chosen(mixing, asked, Sketch(share, mask))
+    weights, sketch = make_mixing(mixing, relevance)
     slots = (
         Slot(BASIS, rank, alpha, head=False, form=Basis(blocks)),
         *(Slot(name, rank, alpha, form=PQLora(blocks)) for name in BOTH),
     )
     return Mosaic(
         Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()),
-        mixed,
+        weights,
         sketch,
         blocks,
         pq_rate,

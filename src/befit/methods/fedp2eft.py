@@ -12,9 +12,9 @@ from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
-from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import (
+    MethodBlock,
     base_slots,
     base_stages,
     load_base,
@@ -22,9 +22,9 @@ from befit.methods.parts.budget.base import (
     with_base,
     with_layout,
 )
-from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
+from befit.methods.parts.budget.generator import GENERATOR, Generator, GeneratorTraining, fit, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
-from befit.methods.parts.budget.search import Prior, Search, search
+from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
     FineTune,
     Predict,
@@ -57,13 +57,8 @@ class FedP2EFT(Method):
     base             the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale            s of delta = s B diag(lambda) A, whatever rank a module ends with
     epochs           passes over the client's examples, in a round's search and in the training; null: train.max_steps
-    lr_lambda        learning rate of the scales (Adam)
-    alpha_s          weight of the prior that ties a scale to its column of B
-    alpha_p          weight of the prior that keeps scales small
-    prior            "simplified" as in the paper's experiments, or "exact"
-    clip             largest gradient norm of A and B in the search; 0 does not clip
-    generator_lr     Adam's rate for the generator
-    generator_steps  its steps per round
+    search           how the scales of the ranks are searched, see `ScaleSearch`
+    generator        how the generator is trained, see `GeneratorTraining`
     mask_padding     leave padding out of the features, which makes them independent of batches
     weights          how the server averages: "examples" (the paper) or "uniform"
     preset           "parity" does what the released code does where it differs
@@ -82,16 +77,11 @@ class FedP2EFT(Method):
     parameters: int | None = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
-    lr_lambda: float = 1e-2
-    alpha_s: float = 1e2
-    alpha_p: float = 1e-2
-    prior: Literal["simplified", "exact"] = "simplified"
-    clip: float = 1.0
-    generator_lr: float = 1e-4
-    generator_steps: int = 10
+    search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
+    generator: GeneratorTraining = GeneratorTraining()  # noqa: RUF009 frozen
     mask_padding: bool = False
     weights: Literal["examples", "uniform"] = "examples"
     preset: Literal["recommended", "parity"] = "recommended"
@@ -102,10 +92,6 @@ class FedP2EFT(Method):
     use: Use = field(init=False)
 
     def __post_init__(self) -> None:
-        problems = [f"generator_steps: must be at least 1, got {self.generator_steps}"] * (self.generator_steps < 1)
-        problems += [f"generator_lr: must be positive, got {self.generator_lr}"] * (not self.generator_lr > 0)
-        if problems:
-            raise ConfigError(problems, "fedp2eft")
         kept = make_budgets(
             "fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
         )
@@ -141,10 +127,9 @@ class FedP2EFT(Method):
         return with_base(Payload(), None if self.before is None else self.before.client_init(site))
 
     @property
-    def search(self) -> Search:
+    def searching(self) -> Search:
         parity = self.preset == "parity"
-        prior = Prior(self.alpha_s, self.alpha_p, self.prior)
-        return Search(prior, self.lr_lambda, self.clip, accumulate=parity, return_raw=parity, held=self.held)
+        return self.search.make(accumulate=parity, return_raw=parity, held=self.held)
 
     @property
     def all_padding(self) -> bool:
@@ -175,8 +160,8 @@ class _Generate(Exchange):
         generator = generator_of(received)
         with torch.no_grad():
             load_scales(site, generate(generator, seen, how.held).view(len(site.model.shapes.targets), -1))
-        target = search(site, at, how.search, steps_for(site, how.epochs), base_slots(client))
-        generator, gaps = fit(generator, seen, target.flatten(), how.generator_steps, how.generator_lr, how.held)
+        target = search(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
+        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.held)
         site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
         return client | Payload(kept), Payload(generator)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
@@ -32,7 +33,7 @@ def fisher_merging(
     space: Literal["lora", "dense", "dense-truncated"] = "lora",
     samples: int = 30,
     delta: float = 1e-4,
-    token_reduction: Literal["mean", "sum"] = "mean",
+    token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean",
     stat_split: Literal["train", "val"] = "train",
 ) -> Recipe:
     """Train FedIT and a local adapter from one start, then average them entry by entry, by their Fisher information.

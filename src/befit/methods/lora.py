@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
+from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.onbase import OnBase, TrainAlone
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
@@ -29,7 +29,7 @@ class Lora(OnBase):
     """
 
     rank: int = 8
-    base: dict[str, Any] | None = None
+    base: MethodBlock = None
     scale: float = 2.0
     epochs: int | None = None
     layout: Layout = field(init=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
@@ -50,7 +51,7 @@ def potara(
     granularity: Granularity = "client",
     estimate_space: Literal["factors", "product"] = "factors",
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
-    token_reduction: Literal["mean", "sum"] = "mean",
+    token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean",
     stat_split: Literal["train", "val"] = "train",
     fisher: Literal["empirical", "sampled"] = "empirical",
     guard: Literal["none", "validation"] = "none",

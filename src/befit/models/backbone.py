@@ -21,15 +21,9 @@ from befit.models.heads import check_causal, check_weights, head_modules, label_
 from befit.models.multimodal import load_vqa_processor
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.models.source import find_model
+from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
-
-CLASSES = {
-    "image-classification": "AutoModelForImageClassification",
-    "text-classification": "AutoModelForSequenceClassification",
-    "causal-lm": "AutoModelForCausalLM",
-    "vqa": "AutoModelForImageTextToText",
-}
 
 __all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "load_shapes", "skeleton"]
 
@@ -56,7 +50,7 @@ class Backbone:
     """A loaded model: frozen, in evaluation mode, on its device.
 
     processor    a tokenizer, an `ImagePreprocessor` or a `VqaProcessor`: what `make_task` takes
-    task         one of `befit.tasks.TASKS`
+    task         one of `befit.tasks.task_names()`
     fingerprint  see `befit.models.fingerprint`
     source       where the files came from, for people
     notes        decisions that loading took: a new head, a padding token
@@ -132,9 +126,10 @@ def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], 
 
 def load_processor(task: str, directory: Path, model: nn.Module, found: str) -> tuple[Any, list[str]]:
     """What stands before the model for a task, and what had to be decided about it; the model may be a skeleton."""
-    if task == "image-classification":
+    kind = get_task(task).processor
+    if kind == "images":
         return image_preprocessor(directory, model, found), []
-    if task == "vqa":
+    if kind == "images and text":
         return load_vqa_processor(directory, model, found)
     return load_tokenizer(directory, model, found)
 
@@ -174,9 +169,7 @@ def first_line(error: Exception) -> str:
 def auto_class(task: str) -> Any:
     import transformers
 
-    if task not in CLASSES:
-        raise ModelError(f"no model class is known for task {task!r}; known are {', '.join(CLASSES)}")
-    return getattr(transformers, CLASSES[task])
+    return getattr(transformers, get_task(task).auto_class)
 
 
 def read_config(directory: Path, found: str) -> Any:

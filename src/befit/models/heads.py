@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from befit.core.errors import ModelError
-from befit.tasks import GENERATIVE
+from befit.tasks import get_task
 
 __all__ = ["check_causal", "check_weights", "head_modules", "label_config"]
 
@@ -19,7 +19,7 @@ def check_causal(config: Any, task: str, found: str) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-    if task != "causal-lm":
+    if get_task(task).auto_class != "AutoModelForCausalLM":
         return
     # The language model of an encoder-decoder is its decoder; XLM says "causal" instead of is_decoder.
     decoder = any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder", "causal"))
@@ -36,7 +36,7 @@ def label_config(config: Any, task: str, label_names: Sequence[str], found: str)
 
     Raises ModelError where the checkpoint knows the same classes in another order: its head would answer wrongly.
     """
-    if task in GENERATIVE:
+    if not get_task(task).has_classes:
         return []
     known = [str(config.id2label[index]) for index in sorted(config.id2label)]
     names = list(label_names)
@@ -71,7 +71,7 @@ def check_weights(model: Any, info: dict[str, Any], task: str, found: str) -> li
     base = f"{model.base_model_prefix}."
     new = missing | mismatched.keys()
     foreign = sorted(name for name in new if name.startswith(base) and not name.startswith(f"{base}pooler."))
-    if task in GENERATIVE:
+    if get_task(task).writes_text:
         foreign = sorted(new)
     if foreign:
         first = foreign[0]

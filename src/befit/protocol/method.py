@@ -44,6 +44,7 @@ from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
 from befit.adapters.layout import GATE, REFERENCES, Layout
+from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
 from befit.protocol.stage import Message, Opening, Stage
 from befit.protocol.work import PublicWork, Work
@@ -99,7 +100,7 @@ class Deployment:
 
     arrays: State
     slots: tuple[str, ...]
-    mixer: str = "sum"
+    mixer: Mix = "sum"
     others: Mapping[str, Deployment] = field(default_factory=dict[str, "Deployment"])
     about: State = field(default_factory=dict[str, Tensor])
 
@@ -109,7 +110,7 @@ class Use:
     """What a client deploys, known before a run: the active slots, and how they are mixed."""
 
     slots: tuple[str, ...]
-    mixer: str = "sum"
+    mixer: Mix = "sum"
 
     def deployment(self, site: Site) -> Deployment:
         """The slots with the values that the model holds now, and the gate's where there is one."""

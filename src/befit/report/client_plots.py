@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from befit.report.comparison import CLEAR, Gain, baseline_labels, gains_over, run_title
+from befit.report.comparison import CLEAR, Gain, gains_over, run_title
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled
 from befit.report.numbers import counts_examples, gain_text, is_share, plain, score_of, score_text
+from befit.report.results import RunResults, baseline_labels
 from befit.report.svg import MUTED, TEXT, draw, run_ink
 from befit.report.weights import by_group, weight_header, weight_note, weight_text, weights_of
 
 __all__ = ["client_bars", "client_distributions", "weight_bars", "weight_distribution"]
 
 
-def client_bars(results: Mapping[str, Any]) -> Plot | None:
+def client_bars(results: RunResults) -> Plot | None:
     """Above: every run's score per client; below: the gain over each baseline, with two standard errors in grey."""
     metric, labels, clients = results["metric"], baseline_labels(results), list(results["clients"])
     scores = {
@@ -78,7 +78,7 @@ def client_bars(results: Mapping[str, Any]) -> Plot | None:
 
 
 def _paint_gains(
-    axes: Axes, results: Mapping[str, Any], gains: Mapping[str, Mapping[str, Gain]], clients: Sequence[str]
+    axes: Axes, results: RunResults, gains: Mapping[str, Mapping[str, Gain]], clients: Sequence[str]
 ) -> None:
     width = 0.8 / len(gains)
     factor = 100 if is_share(results["metric"]) else 1
@@ -118,7 +118,7 @@ def _paint_gains(
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, fontsize=9, borderaxespad=0, handlelength=1.2)
 
 
-def client_distributions(results: Mapping[str, Any]) -> Plot | None:
+def client_distributions(results: RunResults) -> Plot | None:
     """Left: how many clients reached which score; right: the same for the gains."""
     metric, labels = results["metric"], baseline_labels(results)
     rows = list(results["clients"].values())
@@ -158,7 +158,7 @@ def _cumulative(axes: Axes, values: Sequence[float], ink: int, label: str) -> No
     axes.set_ylim(0, 100)
 
 
-def weight_bars(results: Mapping[str, Any]) -> Plot | None:
+def weight_bars(results: RunResults) -> Plot | None:
     """One bar per client up to its weight, or from the least to the largest weight of its groups."""
     weights, grouped = weights_of(results), by_group(results)
     if not weights:
@@ -189,7 +189,7 @@ def weight_bars(results: Mapping[str, Any]) -> Plot | None:
     return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), weight_note(results), wide=True)
 
 
-def weight_distribution(results: Mapping[str, Any]) -> Plot | None:
+def weight_distribution(results: RunResults) -> Plot | None:
     """How many clients have which weight; where groups have their own, every client's range, in order of its middle."""
     weights, grouped = weights_of(results), by_group(results)
     if not weights:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from befit.report.numbers import counts_examples, score_of
+from befit.report.numbers import counts_examples, plain, score_of
+from befit.report.results import ClientRow, RunResults, baseline_labels, training_alone
 
 __all__ = [
     "BEST",
     "CLEAR",
     "FEWEST",
     "Gain",
-    "baseline_labels",
     "compared_with",
     "difference_error",
     "gain_over",
     "gains_over",
+    "main_rival",
     "mean_gain",
     "run_title",
 ]
@@ -35,7 +36,6 @@ def run_title(label: str) -> str:
     has another rank than the first."""
     from befit.core.errors import ConfigError
     from befit.protocol.registry import get_method
-    from befit.report.numbers import plain
 
     name, _, other = label.partition("-")
     for candidate in (label, name):
@@ -56,19 +56,19 @@ def run_title(label: str) -> str:
     return plain(label)
 
 
-def baseline_labels(results: Mapping[str, Any]) -> list[str]:
-    """Labels of the baselines in the order in which they were run; those found at any client where that is unknown."""
-    labels = dict.fromkeys(results.get("baselines") or {})
-    for row in results["clients"].values():
-        labels |= dict.fromkeys(row.get("baselines") or {})
-    return list(labels)
-
-
-def compared_with(labels: Sequence[str]) -> list[str]:
+def compared_with(results: RunResults) -> list[str]:
     """The baselines that get a column of gains: the best where there are several, and training alone."""
+    labels = baseline_labels(results)
     if len(labels) < 2:
-        return list(labels)
-    return [BEST, "local"] if "local" in labels else [BEST]
+        return labels
+    alone = training_alone(results)
+    return [BEST] if alone is None else [BEST, alone]
+
+
+def main_rival(results: RunResults) -> str:
+    """Whom the method is compared with first: the only baseline, else training alone, else each client's best."""
+    labels = baseline_labels(results)
+    return labels[0] if len(labels) == 1 else training_alone(results) or BEST
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def difference_error(first: float, second: float, examples: int, metric: str) ->
     return math.sqrt(2 * share * (1 - share) / (examples + 4))
 
 
-def gain_over(results: Mapping[str, Any], row: Mapping[str, Any], baseline: str) -> Gain | None:
+def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None:
     """One client's gain over a baseline, or over its best one (BEST); None where either has no score."""
     metric, sign = results["metric"], 1 if results.get("higher_is_better", True) else -1
     others = row.get("baselines") or {}
@@ -118,7 +118,7 @@ def gain_over(results: Mapping[str, Any], row: Mapping[str, Any], baseline: str)
     return Gain(sign * (mine - best), difference_error(mine, best, row.get("examples") or 0, metric))
 
 
-def gains_over(results: Mapping[str, Any], baseline: str) -> dict[str, Gain]:
+def gains_over(results: RunResults, baseline: str) -> dict[str, Gain]:
     """The gain of every client for which it is known."""
     found = {client: gain_over(results, row, baseline) for client, row in results["clients"].items()}
     return {client: gain for client, gain in found.items() if gain is not None}

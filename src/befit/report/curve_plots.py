@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from befit.report.comparison import baseline_labels, run_title
+from befit.report.comparison import run_title
 from befit.report.drawing import MANY, Plot, axis_name, legend, metric_name, run_line, scaled
 from befit.report.numbers import score_of
 from befit.report.record import RunRecord
+from befit.report.results import baseline_labels
 from befit.report.svg import draw, run_ink
 
 __all__ = ["over_bytes", "over_rounds"]

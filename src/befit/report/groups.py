@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from befit.report.comparison import run_title
-from befit.report.numbers import NOTHING, count_text, plain, score_of, score_text
-from befit.report.tables import Table
+from befit.report.numbers import count_text, score_of
+from befit.report.results import Group, Grouped, RunResults
+from befit.report.table import Cell, Table, score
 
 __all__ = ["GROUP_NOTE", "group_tables", "wins_text"]
 
@@ -18,71 +16,70 @@ GROUP_NOTE = (
 )
 
 
-def group_tables(results: Mapping[str, Any], who: str = "clients") -> list[tuple[str, Table, str]]:
-    """One table for each thing that is known of clients: (what, table, wins in words). `results` may be the
-    view of newcomers, `who` then says so."""
-    found = []
+def group_tables(results: RunResults, who: str = "clients") -> list[Table]:
+    """One table for each thing that is known of clients, with the wins in words. `results` may be the view of
+    newcomers, `who` then says so."""
+    tables = []
     whose = " of newcomers" if who == "newcomers" else ""
-    for key, one in (results.get("groups") or {}).items():
-        what = f"{plain(key)}{' of the examples' * (one.get('of') == 'examples')}{whose}"
-        found.append(_group_table(results, key, what, one, who))
-        for budget, there in (one.get("budgets") or {}).items():
-            found.append(_group_table(results, key, f"{what}, budget r = {budget[1:]}", there, who))
-    return found
+    for key, grouped in (results.get("groups") or {}).items():
+        title = f"{key}{' of the examples' * (grouped.get('of') == 'examples')}{whose}"
+        title = title[:1].upper() + title[1:]
+        tables.append(_group_table(results["metric"], key, title, grouped, who))
+        for budget, there in (grouped.get("budgets") or {}).items():
+            tables.append(_group_table(results["metric"], key, f"{title}, budget r = {budget[1:]}", there, who))
+    return tables
 
 
-def _group_table(
-    results: Mapping[str, Any], key: str, title: str, one: Mapping[str, Any], who: str
-) -> tuple[str, Table, str]:
-    metric, labels = results["metric"], list(one["wins"])
+def _group_table(metric: str, key: str, title: str, grouped: Grouped, who: str) -> Table:
+    labels = list(grouped["wins"])
     compared = len(labels) > 1
-    headers = [plain(key), who, "test examples", *map(run_title, labels), *["best"] * compared]
     rows = [
         [
-            plain(name),
-            str(group["clients"]),
-            str(group["examples"]),
-            *(score_text(score_of(group["scores"][label], metric), metric) for label in labels),
-            *[run_title(group["winner"]) if group["winner"] else NOTHING] * compared,
+            name,
+            group["clients"],
+            group["examples"],
+            *(Cell(score_of(group["scores"][label], metric), score(metric)) for label in labels),
+            *[run_title(group["winner"]) if group["winner"] else None] * compared,
         ]
-        for name, group in one["groups"].items()
+        for name, group in grouped["groups"].items()
     ]
     if compared:
-        known = _measured(one)
-        rows.append(["wins", "", "", *(str(one["wins"][label]) if known[label] else NOTHING for label in labels), ""])
-    return title, (headers, rows), wins_text(one) if compared else ""
+        known = _measured(grouped)
+        rows.append(["wins", "", "", *(grouped["wins"][label] if known[label] else None for label in labels), ""])
+    headers = [key, who, "test examples", *map(run_title, labels), *["best"] * compared]
+    return Table(title, headers, rows, wins_text(grouped) if compared else "")
 
 
-def wins_text(one: Mapping[str, Any]) -> str:
+def wins_text(grouped: Grouped) -> str:
     """Who is best how often, among the runs that were measured: one without a score has lost nothing.
 
     >>> both, alone = {"local": {"m": 0.1}, "fedit": {"m": 0.2}}, {"local": {"m": 0.1}, "fedit": {"m": None}}
     >>> wins_text({"wins": {"local": 0, "fedit": 1}, "groups": {"a": {"scores": both}, "b": {"scores": alone}}})
     'Best in 1 group: FedIT in 1 (measured in 1), Local in 0. 1 group with fewer than two measured runs is left out.'
     """
-    known, total = _measured(one), len(one["groups"])
-    wins = sorted(((label, count) for label, count in one["wins"].items() if known[label]), key=lambda item: -item[1])
+    known, total = _measured(grouped), len(grouped["groups"])
+    wins = sorted(((label, won) for label, won in grouped["wins"].items() if known[label]), key=lambda item: -item[1])
     parts = [
-        f"{run_title(label)} in {count}" + (f" (measured in {known[label]})" if known[label] < total else "")
-        for label, count in wins
+        f"{run_title(label)} in {won}" + (f" (measured in {known[label]})" if known[label] < total else "")
+        for label, won in wins
     ]
-    compared = sum(len(_scored(group)) > 1 for group in one["groups"].values())
-    nobody = compared - sum(one["wins"].values())
+    compared = sum(len(_scored(group)) > 1 for group in grouped["groups"].values())
+    nobody = compared - sum(grouped["wins"].values())
     parts += [f"nobody in {nobody}"] if nobody else []
-    said = [f"Best in {count_text(compared, 'group')}: {', '.join(parts)}."] if compared else []
+    sentences = [f"Best in {count_text(compared, 'group')}: {', '.join(parts)}."] if compared else []
     if left := total - compared:
         verb = "is" if left == 1 else "are"
-        said.append(f"{count_text(left, 'group')} with fewer than two measured runs {verb} left out.")
+        sentences.append(f"{count_text(left, 'group')} with fewer than two measured runs {verb} left out.")
     if missing := [run_title(label) for label, count in known.items() if not count]:
-        said.append(f"Not measured here: {', '.join(missing)}.")
-    return " ".join(said)
+        sentences.append(f"Not measured here: {', '.join(missing)}.")
+    return " ".join(sentences)
 
 
-def _measured(one: Mapping[str, Any]) -> dict[str, int]:
+def _measured(grouped: Grouped) -> dict[str, int]:
     """In how many groups each run has a score."""
-    return {label: sum(label in _scored(group) for group in one["groups"].values()) for label in one["wins"]}
+    return {label: sum(label in _scored(group) for group in grouped["groups"].values()) for label in grouped["wins"]}
 
 
-def _scored(group: Mapping[str, Any]) -> list[str]:
+def _scored(group: Group) -> list[str]:
     """The runs that have a score in a group."""
-    return [label for label, one in group["scores"].items() if any(value is not None for value in one.values())]
+    return [label for label, scores in group["scores"].items() if any(value is not None for value in scores.values())]

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from befit.core.metrics import TIED
 from befit.data.limit import limit_sentence
-from befit.report.comparison import BEST, Gain, baseline_labels, gains_over, mean_gain, run_title
+from befit.report.comparison import BEST, Gain, gains_over, main_rival, mean_gain, run_title
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
+from befit.report.results import ClientRow, RunResults, baseline_labels, training_alone
 
 __all__ = ["headline", "headline_sentences"]
 
 
-def headline(results: Mapping[str, Any]) -> str:
+def headline(results: RunResults) -> str:
     """All sentences of `headline_sentences` as one paragraph."""
     return " ".join(headline_sentences(results))
 
 
-def headline_sentences(results: Mapping[str, Any]) -> list[str]:
+def headline_sentences(results: RunResults) -> list[str]:
     """What came out, first sentence first; before it, of a run on part of the whole, that its numbers mean nothing.
 
     The method is compared with training alone where that was a baseline, else with each client's best baseline. A mean
     within two standard errors over clients is called no clear difference; below three clients nothing is claimed.
     """
     labels = baseline_labels(results)
-    over = "local" if "local" in labels and results["method"] != "local" else BEST
-    if len(labels) == 1:  # the best of one is that one
-        over = labels[0]
+    over = main_rival(results)
     gains = gains_over(results, over)
     rows = results["clients"]
     unscored = [client for client, row in rows.items() if score_of(row, results["metric"]) is None]
@@ -41,28 +39,26 @@ def headline_sentences(results: Mapping[str, Any]) -> list[str]:
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
     sentences += _tied(rows)
-    if results.get("failures"):
-        sentences.append(f"{count_text(len(results['failures']), 'failure')} on the way; each is listed in the report.")
-    said = limit_sentence(results.get("limit") or {})
-    return sentences if said is None else [said, *sentences]
+    if failures := results.get("failures"):
+        sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
+    limit = limit_sentence(results.get("limit") or {})
+    return sentences if limit is None else [limit, *sentences]
 
 
-def _tied(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _tied(rows: Mapping[str, ClientRow]) -> list[str]:
     """For how many clients the learnt scales do not tell one rank from another."""
-    found = [(row.get("diagnostics") or {}).get("scale_spread") for row in rows.values()]
-    known = [value for value in found if value is not None]
+    spreads = [(row.get("diagnostics") or {}).get("scale_spread") for row in rows.values()]
+    known = [value for value in spreads if value is not None]
     tied = sum(value <= TIED for value in known)
-    return (
-        [
-            f"The scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}: which "
-            "ranks they keep is a tie broken by rounding, and says nothing."
-        ]
-        if tied
-        else []
-    )
+    if not tied:
+        return []
+    return [
+        f"All scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}, so the chosen "
+        "ranks are arbitrary."
+    ]
 
 
-def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) -> list[str]:
+def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[str]:
     mean, count = mean_gain(gains), len(gains)
     ahead = sum(gain.value > 0 for gain in gains.values())
     rival = _rival(results, over)
@@ -83,7 +79,7 @@ def _compared(results: Mapping[str, Any], gains: Mapping[str, Gain], over: str) 
         first = f"On average {rival} was better; {better}: {details}"
     elif mean.verdict == "unclear":
         first = f"No clear difference on average; {better}: {details}"
-    elif over == "local" and results["method"] != "local":
+    elif over == training_alone(results):
         first = f"{ahead} of {count} clients gained from federating: {details}"
     else:
         first = f"{better}: {details}"
@@ -112,7 +108,7 @@ def _clear_ones(gains: Mapping[str, Gain]) -> list[str]:
     ]
 
 
-def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
+def _others(results: RunResults, labels: list[str]) -> list[str]:
     """One sentence for each further baseline."""
     sentences = []
     for label in labels:
@@ -129,14 +125,14 @@ def _others(results: Mapping[str, Any], labels: list[str]) -> list[str]:
     return sentences
 
 
-def _one_client(results: Mapping[str, Any], client: str, gain: Gain, rival: str) -> str:
+def _one_client(results: RunResults, client: str, gain: Gain, rival: str) -> str:
     return (
         f"{run_title(results['method'])} against {rival} for {plain(client)}: {_points(results, gain.value)}; one "
         "client is too few to say whether that is more than chance."
     )
 
 
-def _level(results: Mapping[str, Any]) -> str:
+def _level(results: RunResults) -> str:
     """Without a comparison: where the clients ended."""
     metric, rows = results["metric"], results["clients"]
     mean = score_of(results["summary"], "mean")
@@ -160,15 +156,15 @@ def _not_compared(labels: list[str], scored: bool) -> list[str]:
     return ["No baseline was run, so this says nothing of a gain from federating."]
 
 
-def _rival(results: Mapping[str, Any], over: str) -> str:
-    if over == "local":
+def _rival(results: RunResults, over: str) -> str:
+    if over == training_alone(results):
         return "training alone"
     if over != BEST:
         return run_title(over)
     return f"the best of {listing([run_title(label) for label in baseline_labels(results)])} for each client"
 
 
-def _difference(results: Mapping[str, Any], gain: Gain) -> str:
+def _difference(results: RunResults, gain: Gain) -> str:
     """A mean gain with its unit and standard error."""
     text = _points(results, gain.value)
     if gain.error is None:
@@ -176,5 +172,5 @@ def _difference(results: Mapping[str, Any], gain: Gain) -> str:
     return f"{text} (standard error over clients {gain_text(gain.error, results['metric'], signed=False)})"
 
 
-def _points(results: Mapping[str, Any], value: float) -> str:
+def _points(results: RunResults, value: float) -> str:
     return gain_text(value, results["metric"]) + (" points" if is_share(results["metric"]) else "")

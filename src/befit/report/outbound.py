@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from befit.report.numbers import bytes_text, plain
-from befit.report.tables import Table
+from befit.report.numbers import plain
+from befit.report.table import BYTES, Cell, Table
 
 __all__ = ["OutboundGroup", "outbound_groups", "outbound_totals"]
 
@@ -36,16 +36,11 @@ def outbound_totals(outbound: Mapping[str, Sequence[Entry]]) -> Table:
             stage["values" if _is_value(entry) else "arrays"].add(entry["name"])
             stage["bytes"] += entry["bytes"] * entry["count"]
     rows = [
-        [
-            plain(name),
-            str(len(stage["clients"])),
-            str(len(stage["arrays"])),
-            str(len(stage["values"])),
-            bytes_text(stage["bytes"]),
-        ]
+        [name, *(len(stage[key]) for key in ("clients", "arrays", "values")), Cell(stage["bytes"], BYTES)]
         for name, stage in stages.items()
     ]
-    return ["stage", "clients", "different arrays", "different values", "total, all clients"], rows
+    headers = ["stage", "clients", "different arrays", "different values", "total, all clients"]
+    return Table("What left the clients, by stage", headers, rows)
 
 
 def outbound_groups(outbound: Mapping[str, Sequence[Entry]]) -> list[OutboundGroup]:
@@ -75,15 +70,17 @@ def _table(lists: Sequence[Sequence[Entry]]) -> Table:
         )
         rows.append(
             [
-                plain(entry["stage"]),
-                plain(entry["name"]),
+                entry["stage"],
+                entry["name"],
                 shape,
-                plain(entry["dtype"]),
+                entry["dtype"],
                 f"{least:,}" if least == most else f"{least:,} to {most:,}",
                 f"{entry['count']:,}",
             ]
         )
-    return ["stage", "name", "shape", "type", "bytes each time", "times"], rows
+    return Table(
+        "Everything that left", ["stage", "name", "shape", "type", "bytes each time", "times"], rows, detail=True
+    )
 
 
 def _is_value(entry: Entry) -> bool:

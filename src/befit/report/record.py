@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from befit.core.errors import RunError
 from befit.core.storage import read_bytes, read_json
-from befit.report.comparison import baseline_labels
 from befit.report.numbers import count_text, plain
+from befit.report.results import ClientRow, RunResults, baseline_labels, newcomers_of
 from befit.report.structure import Structure, read_structures
 
-__all__ = ["RunRecord", "export_note", "read_record", "written_files"]
+__all__ = ["RunRecord", "adapters_of", "export_note", "read_record", "written_files"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RunRecord:
     """
 
     path: Path
-    results: dict[str, Any]
+    results: RunResults
     metrics: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     outbound: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -43,7 +44,7 @@ def read_record(path: Path) -> RunRecord:
         raise RunError(
             f"{path} has no results.json; the report is written from a finished run (befit run ... --resume)"
         )
-    results = read_json(path / "results.json")
+    results: RunResults = read_json(path / "results.json")
     lacking = [
         key for key in ("method", "metric", "clients", "summary") if not isinstance(results, dict) or key not in results
     ]
@@ -84,14 +85,14 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
         ("versions and machine", "env.json"),
     )
     rows = [(what, name) for what, name in named if name.startswith("report.") or (record.path / name).is_file()]
-    adapters = [row["adapter"] for row in record.results["clients"].values() if row.get("adapter")]
+    adapters = adapters_of(record.results["clients"])
     if adapters:
         leaf = plain(adapters[0]).rpartition("/")[2]
         folder = plain(adapters[0]) if len(adapters) == 1 else f"clients/<client>/{leaf}"
         kind = "PEFT checkpoints" if leaf == "adapter" else "transformers directories"
         rows.append((f"{leaf}{'s' * (len(adapters) > 1)} of {len(adapters)} ({kind})", folder))
-    arrived = (record.results.get("newcomers") or {}).get("clients", {}).values()
-    if arrived := [row["adapter"] for row in arrived if row.get("adapter")]:
+    newcomers = newcomers_of(record.results)
+    if arrived := adapters_of(newcomers["clients"] if newcomers else {}):
         leaf = plain(arrived[0]).rpartition("/")[2]
         rows.append((f"{leaf}s of {count_text(len(arrived), 'newcomer')}", f"newcomers/<newcomer>/{leaf}"))
     rows += [
@@ -102,10 +103,15 @@ def written_files(record: RunRecord) -> list[tuple[str, str]]:
     return rows
 
 
+def adapters_of(clients: Mapping[str, ClientRow]) -> list[str]:
+    """The folders of those that have one."""
+    return [folder for row in clients.values() if (folder := row.get("adapter"))]
+
+
 def export_note(record: RunRecord) -> str:
     """Which clients have no adapter, and what the adapters lack where the model that was scored has a gate as well."""
     rows = record.results["clients"].values()
-    folders = [row["adapter"] for row in rows if row.get("adapter")]
+    folders = adapters_of(record.results["clients"])
     lacking = sum(row.get("adapter", "") is None for row in rows)
     notes = []
     if lacking:

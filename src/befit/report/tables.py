@@ -1,32 +1,18 @@
-"""The tables of a run as plain text cells: the one place where its numbers are formatted.
-
-Every function returns `(headers, rows)`; `rows` is empty where there is nothing to tell.
-"""
+"""The tables of a run, each with its title; a table without rows has nothing to tell."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from befit.report.comparison import Gain, baseline_labels, compared_with, gain_over, gains_over, mean_gain, run_title
-from befit.report.headline import headline
-from befit.report.numbers import (
-    MINUS,
-    NOTHING,
-    bytes_text,
-    counts_examples,
-    decimal_text,
-    gain_text,
-    plain,
-    score_of,
-    score_text,
-    seconds_text,
-)
+from befit.report.comparison import Gain, compared_with, gain_over, gains_over, mean_gain, run_title
+from befit.report.numbers import NOTHING, counts_examples, score_of
+from befit.report.results import RunResults, baseline_labels, runs_of
+from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
     "OVER_TIME",
-    "Table",
     "client_communication_table",
     "client_table",
     "communication_table",
@@ -34,15 +20,13 @@ __all__ = [
     "curve_table",
     "diagnostics_table",
     "failure_table",
-    "headline",
-    "is_numeric",
+    "gain_cells",
     "over_time_table",
     "stage_table",
     "summary_table",
     "updates_differ",
 ]
 
-Table = tuple[list[str], list[list[str]]]
 OVER_TIME = {
     "self_last": "own, last",
     "self_auc": "own, over time",
@@ -51,161 +35,151 @@ OVER_TIME = {
 }
 
 
-def client_table(results: Mapping[str, Any]) -> Table:
+def client_table(results: RunResults, who: str = "client", download: bool = False) -> Table:
     """Per client: test examples, the baselines, the method, gains, a standard error, mixing weight.
 
-    Gains are in points for percentages. The error is that of the last gain before it (`difference_error`), for metrics
-    that have one. The family of models, and the updates (rounds whose update was used), are shown where clients differ
-    in them. Methods without a mixing weight have no such column; all their diagnostics are in `diagnostics_table`.
+    Gains are in points for percentages; the last of them is marked as clear or not where its error is known. The error
+    is that of the last gain (`difference_error`), for metrics that have one. The family of models, and the updates
+    (rounds whose update was used), are shown where clients differ in them. Methods without a mixing weight have no such
+    column; all their diagnostics are in `diagnostics_table`.
+
+    who       "client" or "newcomer"
+    download  whether what a newcomer had as downloaded stands before the method's score
     """
-    metric, labels = results["metric"], baseline_labels(results)
-    compared = compared_with(labels)
+    metric, labels, method = results["metric"], baseline_labels(results), results["method"]
+    compared = compared_with(results)
     weighted, grouped, updated = bool(weights_of(results)), by_group(results), updates_differ(results)
     judged = bool(compared) and counts_examples(metric)
     mixed = any("family" in row for row in results["clients"].values())
-    headers = [
-        "client",
-        *["family"] * mixed,
-        "test examples",
-        *["updates"] * updated,
-        *map(run_title, labels),
-        run_title(results["method"]),
-    ]
-    headers += [gain_header(label) for label in compared]
+    headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *map(run_title, labels)]
+    headers += ["as downloaded"] * download + [run_title(method)]
+    headers += [f"gain over {run_title(label) if label else 'best'}" for label in compared]
     headers += ["± s.e. of a difference"] * judged + [weight_header(results)] * weighted
     rows = []
     for client, row in results["clients"].items():
         gains = [gain_over(results, row, label) for label in compared]
-        error = gains[-1].error if gains and gains[-1] else None
+        last = gains[-1] if gains else None
+        scores = [
+            *(score_of(row.get("baselines") or {}, label) for label in labels),
+            *[score_of(row, "download")] * download,
+            score_of(row, metric),
+        ]
+        marks = [""] * (len(gains) - 1) + [last.verdict if judged and last else ""]
         rows.append(
             [
-                plain(client),
-                *[plain(str(row.get("family", NOTHING)))] * mixed,
-                str(row.get("examples") or NOTHING),  # a client that was not scored has none
-                *[str(row.get("updates", NOTHING))] * updated,
-                *(score_text(score_of(row.get("baselines") or {}, label), metric) for label in labels),
-                score_text(score_of(row, metric), metric),
-                *(gain_text(gain.value if gain else None, metric) for gain in gains),
-                *[gain_text(error, metric, signed=False)] * judged,
+                client,
+                *[str(row.get("family", NOTHING))] * mixed,
+                row.get("examples") or None,  # a client that was not scored has none
+                *[row.get("updates")] * updated,
+                *(Cell(value, score(metric)) for value in scores),
+                *(
+                    Cell(gain.value if gain else None, difference(metric), mark=mark)
+                    for gain, mark in zip(gains, marks, strict=False)
+                ),
+                *[Cell(last.error if last else None, deviation(metric))] * judged,
                 *[weight_text(weight_of(row, grouped), grouped)] * weighted,
             ]
         )
-    return headers, rows
+    return Table(f"{who.capitalize()}s", headers, rows)
 
 
-def gain_header(label: str) -> str:
-    return f"gain over {run_title(label) if label else 'best'}"
-
-
-def updates_differ(results: Mapping[str, Any]) -> bool:
+def updates_differ(results: RunResults) -> bool:
     return len({row["updates"] for row in results["clients"].values() if "updates" in row}) > 1
 
 
-def summary_table(results: Mapping[str, Any]) -> Table:
+def gain_cells(gains: Mapping[str, Gain], metric: str) -> list[Cell | None]:
+    """The mean gain with its standard error over clients, and how many are ahead; nothing without gains."""
+    if not gains:
+        return [None, None]
+    mean, ahead = mean_gain(gains), sum(gain.value > 0 for gain in gains.values())
+    return [Cell(mean.value, difference(metric), mean.error), Cell(f"{ahead} of {len(gains)}")]
+
+
+def summary_table(results: RunResults) -> Table:
     """Baselines and method: mean, standard deviation over clients, worst client, and the method's gain over each.
 
     The gain has its standard error over clients. How many clients have a score is shown where any has none.
     """
-    metric, labels = results["metric"], baseline_labels(results)
-    title, clients = run_title(results["method"]), results["clients"]
+    metric, method, clients = results["metric"], results["method"], results["clients"]
+    compared = bool(baseline_labels(results))
     scored = {
         label: sum(score_of(row.get("baselines") or {}, label) is not None for row in clients.values())
-        for label in labels
+        for label in baseline_labels(results)
     }
-    mine = sum(score_of(row, metric) is not None for row in clients.values())
-    partly = any(count < len(clients) for count in (mine, *scored.values()))
+    scored[method] = sum(score_of(row, metric) is not None for row in clients.values())
+    partly = any(count < len(clients) for count in scored.values())
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", "std", "worst client"]
-    headers += [f"{title}'s gain ± s.e. over clients", "clients ahead"] * bool(labels) + ["client time"]
+    headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["client time"]
     rows = []
-    for label in [*labels, None]:
-        summary = results["summary"] if label is None else (results.get("baselines") or {}).get(label) or {}
-        gains = gains_over(results, label) if label is not None else {}
-        ahead = sum(gain.value > 0 for gain in gains.values())
+    for label, summary in runs_of(results):
+        worst = summary.get("worst")
+        gains = gains_over(results, label) if summary is not results["summary"] else {}
         rows.append(
             [
-                title if label is None else run_title(label),
-                *[f"{mine if label is None else scored[label]} of {len(clients)}"] * partly,
-                score_text(score_of(summary, "mean"), metric),
-                gain_text(score_of(summary, "std"), metric, signed=False),
-                _worst_text(summary.get("worst"), metric),
-                *[_mean_gain_text(gains, metric), f"{ahead} of {len(gains)}" if gains else NOTHING] * bool(labels),
-                seconds_text(score_of(summary, "seconds")),
+                run_title(label),
+                *[f"{scored[label]} of {len(clients)}"] * partly,
+                Cell(score_of(summary, "mean"), score(metric)),
+                Cell(score_of(summary, "std"), deviation(metric)),
+                Cell(worst["value"], score(metric), note=f"({worst['client']})") if worst else None,
+                *gain_cells(gains, metric) * compared,
+                Cell(score_of(summary, "seconds"), SECONDS),
             ]
         )
-    return headers, rows
+    return Table("Summary", headers, rows, last=True)
 
 
-def _worst_text(worst: Mapping[str, Any] | None, metric: str) -> str:
-    return f"{score_text(score_of(worst, 'value'), metric)} ({plain(worst['client'])})" if worst else NOTHING
-
-
-def _mean_gain_text(gains: Mapping[str, Gain], metric: str) -> str:
-    """Mean gain and its standard error over clients."""
-    if not gains:
-        return NOTHING
-    mean = mean_gain(gains)
-    error = f" ± {gain_text(mean.error, metric, signed=False)}" if mean.error is not None else ""
-    return gain_text(mean.value, metric) + error
-
-
-def over_time_table(results: Mapping[str, Any]) -> Table:
+def over_time_table(results: RunResults) -> Table:
     """Baselines and method on own and on other clients' examples, at the end and on average over the scored rounds.
 
     Empty where no model was measured on other clients' examples.
     """
-    metric, labels = results["metric"], baseline_labels(results)
-    runs = [
-        *((run_title(label), (results.get("baselines") or {}).get(label) or {}) for label in labels),
-        (run_title(results["method"]), results["summary"]),
+    runs = [(label, summary.get("over_time") or {}) for label, summary in runs_of(results)]
+    measured = any("others_last" in scores for _, scores in runs)
+    rows = [
+        [run_title(label), *(Cell(score_of(scores, key), score(results["metric"])) for key in OVER_TIME)]
+        for label, scores in (runs if measured else [])
     ]
-    found = [(title, one.get("over_time") or {}) for title, one in runs]
-    if not any("others_last" in one for _, one in found):
-        return [], []
-    rows = [[title, *(score_text(score_of(one, key), metric) for key in OVER_TIME)] for title, one in found]
-    return ["", *OVER_TIME.values()], rows
+    return Table("Own and other clients' examples", ["", *OVER_TIME.values()], rows, last=True)
 
 
-def communication_table(results: Mapping[str, Any]) -> Table:
+def communication_table(results: RunResults) -> Table:
     """Bytes of training, as encoded for the wire: in all and the mean per client; and what scoring added."""
     clients = len(results["clients"])
-    headers = ["", "up, total", "down, total", "up per client", "down per client", "scoring, total"]
-    runs = {label: (results.get("baselines") or {}).get(label) or {} for label in baseline_labels(results)}
     rows = []
-    for title, sent in [
-        *((run_title(label), run) for label, run in runs.items()),
-        (run_title(results["method"]), results["summary"]),
-    ]:
-        up, down = score_of(sent, "bytes_up"), score_of(sent, "bytes_down")
-        means = (None if total is None or not clients else total / clients for total in (up, down))
-        rows.append([title, *map(bytes_text, (up, down, *means, score_of(sent, "bytes_scoring")))])
-    return headers, rows
+    for label, summary in runs_of(results):
+        totals = [score_of(summary, key) for key in ("bytes_up", "bytes_down")]
+        means = [None if total is None or not clients else total / clients for total in totals]
+        sent = [*totals, *means, score_of(summary, "bytes_scoring")]
+        rows.append([run_title(label), *(Cell(count, BYTES) for count in sent)])
+    headers = ["", "up, total", "down, total", "up per client", "down per client", "scoring, total"]
+    return Table("Communication", headers, rows, last=True)
 
 
-def cost_table(results: Mapping[str, Any]) -> Table:
+def cost_table(results: RunResults) -> Table:
     """Compute and memory of a step of training of each run, in units of fine-tuning one adapter, by backbone.
 
     Empty where no run says so, as with quantised weights.
     """
     costs = results.get("costs") or {}
-    found = [
-        (run_title(label), family, one)
-        for label in [*baseline_labels(results), results["method"]]
-        for family, one in (costs.get(label) or {}).items()
-        if one.get("compute") is not None
+    known = [
+        (run_title(label), family, cost)
+        for label, _ in runs_of(results)
+        for family, cost in (costs.get(label) or {}).items()
+        if cost.get("compute") is not None
     ]
-    several = len({family for _, family, _ in found}) > 1
-    public = any(one.get("public_records") for _, _, one in found)
+    several = len({family for _, family, _ in known}) > 1
+    public = any(cost.get("public_records") for _, _, cost in known)
     headers = ["", *["family"] * several, "compute of a step", "memory", *["public records"] * public]
     rows = [
         [
             title,
-            *[plain(family)] * several,
-            *(NOTHING if one.get(key) is None else f"{one[key]:.2f}" for key in ("compute", "memory")),
-            *[_public_text(one.get("public_records") or {})] * public,
+            *[family] * several,
+            *(Cell(cost.get(key), decimals(2)) for key in ("compute", "memory")),
+            *[_public_text(cost.get("public_records") or {})] * public,
         ]
-        for title, family, one in found
+        for title, family, cost in known
     ]
-    return headers, rows
+    return Table("Compute and memory", headers, rows, last=True)
 
 
 def _public_text(records: Mapping[str, float]) -> str:
@@ -217,22 +191,22 @@ def _public_text(records: Mapping[str, float]) -> str:
     return ", ".join(f"{count:.3g} {places[key]}" for key, count in records.items() if count) or NOTHING
 
 
-def client_communication_table(results: Mapping[str, Any]) -> Table:
+def client_communication_table(results: RunResults) -> Table:
     """The method's bytes and seconds client by client, and the number of training examples behind them."""
-    headers = ["client", "training examples", "up", "down", "scoring", "client time"]
     rows = [
         [
-            plain(client),
-            str(row.get("train_examples", NOTHING)),
-            *(bytes_text(score_of(row, key)) for key in ("bytes_up", "bytes_down", "bytes_scoring")),
-            seconds_text(score_of(row, "seconds")),
+            client,
+            row.get("train_examples"),
+            *(Cell(score_of(row, key), BYTES) for key in ("bytes_up", "bytes_down", "bytes_scoring")),
+            Cell(score_of(row, "seconds"), SECONDS),
         ]
         for client, row in results["clients"].items()
     ]
-    return headers, rows
+    headers = ["client", "training examples", "up", "down", "scoring", "client time"]
+    return Table(f"{run_title(results['method'])}, client by client", headers, rows, detail=True)
 
 
-def stage_table(ledger: Sequence[Mapping[str, Any]]) -> Table:
+def stage_table(ledger: Sequence[Mapping[str, Any]], method: str = "") -> Table:
     """What each stage of the method took, from the ledger: exchanges, bytes, seconds at the clients, peak memory."""
     sums: dict[tuple[str, str], list[float]] = {}
     for line in ledger:
@@ -240,69 +214,47 @@ def stage_table(ledger: Sequence[Mapping[str, Any]]) -> Table:
         for index, value in enumerate((1, line["bytes_up"], line["bytes_down"], line["seconds"])):
             entry[index] += value
         entry[4] = max(entry[4], line.get("peak_memory_mib") or 0.0)
-    headers = ["stage", "purpose", "exchanges", "up", "down", "client time", "peak memory"]
     rows = [
-        [
-            plain(stage),
-            plain(purpose),
-            f"{count:.0f}",
-            bytes_text(up),
-            bytes_text(down),
-            seconds_text(seconds),
-            f"{peak:.0f} MiB",
-        ]
+        [stage, purpose, count, Cell(up, BYTES), Cell(down, BYTES), Cell(seconds, SECONDS), f"{peak:.0f} MiB"]
         for (stage, purpose), (count, up, down, seconds, peak) in sums.items()
     ]
-    return headers, rows
+    headers = ["stage", "purpose", "exchanges", "up", "down", "client time", "peak memory"]
+    return Table(f"{run_title(method)}, stage by stage", headers, rows, detail=True)
 
 
-def diagnostics_table(results: Mapping[str, Any]) -> Table:
+def diagnostics_table(results: RunResults) -> Table:
     """Every number that the method reported about its clients, one column each."""
-    rows = results["clients"]
-    names = list(dict.fromkeys(name for row in rows.values() for name in row.get("diagnostics") or {}))
-    if not names:
-        return ["client"], []
-    values = [
-        [plain(client), *(decimal_text((row.get("diagnostics") or {}).get(name)) for name in names)]
-        for client, row in rows.items()
-    ]
-    return ["client", *map(plain, names)], values
+    clients = {client: row.get("diagnostics") or {} for client, row in results["clients"].items()}
+    names = list(dict.fromkeys(name for diagnostics in clients.values() for name in diagnostics))
+    rows = [[client, *(diagnostics.get(name) for name in names)] for client, diagnostics in clients.items()]
+    return Table(
+        f"All diagnostics of {run_title(results['method'])}", ["client", *names], rows if names else [], detail=True
+    )
 
 
-def curve_table(results: Mapping[str, Any]) -> Table:
+def curve_table(results: RunResults) -> Table:
     """The mean over clients at every round that was scored, one column per run."""
     metric, curves = results["metric"], results.get("curves") or {}
     means = {label: {point["round"]: score_of(point, "mean") for point in curve} for label, curve in curves.items()}
     rounds = sorted({round_ for points in means.values() for round_ in points})
-    labels = [label for label in [*baseline_labels(results), results["method"]] if label in means]
+    labels = [label for label, _ in runs_of(results) if label in means]
     labels += [label for label in means if label not in labels]
-    rows = [[str(at), *(score_text(means[label].get(at), metric) for label in labels)] for at in rounds]
-    return ["round", *map(run_title, labels)], rows
+    rows = [[str(at), *(Cell(means[label].get(at), score(metric)) for label in labels)] for at in rounds]
+    return Table("Mean over rounds", ["round", *map(run_title, labels)], rows, detail=True)
 
 
-def is_numeric(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """Whether every cell of a column starts with a number or has no value: such columns are set to the right.
-
-    >>> is_numeric([["a", "+1.2"], ["b", NOTHING]], 0), is_numeric([["a", "+1.2"], ["b", NOTHING]], 1)
-    (False, True)
-    """
-    cells = (row[column] for row in rows)
-    return all(cell.lstrip(f"+{MINUS}{NOTHING}")[:1].isdigit() or cell in ("", NOTHING) for cell in cells)
-
-
-def failure_table(results: Mapping[str, Any]) -> Table:
+def failure_table(results: RunResults) -> Table:
     """Client, stage, round and reason of every failure; the run where a baseline's are among them."""
     failures = results.get("failures") or []
     several = any("run" in failure for failure in failures)
-    headers = ["client", *["run"] * several, "stage", "round", "reason"]
     rows = [
         [
-            plain(failure["client"]),
+            failure["client"],
             *[run_title(failure.get("run", results["method"]))] * several,
-            plain(failure["stage"]),
-            str(failure["round"]) if failure["stage"] != "export" else NOTHING,  # comes after all rounds
-            plain(f"{failure['kind']}: {failure['reason']}" if failure.get("kind") else failure["reason"]),
+            failure["stage"],
+            failure["round"] if failure["stage"] != "export" else None,  # comes after all rounds
+            f"{failure['kind']}: {failure['reason']}" if failure.get("kind") else failure["reason"],
         ]
         for failure in failures
     ]
-    return headers, rows
+    return Table("Failures", ["client", *["run"] * several, "stage", "round", "reason"], rows)

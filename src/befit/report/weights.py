@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from befit.report.numbers import NOTHING, score_of
+from befit.report.results import ClientRow, RunResults
 
 __all__ = ["by_group", "weight_header", "weight_note", "weight_of", "weight_text", "weights_of"]
 
@@ -19,26 +17,26 @@ _GROUPS = (
 )
 
 
-def by_group(results: Mapping[str, Any]) -> bool:
+def by_group(results: RunResults) -> bool:
     """Whether the groups of a client (layers, tensors, ...) have weights of their own, reported as w_min and w_max."""
     return any("w_min" in (row.get("diagnostics") or {}) for row in results["clients"].values())
 
 
-def weight_of(row: Mapping[str, Any], grouped: bool) -> tuple[float, float] | None:
+def weight_of(row: ClientRow, grouped: bool) -> tuple[float, float] | None:
     """Least and largest weight that went into one client's merge, the same where there is one; None if not known."""
     found = row.get("diagnostics") or {}
     least, most = (score_of(found, name) for name in (("w_min", "w_max") if grouped else ("w", "w")))
     return None if least is None or most is None else (least, most)
 
 
-def weights_of(results: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def weights_of(results: RunResults) -> dict[str, tuple[float, float]]:
     """`weight_of` every client that has any."""
     grouped = by_group(results)
     found = {client: weight_of(row, grouped) for client, row in results["clients"].items()}
     return {client: weight for client, weight in found.items() if weight is not None}
 
 
-def weight_header(results: Mapping[str, Any]) -> str:
+def weight_header(results: RunResults) -> str:
     return f"w_min{NOTHING}w_max" if by_group(results) else "w"
 
 
@@ -52,6 +50,6 @@ def weight_text(weight: tuple[float, float] | None, grouped: bool) -> str:
     return f"{weight[0]:.2f}{NOTHING}{weight[1]:.2f}" if grouped else f"{weight[0]:.2f}"
 
 
-def weight_note(results: Mapping[str, Any]) -> str:
+def weight_note(results: RunResults) -> str:
     """What the plot and the column of weights show."""
     return _MEANING + (_GROUPS if by_group(results) else "")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from befit.data.long_prompts import left_out_sentence
-from befit.report.comparison import baseline_labels, run_title
+from befit.report.comparison import run_title
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
+from befit.report.results import RunResults, baseline_labels
 from befit.report.tables import updates_differ
 from befit.report.weights import by_group, weight_note
 
@@ -66,7 +66,7 @@ _OUTBOUND_NOTE = (
 )
 
 
-def client_notes(results: Mapping[str, Any]) -> list[str]:
+def client_notes(results: RunResults) -> list[str]:
     """What the columns of the clients' table mean, as far as it has them: a paragraph each."""
     compared, judged = bool(baseline_labels(results)), counts_examples(results["metric"])
     notes = (
@@ -81,7 +81,7 @@ def client_notes(results: Mapping[str, Any]) -> list[str]:
     return [note for note, needed in notes if needed]
 
 
-def guard_note(results: Mapping[str, Any]) -> str:
+def guard_note(results: RunResults) -> str:
     """For whom a guard on validation data kept something else than what the method made, and what."""
     kept: dict[str, list[str]] = {}
     for client, row in results["clients"].items():
@@ -97,7 +97,7 @@ def guard_note(results: Mapping[str, Any]) -> str:
     )
 
 
-def failure_note(results: Mapping[str, Any]) -> str:
+def failure_note(results: RunResults) -> str:
     """What a failure did to the run."""
     stages = {failure["stage"] for failure in results.get("failures") or []}
     notes = (
@@ -107,7 +107,7 @@ def failure_note(results: Mapping[str, Any]) -> str:
     return " ".join(note for note, needed in notes if needed)
 
 
-def facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(results: RunResults) -> list[tuple[str, str]]:
     """What was run, as name and value."""
     partition = results.get("partition")
     if isinstance(partition, Mapping):  # the manifest of a benchmark: its plain values

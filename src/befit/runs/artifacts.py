@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import in_order
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError, RunError, did_you_mean
@@ -38,7 +39,7 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
         _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
     write_structure(folder, deployed, in_order(host.backbone_of(client).model))
     # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
-    use = json.dumps({"slots": deployed.slots, "mixer": deployed.mixer})
+    use = json.dumps({"slots": deployed.slots, "mixer": plain_mix(deployed.mixer)})
     data = to_bytes(deployed.arrays, {"use": use})
     if is_whole(deployed, host.backbone_of(client).model):
         write_shared(folder / "deployment.safetensors", data, folder.parent / _POOL)
@@ -60,7 +61,12 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
     if rest.slots:
         with folded(deployed, model):  # a task head is written whole, as the sum of the backbone's and the adapter's
             write_adapter(
-                folder / f"adapter{suffix}", rest, model, base=name, task=host.federation.task, note=note,
+                folder / f"adapter{suffix}",
+                rest,
+                model,
+                base=name,
+                task=host.federation.task,
+                note=note,
                 label_names=host.federation.label_names,
             )
 
@@ -113,8 +119,10 @@ def predict(
     model, task, fingerprint = load_model(experiment, manifest["task"], manifest["label_names"])
     trained_on = manifest["backbones"].get(client, manifest["backbone"])
     if fingerprint != trained_on:
-        raise RunError(f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
-                       f"is {fingerprint[:12]}, the run's {trained_on[:12]}")
+        raise RunError(
+            f"the model {experiment.model.id} is not the one that {run_dir} was trained on: its fingerprint "
+            f"is {fingerprint[:12]}, the run's {trained_on[:12]}"
+        )
     model.install(build_method(experiment.method).layout, experiment.federation.seed)
     deployed = read_deployment(folder)
     model.load(deployed.arrays)
@@ -127,7 +135,7 @@ def read_deployment(folder: Path) -> Deployment:
     path = folder / "deployment.safetensors"
     arrays, metadata = from_bytes(read_bytes(path), str(path))
     use = json.loads(metadata["use"])
-    return Deployment(arrays, tuple(use["slots"]), use["mixer"])
+    return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 
 
 def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:
@@ -145,8 +153,10 @@ def _client_folder(run_dir: Path, client: str) -> Path:
     newcomers = manifest.get("newcomers", [])
     known = [*manifest["clients"], *newcomers]
     if client not in known:
-        raise RunError(f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
-                       f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}")
+        raise RunError(
+            f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
+            f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}"
+        )
     folder = run_dir / ("newcomers" if client in newcomers else "clients") / client
     if not (folder / "deployment.safetensors").exists():
         row = read_json(folder / "result.json") if (folder / "result.json").exists() else {}

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from befit.config.experiment import EvaluateSettings, Experiment
 
 __all__ = [
-    "OWN_MODEL", "check_clients", "check_families", "family_experiment", "family_settings", "refuse", "values_of",
+    "OWN_MODEL",
+    "check_clients",
+    "check_families",
+    "family_experiment",
+    "family_settings",
+    "refuse",
+    "values_of",
 ]
 
 OWN_MODEL = "model"
@@ -115,9 +121,11 @@ def _check_values(federation: Federation, newcomers: Sequence[ClientData], setti
         found |= dict.fromkeys(values_of(records, field, federation.label_names, where))
     if len(found) > MOST_VALUES:
         some = ", ".join(show(value) for value in list(found)[:3])
-        raise DataError(f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
-                        f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
-                        "records share")
+        raise DataError(
+            f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
+            f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
+            "records share"
+        )
 
 
 def values_of(records: Sequence[Record], field: str, label_names: Sequence[str], where: str) -> tuple[str, ...]:
@@ -131,12 +139,16 @@ def values_of(records: Sequence[Record], field: str, label_names: Sequence[str],
     values = []
     for position, record in enumerate(records):
         if field not in record:
-            raise DataError(f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
-                            f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}")
+            raise DataError(
+                f"{where}: {record_name(record, position)} has no {field}, by which evaluate.by wants "
+                f"scores; it has {', '.join(record)}.{did_you_mean(field, record)}"
+            )
         value = record[field]
         if not isinstance(value, (str, int)) or not str(value).strip() or not str(value).isprintable():
-            raise DataError(f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
-                            f"must be text of one line or a whole number, got {show(value)}")
+            raise DataError(
+                f"{where}: {record_name(record, position)}: {field}, by which evaluate.by wants scores, "
+                f"must be text of one line or a whole number, got {show(value)}"
+            )
         is_class = field == "label" and isinstance(value, int) and value < len(label_names)
         values.append(label_names[int(value)] if is_class else str(value).strip())
     return tuple(values)
@@ -148,8 +160,12 @@ def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
     alone = [client for client, family in settings.items() if family not in known]
     if alone:
         families = ", ".join(sorted({settings[client] for client in alone}))
-        raise ConfigError([f"families: no client has the backbone of {families}, so the server has nothing for "
-                           f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"])
+        raise ConfigError(
+            [
+                f"families: no client has the backbone of {families}, so the server has nothing for "
+                f"newcomer {alone[0]}; name clients of it, or set evaluate.newcomers: false"
+            ]
+        )
 
 
 def refuse(problems: Iterable[tuple[str, Problem]]) -> None:

@@ -79,8 +79,14 @@ class RunDirectory:
         write_json(
             self.path / "checkpoint.json",
             {
-                "stage": point.stage, "round": point.round, "server": server, "serial": self._serial,
-                "clients": files, "client_serial": store.serial, "lengths": lengths, "outbound": outbound.saved(),
+                "stage": point.stage,
+                "round": point.round,
+                "server": server,
+                "serial": self._serial,
+                "clients": files,
+                "client_serial": store.serial,
+                "lengths": lengths,
+                "outbound": outbound.saved(),
             },
         )
         store.settle()

@@ -28,7 +28,7 @@ from befit.runs.clients import check_clients, family_experiment, family_settings
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 
-__all__ = ['Once', 'check_everything', 'communication', 'estimate']
+__all__ = ["Once", "check_everything", "communication", "estimate"]
 
 Seen = TypeVar("Seen")
 
@@ -79,8 +79,13 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
         row, found, shapes[family] = _of_family(
-            own, family, replace(federation, clients=tuple(clients)), runs, context,
-            lambda what, look, family=family: once(f"{what} {family}", look))
+            own,
+            family,
+            replace(federation, clients=tuple(clients)),
+            runs,
+            context,
+            lambda what, look, family=family: once(f"{what} {family}", look),
+        )
         families.append({"family": family, **row})
         warnings += found
     found = [(label, problem) for label, one in runs for problem in check(one, replace(context, shapes=shapes))]
@@ -107,7 +112,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         ],
         "warnings": [
             *dict.fromkeys(f"method {label}: {problem}" for label, problem in found),
-            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}), *warnings,
+            *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
+            *warnings,
         ],
     }
 
@@ -199,8 +205,14 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
     name, shape = min(shapes.targets.items(), key=lambda one: min(one[1].d_in, one[1].d_out))
     width = min(shape.d_in, shape.d_out)
     too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
-    return [f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
-            "can have"] if too_large else []
+    return (
+        [
+            f"rank {too_large} is above {width}, the largest that an update of {name} ({shape.d_out} x {shape.d_in}) "
+            "can have"
+        ]
+        if too_large
+        else []
+    )
 
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
@@ -216,8 +228,10 @@ def _warnings(experiment: Experiment, examples: Mapping[str, int]) -> list[str]:
     warnings = []
     if small := [client for client, count in examples.items() if count < experiment.train.batch_size]:
         who = "1 client has" if len(small) == 1 else f"{len(small)} clients have"
-        warnings.append(f"{who} fewer training examples than train.batch_size "
-                        f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}")
+        warnings.append(
+            f"{who} fewer training examples than train.batch_size "
+            f"({experiment.train.batch_size}), first {small[0]} with {examples[small[0]]}"
+        )
     if experiment.evaluate.split == "val" and experiment.benchmark is not None:
         warnings.append("evaluate.split is val: the numbers are not test results")
     return warnings

@@ -10,15 +10,12 @@ from typing import Any
 from befit.core.metrics import Measure
 
 __all__ = [
-
     "Rows",
-
     "at_budgets",
     "by_budget",
     "by_group",
     "by_record",
     "counting",
-
     "measured_budgets",
     "winner",
 ]
@@ -57,8 +54,12 @@ def by_group(
             for label, rows in runs.items()
         }
         examples = max(sum(rows[client]["examples"] for client in clients) for rows in runs.values())
-        groups[name] = {"clients": len(clients), "examples": examples, "scores": scores,
-                        "winner": winner(scores, counted)}
+        groups[name] = {
+            "clients": len(clients),
+            "examples": examples,
+            "scores": scores,
+            "winner": winner(scores, counted),
+        }
     won = {label: sum(group["winner"] == label for group in groups.values()) for label in runs}
     return {"groups": groups, "wins": won, "metrics": counted}
 
@@ -151,7 +152,9 @@ def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str
 def measured_budgets(rows: Rows, metric: str) -> list[str]:
     """The budgets that a run measured by name, "r2", "r4", …; none for a run that has its rank alone."""
     measures = (Measure.named(key) for row in rows.values() for key in row)
-    return list(dict.fromkeys(one.budget for one in measures if one.metric == metric and one.budget and one.where is None))
+    return list(
+        dict.fromkeys(one.budget for one in measures if one.metric == metric and one.budget and one.where is None)
+    )
 
 
 def counting(metrics: Sequence[str], wins: Sequence[str] | None) -> list[str]:

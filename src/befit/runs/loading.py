@@ -13,7 +13,7 @@ from befit.data.federation import Federation
 from befit.data.limit import limited
 from befit.models import load_backbone, load_shapes
 from befit.runs.clients import family_settings
-from befit.tasks import GENERATIVE, make_task
+from befit.tasks import get_task, make_task
 
 if TYPE_CHECKING:
     from befit.tasks.base import Task
@@ -64,7 +64,7 @@ def drops(experiment: Experiment) -> bool:
 def trains_head(experiment: Experiment, task: str) -> bool:
     """Whether slots carry the task head: as configured, or for all tasks that have one."""
     head = experiment.adapter.head
-    return head if isinstance(head, bool) else task not in GENERATIVE
+    return head if isinstance(head, bool) else not get_task(task).writes_text
 
 
 def load_federation(experiment: Experiment) -> Federation:

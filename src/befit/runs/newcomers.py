@@ -37,7 +37,12 @@ __all__ = ["arrive", "measure_newcomers", "newcomer_engine"]
 
 
 def measure_newcomers(
-    host: Host, method: Method, label: str, server: Payload, stages: Sequence[Stage], path: Path,
+    host: Host,
+    method: Method,
+    label: str,
+    server: Payload,
+    stages: Sequence[Stage],
+    path: Path,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
     """What each newcomer of the host gets out of a finished run, and its adapter in `path/newcomers/<id>`.
@@ -61,7 +66,9 @@ def measure_newcomers(
     metric = host.task.metric
     summary = {
         **over_clients({client: row[metric] for client, row in rows.items()}),
-        **{name: over_clients({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")},
+        **{
+            name: over_clients({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")
+        },
         **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
     }
     failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]
@@ -77,10 +84,19 @@ def _measure(
     last = stages[-1].rounds or 1
     at = Tick(stages[-1].name, last, last, experiment.federation.seed)
     row: dict[str, Any] = {
-        metric: None, "download": None, "backbone": None, "unchanged": False,
+        metric: None,
+        "download": None,
+        "backbone": None,
+        "unchanged": False,
         "examples": len(host.examples(info.id, experiment.evaluate.split)),
-        "train_examples": info.num_examples, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "diagnostics": {},
-        "adapter": None, "reason": "", "failures": [],
+        "train_examples": info.num_examples,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "seconds": 0.0,
+        "diagnostics": {},
+        "adapter": None,
+        "reason": "",
+        "failures": [],
     }
     personal = [stage for stage in stages if not stage.federated]
     bare = _backbone(host, info)
@@ -122,8 +138,14 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
     """One newcomer by itself, with no memory yet."""
     experiment = host.experiment
     return LocalEngine(
-        method, (info,), host.site, ClientStore(None), Outbound(), wire=getattr(torch, experiment.wire.dtype),
-        serialise=experiment.engine.serialise, eval_batch_size=experiment.evaluate.batch_size,
+        method,
+        (info,),
+        host.site,
+        ClientStore(None),
+        Outbound(),
+        wire=getattr(torch, experiment.wire.dtype),
+        serialise=experiment.engine.serialise,
+        eval_batch_size=experiment.evaluate.batch_size,
         rounds=experiment.federation.rounds,
     )
 
@@ -155,7 +177,10 @@ def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
     site.model.reset()
     with site.model.active():
         return site.task.evaluate(
-            site.model.backbone, site.examples(evaluate.split), evaluate.batch_size, site.model.device,
+            site.model.backbone,
+            site.examples(evaluate.split),
+            evaluate.batch_size,
+            site.model.device,
             site.values(evaluate.split),
         )
 

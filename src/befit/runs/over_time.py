@@ -56,8 +56,9 @@ def others_score(matrix: Matrix) -> float:
     everybody = set(matrix)
     for client, row in matrix.items():
         if odd := sorted(everybody ^ set(row)):
-            raise DataError(f"the model of client {client} is scored on other clients than there are models: "
-                            f"{', '.join(odd)}")
+            raise DataError(
+                f"the model of client {client} is scored on other clients than there are models: {', '.join(odd)}"
+            )
     return mean([mean([score for other, score in row.items() if other != client]) for client, row in matrix.items()])
 
 

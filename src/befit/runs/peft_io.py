@@ -17,24 +17,30 @@ from torch import Tensor, nn
 from befit.adapters.forms import LORA
 from befit.adapters.keys import join, slot_of, split
 from befit.adapters.layout import Slot
-from befit.adapters.mixers import Weights, constant_weights, meetings
+from befit.adapters.mixers import Weights, constant_weights, forward_passes
 from befit.adapters.model import AdaptedModel
 from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
+from befit.tasks import get_task
 
 if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
 __all__ = ["read_adapter", "write_adapter"]
 
-_TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
 _PREFIX = "base_model.model."
 
 
 def write_adapter(
-    folder: Path, deployed: Deployment, model: AdaptedModel, *, base: str, task: str, note: str = "",
+    folder: Path,
+    deployed: Deployment,
+    model: AdaptedModel,
+    *,
+    base: str,
+    task: str,
+    note: str = "",
     label_names: Sequence[str] = (),
 ) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and a README.md that PEFT and the hub understand.
@@ -46,12 +52,13 @@ def write_adapter(
     """
     import peft
 
+    kind = get_task(task)
     arrays, slots = deployed.arrays, deployed.slots
     weights = constant_weights(deployed.mixer, model.layout, slots, arrays)
     if weights is None:
         slots, weights = (slots[-1],), lambda layer: (1.0,)
         mixed = ", ".join(deployed.slots)
-        apart = len(meetings(deployed.mixer, deployed.slots)) > 1
+        apart = len(forward_passes(deployed.mixer, deployed.slots)) > 1
         how = "adds up the logits of models with one each of" if apart else "mixes by weights that depend on the input"
         note += (
             f" The deployed model {how} the slots {mixed}, which no PEFT adapter can hold: this checkpoint is the slot "
@@ -75,7 +82,7 @@ def write_adapter(
     alpha = slot.alpha
     config = peft.LoraConfig(
         # PEFT looks for a classifier in every checkpoint that says "SEQ_CLS", also where none was trained.
-        task_type=_TASK_TYPES.get(task) if heads or task == "causal-lm" else None,
+        task_type=kind.peft_type if heads or not kind.has_classes else None,
         inference_mode=True,
         r=slot.rank,
         use_rslora=slot.rslora,
@@ -92,7 +99,7 @@ def write_adapter(
     config.base_model_name_or_path = base
     write_json(folder / "adapter_config.json", _plain(config.to_dict()))
     atomic_write(folder / "adapter_model.safetensors", to_bytes(tensors, {"format": "pt"}))
-    atomic_write(folder / "README.md", _card(base, note, task, label_names).encode())
+    atomic_write(folder / "README.md", _card(base, note, kind.auto_class, label_names).encode())
 
 
 def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel) -> tuple[State, Slot]:
@@ -227,16 +234,7 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
 
 
-_LOADERS = {
-    "text-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "causal-lm": "AutoModelForCausalLM",
-    "vqa": "AutoModelForImageTextToText",
-}
-
-
-def _card(base: str, note: str, task: str, label_names: Sequence[str]) -> str:
-    loader = _LOADERS.get(task, "AutoModel")
+def _card(base: str, note: str, loader: str, label_names: Sequence[str]) -> str:
     labels = {index: name for index, name in enumerate(label_names)}
     more = (
         f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={labels!r},\n" if labels else ""

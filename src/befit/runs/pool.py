@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, load_experiment, to_dict
 from befit.core.errors import RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
@@ -97,12 +98,12 @@ class PoolEngine:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
         others = {
-            name: Deployment(Payload(arrays).part(name).arrays, tuple(one["slots"]), one["mixer"])
+            name: Deployment(Payload(arrays).part(name).arrays, tuple(one["slots"]), mix_from(one["mixer"]))
             for name, one in header["others"].items()
         }
         own = {key: value for key, value in arrays.items() if "@" not in key}
         about = Payload(arrays).part(_ABOUT).arrays
-        return Deployment(own, tuple(header["slots"]), header["mixer"], others, about)
+        return Deployment(own, tuple(header["slots"]), mix_from(header["mixer"]), others, about)
 
     def _failure(self, fields: dict[str, Any]) -> Failure:
         failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
@@ -243,14 +244,16 @@ def _answer(
     request = Payload(arrays, header["scalars"])
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
-        others = {name: {"slots": list(one.slots), "mixer": one.mixer} for name, one in deployed.others.items()}
+        others = {
+            name: {"slots": list(one.slots), "mixer": plain_mix(one.mixer)} for name, one in deployed.others.items()
+        }
         # Copies: others can hold the same tensors, and a message holds every tensor once.
         copies = {
             name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
         }
         copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
         marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})
-        header = {"slots": list(deployed.slots), "mixer": deployed.mixer, "others": others}
+        header = {"slots": list(deployed.slots), "mixer": plain_mix(deployed.mixer), "others": others}
         return header, {**deployed.arrays, **marked.arrays}
     replies = engine.exchange({client: request}, at) if do == "exchange" else None
     (reply,) = replies or engine.score({client: request}, at, header["split"])

@@ -9,11 +9,13 @@ from torch import nn
 
 from befit.config.experiment import Experiment
 from befit.core.errors import DataError
+from befit.core.schema import Mark
 from befit.data.federation import Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
 from befit.models.source import find_model, is_hub_id
-from befit.tasks import GENERATIVE, make_task
+from befit.protocol.registry import get_method
+from befit.tasks import get_task, make_task, task_names
 
 __all__ = ["precheck", "without_effect"]
 
@@ -32,28 +34,31 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
     processor, _ = load_processor(task, directory, model, found)
     made = make_task(
-        task, processor, federation.label_names, max_length=settings.max_length, prompt=settings.prompt,
-        generate=experiment.evaluate.generate, metrics=experiment.evaluate.metrics or (),
+        task,
+        processor,
+        federation.label_names,
+        max_length=settings.max_length,
+        prompt=settings.prompt,
+        generate=experiment.evaluate.generate,
+        metrics=experiment.evaluate.metrics or (),
         long_prompts=settings.long_prompts,
     )
-    if task == "image-classification":
+    if get_task(task).processor == "images":
         return []
     warnings: list[str] = []
     if settings.long_prompts == "drop":
         federation = without_left_out(federation, {client.id: made for client in federation.clients})
         warnings.append(left_out_sentence(federation.manifest["left_out"]))
-    from befit.tasks.vqa import VQA
-
     limit = getattr(processor, "tokenizer", processor).model_max_length
     if settings.max_length > limit:
-        warnings.append(f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts "
-                        f"are cut there")
-    look = made.read if isinstance(made, VQA) else made.prepare  # tokens alone; no image is opened
+        warnings.append(
+            f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts are cut there"
+        )
     problems = []
     for client in federation.clients:
         for split in ("train", experiment.evaluate.split):
             try:
-                look(getattr(client, split))
+                made.check(getattr(client, split))
             except DataError as error:
                 problems.append(f"client {client.id}, {split}: {error}")
     if problems:
@@ -68,8 +73,9 @@ def without_effect(experiment: Experiment, task: str) -> list[str]:
         *((f"baselines.{index}", block) for index, block in enumerate(experiment.baselines)),
     ]
     return [
-        f"{path}.token_reduction: sum is for {', '.join(GENERATIVE)} and has no effect on {task}, which has one term "
-        "per example"
+        f"{path}.{one.name}: {block[one.name]} is for {', '.join(task_names(writes_text=True))} and has no effect on "
+        f"{task}, which has one term per example"
         for path, block in blocks
-        if task not in GENERATIVE and block.get("token_reduction") == "sum"
+        for one in get_method(block["name"]).parameters
+        if one.mark is Mark.TOKENS and not get_task(task).writes_text and block.get(one.name) != one.default
     ]

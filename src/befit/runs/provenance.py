@@ -57,8 +57,10 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
     before, now = (deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
-        raise RunError(f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
-                       f"with its own: befit run {config} --out {path} --resume")
+        raise RunError(
+            f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
+            f"with its own: befit run {config} --out {path} --resume"
+        )
 
 
 # Settings that came later, and what leaves the numbers as they were without them: such runs go on and are found again.
@@ -119,8 +121,10 @@ def identify(path: Path, host: Host) -> None:
     if (path / "run.json").exists():
         old, new = _deciding_basis(read_json(path / "run.json")), _deciding_basis(now)
         if different := [key for key in new if old[key] != new[key]]:
-            raise RunError(f"{path} was started on something else: {', '.join(different)} changed since. Start a new "
-                           "run, or bring back what it was started on")
+            raise RunError(
+                f"{path} was started on something else: {', '.join(different)} changed since. Start a new "
+                "run, or bring back what it was started on"
+            )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_json(path / "run.json", now)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.metrics import spread
+from befit.report.results import ALONE
 from befit.runs.directory import read_lines
 from befit.runs.over_time import a_auc, a_last
 
@@ -16,8 +17,13 @@ __all__ = ["against_baselines", "method_results", "over_clients"]
 
 
 def method_results(
-    path: Path, clients: Sequence[str], train_examples: Mapping[str, int], metric: str, curve_stages: Sequence[str],
-    last: tuple[str, int], federated: Collection[str],
+    path: Path,
+    clients: Sequence[str],
+    train_examples: Mapping[str, int],
+    metric: str,
+    curve_stages: Sequence[str],
+    last: tuple[str, int],
+    federated: Collection[str],
 ) -> dict[str, Any]:
     """Results of one method's run directory.
 
@@ -34,8 +40,17 @@ def method_results(
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
-        client: {metric: None, "examples": 0, "train_examples": train_examples[client], "updates": 0, "bytes_up": 0,
-                 "bytes_down": 0, "bytes_scoring": 0, "seconds": 0.0, "diagnostics": {}}
+        client: {
+            metric: None,
+            "examples": 0,
+            "train_examples": train_examples[client],
+            "updates": 0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "bytes_scoring": 0,
+            "seconds": 0.0,
+            "diagnostics": {},
+        }
         for client in clients
     }
     for line in metrics:
@@ -120,15 +135,21 @@ def _curve(
             continue
         at = round_ if stage == main else last
         sent_up, sent_down = bytes_at.get((stage, round_), (up, down))
-        points[at] = {"round": at, "mean": statistics.fmean(values), "min": min(values), "max": max(values),
-                      "bytes_up": sent_up, "bytes_down": sent_down}
+        points[at] = {
+            "round": at,
+            "mean": statistics.fmean(values),
+            "min": min(values),
+            "max": max(values),
+            "bytes_up": sent_up,
+            "bytes_down": sent_down,
+        }
     return [points[at] for at in sorted(points)]
 
 
 def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[str, Any]], metric: str) -> None:
     """Add to each client its baselines and gains, and to the summary who gained over training alone.
 
-    `gain` is over the best baseline of that client, `gain_over_local` over the baseline called "local"; higher is
+    `gain` is over the best baseline of that client, `gain_over_local` over training alone; higher is
     better in every metric of ours.
     """
     for client, row in results["clients"].items():
@@ -138,8 +159,8 @@ def against_baselines(results: dict[str, Any], baselines: Mapping[str, Mapping[s
         if row[metric] is None or not known:
             continue
         row["gain"] = row[metric] - max(known)
-        if others.get("local") is not None:
-            row["gain_over_local"] = row[metric] - others["local"]
+        if others.get(ALONE) is not None:
+            row["gain_over_local"] = row[metric] - others[ALONE]
     compared = {c: row["gain_over_local"] for c, row in results["clients"].items() if "gain_over_local" in row}
     results["summary"]["gained"] = [client for client, gain in compared.items() if gain > 0]
     results["summary"]["not_gained"] = [client for client, gain in compared.items() if gain <= 0]

@@ -34,6 +34,7 @@ from befit.protocol.guard import Guard
 from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
+from befit.report.results import RunResults
 from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
@@ -74,7 +75,7 @@ class Run:
     """A finished run: its directory, and the content of its results.json."""
 
     path: Path
-    results: dict[str, Any]
+    results: RunResults
 
 
 def run(
@@ -104,8 +105,12 @@ def run(
     experiment = resolve_model(load_experiment(config))
     check_trackers(experiment.trackers)
     if experiment.engine.kind != "local" and engines is None:
-        raise ConfigError([f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
-                           "makes what Flower runs; engine.kind=local does the same run on this machine"])
+        raise ConfigError(
+            [
+                f"engine.kind: {experiment.engine.kind} runs at sites: befit flower app CONFIG --out DIR "
+                "makes what Flower runs; engine.kind=local does the same run on this machine"
+            ]
+        )
     path = free_directory(experiment.name) if out is None else Path(out)
     check_directory(path, experiment, resume)
     if resume and (path / "report.html").exists():
@@ -115,15 +120,17 @@ def run(
     if host is None:
         host = Host(experiment)
     elif shared(host.experiment) != shared(experiment):
-        raise ConfigError(["the host was made for another experiment; only name, method, baselines, checkpoint and "
-                           "engine may differ"])
+        raise ConfigError(
+            ["the host was made for another experiment; only name, method, baselines, checkpoint and engine may differ"]
+        )
     host.experiment = experiment
     if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
         raise ConfigError(problems)
     from befit.report import write_report
 
     with (
-        locked(path), threads(pick_threads(host)),
+        locked(path),
+        threads(pick_threads(host)),
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
     ):
         identify(path, host)
@@ -149,8 +156,13 @@ def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]
 
 
 def run_method(
-    host: Host, config: Mapping[str, Any], label: str, path: Path, observer: Observer | None,
-    engines: Engines | None = None, openings: Path | None = None,
+    host: Host,
+    config: Mapping[str, Any],
+    label: str,
+    path: Path,
+    observer: Observer | None,
+    engines: Engines | None = None,
+    openings: Path | None = None,
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
@@ -329,12 +341,17 @@ def write_results(
         add_groups(host, name, results["newcomers"], arrived, host.federation.newcomers)
     curve, failures, cost = results.pop("curve"), results.pop("failures"), results.pop("cost", {})
     head = {
-        "name": host.experiment.name, "method": name, "status": "complete", "task": host.federation.task,
+        "name": host.experiment.name,
+        "method": name,
+        "status": "complete",
+        "task": host.federation.task,
         "model": ", ".join({family_experiment(host.experiment, one).model.id: 0 for one in families.values()}),
         "seed": host.experiment.federation.seed,
         "data": f"{host.federation.name} {host.federation.version}".strip(),
-        "partition": host.federation.manifest.get("partition", {}), "metric": metric,
-        "split": host.experiment.evaluate.split, "higher_is_better": True,
+        "partition": host.federation.manifest.get("partition", {}),
+        "metric": metric,
+        "split": host.experiment.evaluate.split,
+        "higher_is_better": True,
     }
     if "left_out" in host.federation.manifest:
         head["left_out"] = host.federation.manifest["left_out"]
@@ -348,7 +365,10 @@ def write_results(
 
 
 def add_groups(
-    host: Host, name: str, results: dict[str, Any], baselines: Mapping[str, dict[str, Any]],
+    host: Host,
+    name: str,
+    results: dict[str, Any],
+    baselines: Mapping[str, dict[str, Any]],
     clients: Sequence[ClientData],
 ) -> None:
     """What is known of each client, and all runs compared by it."""
@@ -379,5 +399,13 @@ def add_groups(
 def shared(experiment: Experiment) -> Experiment:
     """What a host depends on; the rest may change from run to run."""
     plain = resolve_model(experiment)
-    return replace(plain, name="", method={}, baselines=[], checkpoint=CheckpointSettings(), engine=EngineSettings(),
-                   report=ReportSettings(), trackers=[])
+    return replace(
+        plain,
+        name="",
+        method={},
+        baselines=[],
+        checkpoint=CheckpointSettings(),
+        engine=EngineSettings(),
+        report=ReportSettings(),
+        trackers=[],
+    )

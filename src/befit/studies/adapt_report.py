@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 
 from befit.report.comparison import run_title
 from befit.report.drawing import axis_name, legend, run_line, scaled
-from befit.report.numbers import count_text, plain, score_text
+from befit.report.numbers import count_text, plain
 from befit.report.svg import RUN_COLOURS, draw
-from befit.report.tables import Table
+from befit.report.table import Cell, Table, score
+from befit.report.table import html as table_html
 from befit.studies.adapt import STARTS, Adapted
 
 __all__ = ["adaptation_csv", "adaptation_page", "adaptation_png", "adaptation_table", "without"]
@@ -30,15 +31,11 @@ def adaptation_table(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
     shown = [row for row in rows if "scores" in row]
     steps = list(shown[0]["scores"]) if shown else []
     headers = ["start", "newcomers", *(f"step {step}" for step in steps), "mean of the curve"]
-    return headers, [
-        [
-            name,
-            str(row["newcomers"]),
-            *(score_text(score, metric) for score in row["scores"].values()),
-            score_text(row["mean"], metric),
-        ]
+    cells = [
+        [name, row["newcomers"], *(Cell(value, score(metric)) for value in [*row["scores"].values(), row["mean"]])]
         for name, row in zip(_names(shown), shown, strict=True)
     ]
+    return Table(f"Mean {metric.replace('_', ' ')} over newcomers", headers, cells)
 
 
 def without(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -79,16 +76,13 @@ def adaptation_page(rows: Sequence[Mapping[str, Any]], metric: str, newcomers: i
     style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
     title = "Fast adaptation"
     picture = draw("adaptation", "scores by steps of training", 6.4, 3.9, lambda figure: _paint(figure, rows, metric))
-    headers, cells = adaptation_table(rows, metric)
-    head = "".join(f"<th>{html.escape(one)}</th>" for one in headers)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
     used = {row["start"] for row in rows}
     said = [f"{start}: {what}." for start, what in STARTS.items() if start in used] + without(rows)
     facts = f"Mean {plain(metric).replace('_', ' ')} over {count_text(newcomers, 'newcomer')}, each with its own data."
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
         f"</head><body><main><h1>{title}</h1><p>{html.escape(facts)}</p><figure>{picture}</figure>"
-        f"<table><tr>{head}</tr>{body}</table>{''.join(f'<p>{html.escape(one)}</p>' for one in said)}"
+        f"{table_html(adaptation_table(rows, metric))}{''.join(f'<p>{html.escape(one)}</p>' for one in said)}"
         "</main></body></html>\n"
     )
 

@@ -16,14 +16,13 @@ from befit.config.experiment import Experiment, ModelSettings, load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder, write_json
 from befit.data.limit import limit_sentence
+from befit.report.results import ALONE
 from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import run
 
 __all__ = ["ALONE", "choose_models", "gains", "model_choice", "scores_of_run"]
-
-ALONE = "local"  # the method by which a client trains alone, the paper's SFT
 
 
 def gains(small: Mapping[str, float], large: Mapping[str, float]) -> dict[str, float]:

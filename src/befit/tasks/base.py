@@ -48,7 +48,7 @@ class Examples(Protocol):
 class Task(ABC):
     """One kind of problem.
 
-    name    as in `Federation.task`
+    name    as it is registered, see `befit.tasks.TaskKind`
     metric  the headline number among those of `evaluate`; higher is better
     """
 
@@ -59,13 +59,13 @@ class Task(ABC):
     def prepare(self, records: Sequence[Record]) -> Examples:
         """Read, tokenise or stack records once. Raises DataError that names the first record that cannot be used."""
 
+    def check(self, records: Sequence[Record]) -> None:
+        """Raise what `prepare` would raise, without opening an image."""
+        self.prepare(records)
+
     def trains_on(self, record: Record, where: str) -> bool:
         """Whether a record is learnt from; those that a setting leaves out are only measured on."""
         return True
-
-    def padded(self, batch: Batch) -> Batch | None:
-        """The batch without answers and with all the padding that a fixed width gives it; None where there is none."""
-        return None
 
     @abstractmethod
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -148,13 +148,6 @@ class CausalLM(Task):
             )
         self.unreadable += count
 
-    def padded(self, batch: Batch) -> Batch | None:
-        """The prompts alone, at the width of the longest of them."""
-        kept = batch["attention_mask"].bool() & (batch["labels"] == IGNORED)
-        kept = kept[:, : int(kept.sum(1).max())]
-        tokens = torch.where(kept, batch["input_ids"][:, : kept.shape[1]], self.tokenizer.pad_token_id)
-        return {"input_ids": tokens, "attention_mask": kept.long(), "labels": torch.full_like(tokens, IGNORED)}
-
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with input_ends(batch["labels"]):
             return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits

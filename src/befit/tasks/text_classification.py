@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.core.errors import DataError
@@ -39,15 +38,6 @@ class TextClassification(Classification):
 
     def prepare(self, records: Sequence[Record]) -> PaddedExamples:
         return dataclasses.replace(self.encode(records), columns={"labels": self.labels(records)})
-
-    def padded(self, batch: Batch) -> Batch:
-        """Every text at `max_length` tokens."""
-        width = self.max_length - batch["input_ids"].shape[1]
-        fill = {"input_ids": self.tokenizer.pad_token_id}
-        return {
-            name: F.pad(tensor, (0, width), value=fill.get(name, 0)) if tensor.dim() == 2 else tensor
-            for name, tensor in batch.items()
-        }
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits

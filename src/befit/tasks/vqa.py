@@ -75,6 +75,9 @@ class VQA(CausalLM):
             records=judged,
         )
 
+    def check(self, records: Sequence[Record]) -> None:
+        self.read(records)
+
     def read(self, records: Sequence[Record]) -> list[Told]:
         """Tokens and labels of every record, and how many tokens its first question has. Opens no image.
 
@@ -111,9 +114,6 @@ class VQA(CausalLM):
             place = f"{where}, image {number + 1}"
             values[number] = wanted(squared(read_image(image, place), wanted), place)
         return values
-
-    def padded(self, batch: Batch) -> None:
-        """Later questions stand after the first answers, and images have no fixed width: there is no such batch."""
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         dtype: Any = model.dtype

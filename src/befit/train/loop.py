@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import Selector, slot
-from befit.adapters.mixers import meetings
+from befit.adapters.mixers import Mix, forward_passes
 from befit.core.values import Payload, State, Tick
 from befit.protocol.work import Work
 from befit.train.blend import Blend
@@ -45,7 +45,7 @@ class Pass:
     trainable: Selector
     active: tuple[str, ...]
     terms: tuple[Term, ...] = ()
-    mixer: str = "sum"
+    mixer: Mix = "sum"
     name: str = "train"
     keep_optimiser: bool = False
     first_round: int = 1
@@ -56,7 +56,7 @@ class Pass:
     @property
     def work(self) -> tuple[Work, ...]:
         """This pass, and what its terms compute beside it."""
-        together = meetings(self.mixer, self.active)
+        together = forward_passes(self.mixer, self.active)
         own = [self.trainable if len(together) == 1 else self.trainable & slot(*slots) for slots in together]
         return (
             *(Work(slots, chosen) for slots, chosen in zip(together, own, strict=True)),

@@ -217,7 +217,13 @@ def test_peft_computes_what_a_scalar_gate_mixes(kind: str, tmp_path: Path) -> No
     site = make_site(kind, pq_layout(), targets="all")
     site.model.load(random_state(site.model))
     deployed = Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, "gate")
-    write_adapter(tmp_path, deployed, site.model, base="tiny", task="causal-lm" if kind in ("llama", "gpt2") else "x")
+    write_adapter(
+        tmp_path,
+        deployed,
+        site.model,
+        base="tiny",
+        task="causal-lm" if kind in ("llama", "gpt2") else "image-classification",
+    )
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["lora_bias"] and config["r"] == 6 and set(config["rank_pattern"].values()) == {3}
     assert "by weights that depend" not in (tmp_path / "README.md").read_text()

@@ -33,6 +33,7 @@ TEXTS = {
     "model.id",
     "model.revision",  # which the site compares with its own list
     "model.prompt",  # a template; only {instruction} and {input} are replaced
+    "data.task",  # a name that is looked up among the tasks that the site has
     "data.columns",
     "data.label_names",
     "adapter.targets",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import slot, split, to_slot
+from befit.adapters.mixers import Weighted
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError, IncompatibleAdapters
 from befit.core.values import Payload, State, Tick
@@ -116,7 +117,7 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
         omega = 0.7 * torch.cosine_similarity(h[None], references).clamp_min(0).mean().item()
         assert 0 < omega <= 0.7
         pair = (1 - omega, omega) if direction == "similar" else (omega, 1 - omega)
-        with torch.no_grad(), model.active("shared", "personal", mixer=f"weighted {pair[0]!r} {pair[1]!r}"):
+        with torch.no_grad(), model.active("shared", "personal", mixer=Weighted(pair)):
             alone = site.logits(one)
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from befit.adapters.keys import select, slot
+from befit.adapters.mixers import Mix, Weighted
 from befit.adapters.state import rename
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, Tick
@@ -15,7 +16,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from tests.conftest import assert_same, federated, make_site, random_state
 
-HALVES = "weighted 0.5 0.5"
+HALVES = Weighted((0.5, 0.5))
 AT = Tick("federate", 1, 2, 0)
 
 
@@ -25,7 +26,7 @@ def method() -> Recipe:
     return made
 
 
-def objective(site: Site, active: tuple[str, ...], mixer: str, term: Learn) -> tuple[torch.Tensor, torch.Tensor]:
+def objective(site: Site, active: tuple[str, ...], mixer: Mix, term: Learn) -> tuple[torch.Tensor, torch.Tensor]:
     """What a pass minimises on a batch, and the task's loss alone."""
     batch = site.examples("train").batch(range(5))
     with site.model.active(*active, mixer=mixer):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from befit.adapters.keys import slot
+from befit.adapters.mixers import Weighted
 from befit.core.errors import ConfigError
 from befit.core.values import State, Tick
 from befit.protocol.federate import final_download
@@ -16,7 +17,9 @@ from tests.unit.methods.federation import Clients
 
 HALVES = {"name": "feddpa", "variant": "halves", "rank": 2, "alpha": 4.0}
 SHARED = Pass(slot("shared"), ("shared",), name="shared")
-BESIDE = Pass(slot("personal"), ("shared", "personal"), mixer="weighted 0.5 0.5", name="personal", keep_optimiser=True)
+BESIDE = Pass(
+    slot("personal"), ("shared", "personal"), mixer=Weighted((0.5, 0.5)), name="personal", keep_optimiser=True
+)
 
 
 def test_both_are_used_at_fixed_weights_and_no_hidden_states_are_kept() -> None:
@@ -25,7 +28,7 @@ def test_both_are_used_at_fixed_weights_and_no_hidden_states_are_kept() -> None:
     assert [stage.name for stage in clients.method.plan()] == ["federate"]
     at = Tick("federate", 2, 2, 0)
     deployed = clients.engine.deployment("a", final_download(clients.method, server, clients.infos[0], at), at)
-    assert (deployed.slots, deployed.mixer) == (("shared", "personal"), "weighted 0.75 0.25")
+    assert (deployed.slots, deployed.mixer) == (("shared", "personal"), Weighted((0.75, 0.25)))
     assert {key.partition("/")[0] for key in deployed.arrays} == {"shared", "personal"}
 
 

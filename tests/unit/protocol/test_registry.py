@@ -144,13 +144,12 @@ def test_all_mistakes_in_a_methods_arguments_are_named_at_once():
         "rank": 0,
         "mixing": "foo",
         "blocks": 0,
-        "temperature": 0.0,
-        "share": 2.0,
-        "ema": 0.25,
+        "relevance": {"temperature": 0.0, "share": 2.0, "ema": 0.25},
     }
     _, method, problems = check_method(given)
     assert method is None
     keys = [problem.split(":")[0] for problem in problems]
-    assert sorted(keys) == [f"method.{key}" for key in ("blocks", "mixing", "rank", "share", "temperature")]
+    wrong = ("blocks", "mixing", "rank", "relevance.share", "relevance.temperature")
+    assert sorted(keys) == [f"method.{key}" for key in wrong]
     _, method, problems = check_method({"name": "fedmosaic", "align": {"method": "closd", "samples": -5}, "blocks": 0})
     assert method is None and {"method.blocks", "method.align.method"} <= {one.split(":")[0] for one in problems}

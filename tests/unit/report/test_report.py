@@ -401,11 +401,11 @@ def test_clients_that_sent_the_same_are_listed_once_and_others_apart():
     outbound = {"a": [array, loss], "b": [array, {**loss, "bytes": 19}], "c": [{**array, "count": 2}, loss]}
     groups = outbound_groups(outbound)
     assert [group.clients for group in groups] == [("a", "b"), ("c",)]
-    assert groups[0].table[1] == [
+    assert groups[0].table.texts == [
         ["federate", "shared/m/A", "8 × 64", "float32", "2,048", "3"],
         ["federate report", "loss", "one value", "float", "17 to 19", "3"],
     ]
-    totals = {row[0]: row[1:] for row in outbound_totals(outbound)[1]}
+    totals = {row[0]: row[1:] for row in outbound_totals(outbound).texts}
     assert totals["federate"] == ["3", "1", "0", "16.4 kB"]  # 2048 * (3 + 3 + 2)
     assert totals["federate report"] == ["3", "0", "1", "159 B"]  # 17 * 3 + 19 * 3 + 17 * 3
 

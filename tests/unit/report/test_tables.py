@@ -6,7 +6,11 @@ import pytest
 
 from befit.report import tables
 from befit.report.comparison import BEST, Gain, difference_error, gain_over, gains_over, mean_gain, run_title
-from befit.report.headline import headline_sentences
+from befit.report.headline import headline, headline_sentences
+
+
+def shown(table):
+    return table.titles, table.texts
 
 
 def result_of(clients, *, metric="accuracy", method="potara", summary=None, **more):
@@ -64,7 +68,7 @@ TWO = {
 
 def test_a_clients_row_holds_its_baselines_gains_error_and_weight():
     """c2: over the best 95 - 75 = 20, over Local 25 points; s.e. sqrt(2p(1-p)/64) with p = (0.825*60 + 2)/64."""
-    headers, rows = tables.client_table(result_of(TWO))
+    headers, rows = shown(tables.client_table(result_of(TWO)))
     assert headers == [
         "client",
         "test examples",
@@ -83,19 +87,19 @@ def test_a_clients_row_holds_its_baselines_gains_error_and_weight():
 
 
 def test_one_baseline_needs_no_column_for_the_best():
-    headers, rows = tables.client_table(result_of({"c1": (0.85, 100, {"fedit": 0.80}, {})}))
+    headers, rows = shown(tables.client_table(result_of({"c1": (0.85, 100, {"fedit": 0.80}, {})})))
     assert headers == ["client", "test examples", "FedIT", "Potara", "gain over FedIT", "± s.e. of a difference"]
     assert rows[0][4] == "+5.0"
 
 
 def test_without_baselines_or_diagnostics_a_row_is_the_score_alone():
-    headers, rows = tables.client_table(result_of({"c1": (0.5, 10, {}, {})}))
+    headers, rows = shown(tables.client_table(result_of({"c1": (0.5, 10, {}, {})})))
     assert (headers, rows) == (["client", "test examples", "Potara"], [["c1", "10", "50.0%"]])
 
 
 def test_a_missing_score_is_a_dash_and_counts_in_no_mean():
     results = result_of({**TWO, "c3": (None, 50, {"local": 0.1, "fedit": 0.2}, {"w": None})})
-    rows = tables.client_table(results)[1]
+    rows = tables.client_table(results).texts
     assert rows[2] == ["c3", "50", "10.0%", "20.0%", "–", "–", "–", "–", "–"]
     assert set(gains_over(results, "local")) == {"c1", "c2"}
     assert "1 client of 3 ended without a score and is in no mean." in headline_sentences(results)
@@ -103,7 +107,7 @@ def test_a_missing_score_is_a_dash_and_counts_in_no_mean():
 
 def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
     """Over Local (5 + 25)/2 = 15 on 2 of 2; over FedIT (-5 + 20)/2 = 7.5 on 1 of 2; two clients have no s.e."""
-    headers, rows = tables.summary_table(result_of(TWO))
+    headers, rows = shown(tables.summary_table(result_of(TWO)))
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert list(by_name) == ["Local", "FedIT", "Potara"]
     assert by_name["Local"]["Potara's gain ± s.e. over clients"] == "+15.0"
@@ -116,7 +120,7 @@ def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
 
 
 def test_communication_is_in_all_and_per_client():
-    rows = {row[0]: row[1:] for row in tables.communication_table(result_of(TWO))[1]}
+    rows = {row[0]: row[1:] for row in tables.communication_table(result_of(TWO)).texts}
     assert rows["Potara"] == ["2.00 MB", "5.00 MB", "1.00 MB", "2.50 MB", "300 B"]
     assert rows["Local"] == ["0 B", "0 B", "0 B", "0 B", "–"]
 
@@ -140,7 +144,7 @@ def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
             (2, "failed", 7, 0.0),
         )
     ]
-    assert tables.stage_table(ledger)[1] == [
+    assert tables.stage_table(ledger).texts == [
         ["federate", "train", "2", "4.00 kB", "20 B", "1.0 s", "310 MiB"],
         ["federate", "score", "1", "5 B", "10 B", "0.50 s", "320 MiB"],
         ["federate", "failed", "1", "7 B", "10 B", "0.50 s", "0 MiB"],
@@ -152,14 +156,14 @@ def test_curves_of_different_rounds_share_one_table():
         "potara": [{"round": 5, "mean": 0.5}, {"round": 10, "mean": None}],
         "local": [{"round": 10, "mean": 0.25}],
     }
-    headers, rows = tables.curve_table(result_of(TWO, curves=curves))
+    headers, rows = shown(tables.curve_table(result_of(TWO, curves=curves)))
     assert headers == ["round", "Local", "Potara"]
     assert rows == [["5", "–", "50.0%"], ["10", "25.0%", "–"]]
 
 
 def test_failures_name_client_stage_round_kind_and_whose_run():
     failure = {"client": "c\x1b[2J", "stage": "federate", "round": 7, "kind": "PayloadMismatch", "reason": "A is NaN"}
-    headers, rows = tables.failure_table(result_of(TWO, failures=[failure, {**failure, "run": "fedit"}]))
+    headers, rows = shown(tables.failure_table(result_of(TWO, failures=[failure, {**failure, "run": "fedit"}])))
     assert headers == ["client", "run", "stage", "round", "reason"]
     assert rows[0] == ["c\N{REPLACEMENT CHARACTER}[2J", "Potara", "federate", "7", "PayloadMismatch: A is NaN"]
     assert rows[1][1] == "FedIT"
@@ -177,7 +181,7 @@ def test_a_perfect_score_is_not_taken_for_certain():
 @pytest.mark.parametrize("metric", ["token_accuracy", "rougeL", "f1", "loss", "perplexity"])
 def test_what_is_no_share_of_test_examples_has_no_binomial_error(metric):
     results = result_of({"c1": (0.85, 100, {"local": 0.80}, {})}, metric=metric)
-    headers, rows = tables.client_table(results)
+    headers, rows = shown(tables.client_table(results))
     assert headers == ["client", "test examples", "Local", "Potara", "gain over Local"]
     assert len(rows[0]) == 5
     assert gains_over(results, "local")["c1"].verdict == "unknown"
@@ -194,7 +198,7 @@ def test_the_error_of_the_mean_is_the_spread_of_the_paired_gains():
         assert mean.value == pytest.approx(0.03)
         assert mean.error == pytest.approx(math.sqrt(14 / 3) / 2 / 100)
         assert mean.verdict == "gain"
-        assert tables.summary_table(results)[1][0][4] == "+3.0 ± 1.1"
+        assert tables.summary_table(results).texts[0][4] == "+3.0 ± 1.1"
 
 
 def test_only_what_is_beyond_two_standard_errors_is_a_gain_or_a_loss():
@@ -217,7 +221,7 @@ def test_where_less_is_better_a_smaller_score_is_a_gain_and_the_best_baseline_is
     )
     gain = gain_over(results, results["clients"]["c1"], BEST)
     assert gain is not None and gain.value == 0.5 and gain.error is None
-    assert tables.client_table(results)[1][0] == ["c1", "10", "3", "1.5", "1", "+0.5", "+2"]
+    assert tables.client_table(results).texts[0] == ["c1", "10", "3", "1.5", "1", "+0.5", "+2"]
 
 
 def test_the_headline_counts_who_gained_and_names_the_worst():
@@ -246,14 +250,14 @@ def test_small_differences_are_called_no_clear_difference():
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_clients_make_no_claim(count):
     """Gains of 40 points on 1000 examples, as clear as can be for each client."""
-    text = tables.headline(result_of({f"c{k}": (0.9, 1000, {"local": 0.5}, {}) for k in range(count)}))
+    text = headline(result_of({f"c{k}": (0.9, 1000, {"local": 0.5}, {}) for k in range(count)}))
     assert "too few to say whether that is more than chance" in text and "+40.0 points" in text
     assert "gained" not in text and "better than" not in text and "standard error" not in text
 
 
 def test_with_one_baseline_the_headline_says_it_once():
     clients = {f"c{k}": (0.9, 1000, {"fedit": 0.5 + k / 100}, {}) for k in range(3)}
-    text = tables.headline(result_of(clients))
+    text = headline(result_of(clients))
     assert text.startswith("3 of 3 clients did better with Potara: mean gain over FedIT +39.0 points")
     assert text.count("FedIT") == 1 and text.count("39.0") == 1
 
@@ -287,36 +291,36 @@ def test_local_itself_is_compared_with_the_best_baseline():
 
 def test_weights_of_groups_are_shown_as_their_range_and_not_as_the_weight_of_the_head():
     clients = {"c1": (0.8, 10, {}, {"w": 0.5, "w_min": 0.104, "w_max": 0.95}), "c2": (0.8, 10, {}, {})}
-    headers, rows = tables.client_table(result_of(clients))
+    headers, rows = shown(tables.client_table(result_of(clients)))
     assert headers[-1] == "w_min–w_max"
     assert [row[-1] for row in rows] == ["0.10–0.95", "–"]
 
 
 def test_updates_are_shown_only_where_clients_differ():
     results = result_of(TWO)
-    for updates, shown in (((3, 3), False), ((3, 0), True)):
+    for updates, differ in (((3, 3), False), ((3, 0), True)):
         for row, count in zip(results["clients"].values(), updates, strict=True):
             row["updates"] = count
-        headers, rows = tables.client_table(results)
-        assert ("updates" in headers) == shown
-        if shown:
+        headers, rows = shown(tables.client_table(results))
+        assert ("updates" in headers) == differ
+        if differ:
             assert [row[headers.index("updates")] for row in rows] == ["3", "0"]
 
 
 def test_the_summary_says_how_many_clients_have_a_score_where_any_has_none():
-    assert "clients scored" not in tables.summary_table(result_of(TWO))[0]
-    headers, rows = tables.summary_table(result_of({**TWO, "c3": (None, 0, {"local": 0.1, "fedit": None}, {})}))
+    assert "clients scored" not in tables.summary_table(result_of(TWO)).titles
+    headers, rows = shown(tables.summary_table(result_of({**TWO, "c3": (None, 0, {"local": 0.1, "fedit": None}, {})})))
     assert headers[1] == "clients scored"
     assert [row[1] for row in rows] == ["3 of 3", "2 of 3", "2 of 3"]
 
 
 def test_a_client_that_was_not_scored_has_no_number_of_test_examples():
-    assert tables.client_table(result_of({"c1": (None, 0, {}, {})}))[1] == [["c1", "–", "–"]]
+    assert tables.client_table(result_of({"c1": (None, 0, {}, {})})).texts == [["c1", "–", "–"]]
 
 
 def test_a_failure_of_the_export_belongs_to_no_round():
     failure = {"client": "c1", "stage": "export", "round": 0, "kind": "ModelError", "reason": "A is NaN"}
-    assert tables.failure_table(result_of(TWO, failures=[failure]))[1] == [
+    assert tables.failure_table(result_of(TWO, failures=[failure])).texts == [
         ["c1", "export", "–", "ModelError: A is NaN"]
     ]
 
@@ -325,7 +329,7 @@ def test_a_run_without_any_score_says_so():
     summary = {"mean": None, "std": None, "worst": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
     results = result_of({"c1": (None, 0, {}, {})}, summary=summary)
     assert headline_sentences(results)[0].startswith("No client has a score")
-    assert tables.summary_table(results)[1][0][:5] == ["Potara", "0 of 1", "–", "–", "–"]
+    assert tables.summary_table(results).texts[0][:5] == ["Potara", "0 of 1", "–", "–", "–"]
 
 
 def test_runs_are_called_what_their_papers_call_them():
@@ -337,12 +341,12 @@ def test_runs_are_called_what_their_papers_call_them():
 def test_costs_of_a_step_stand_beside_each_other_and_families_only_where_there_are_several():
     local, potara = ({"compute": 1.0, "memory": 1.0}, {"compute": 2.015, "memory": 1.25})
     costs = {"potara": {"model": potara}, "local": {"model": local}}
-    assert tables.cost_table(result_of(TWO, costs=costs)) == (
+    assert shown(tables.cost_table(result_of(TWO, costs=costs))) == (
         ["", "compute of a step", "memory"],
         [["Local", "1.00", "1.00"], ["Potara", "2.02", "1.25"]],
     )
     costs["potara"]["large"] = {"compute": 3.0, "memory": None}
-    headers, rows = tables.cost_table(result_of(TWO, costs=costs))
+    headers, rows = shown(tables.cost_table(result_of(TWO, costs=costs)))
     assert headers[1] == "family" and rows[-1] == ["Potara", "large", "3.00", "–"]
     for nothing in ({}, {"potara": {}, "local": {}}, {"potara": {"model": {**potara, "compute": None}}}):
-        assert tables.cost_table(result_of(TWO, costs=nothing))[1] == []
+        assert tables.cost_table(result_of(TWO, costs=nothing)).texts == []

@@ -35,8 +35,8 @@ def test_a_legend_of_many_runs_stays_in_the_figure() -> None:
 def test_groups_of_newcomers_say_whose_they_are_before_their_budget() -> None:
     one = {"wins": {"fedit": 0}, "groups": {}}
     results = {"metric": "accuracy", "groups": {"language": {**one, "budgets": {"r2": one}}}}
-    titles = [title for title, _, _ in group_tables(results, "newcomers")]
-    assert titles == ["language of newcomers", "language of newcomers, budget r = 2"]
+    titles = [table.title for table in group_tables(results, "newcomers")]
+    assert titles == ["Language of newcomers", "Language of newcomers, budget r = 2"]
 
 
 def test_a_legend_of_a_hundred_runs_leaves_the_axes_their_room() -> None:

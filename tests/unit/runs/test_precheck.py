@@ -248,4 +248,4 @@ def test_records_with_long_prompts_are_left_out_of_training_alone_and_counted(ex
 
 def test_only_language_models_leave_long_prompts_out(experiment, tmp_path):
     for said in refusals(experiment("model.long_prompts=drop"), tmp_path):
-        assert "model.long_prompts: is for causal-lm, and the task is text-classification" in said
+        assert "model.long_prompts: text-classification has no such setting" in said

@@ -148,7 +148,7 @@ def test_a_run_groups_examples_by_what_their_records_say(own: dict[str, Any], tm
             assert not any(name.endswith((" r2", " r4")) for name in row if name.startswith("examples"))
     assert {"r2", "r4"} == found["budgets"].keys() and "local" in found["budgets"]["r4"]["wins"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "ward of the examples" in page and "south" in page
+    assert "Ward of the examples" in page and "south" in page
 
 
 def test_where_a_field_says_what_is_known_of_clients_both_groups_are_the_same(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ TEXT: dict[str, Any] = {
     "benchmark": {"name": "skills", "clients": 2, "train": 8, "val": 1, "test": 4},
     "model": {"id": "skills-llama-s", "max_length": 64},
     "adapter": {"targets": ["q_proj"]},
-    "method": {"name": "rela", "rank": 2, "every": 1},
+    "method": {"name": "rela", "rank": 2, "relevance": {"every": 1}},
     "baselines": [{"name": "ditto", "rank": 2}],
     "train": {"max_steps": 1, "batch_size": 2, "lr": 1e-2},
     "federation": {"rounds": 1},
@@ -195,7 +195,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         "families": {
             "few": {"clients": ["reverse.upper", "star-vowels.reverse"], "model": {"id": str(small), "max_length": 96}}
         },
-        "method": {"name": "fedmosaic", "rank": 2, "blocks": 2, "every": 1, "align": {"samples": 8}},
+        "method": {"name": "fedmosaic", "rank": 2, "blocks": 2, "relevance": {"every": 1}, "align": {"samples": 8}},
         "train": {"max_steps": 3, "batch_size": 2, "lr": 0.3},
         "report": {"plots": False},
     }

@@ -18,7 +18,7 @@ from befit.data.files.layout import ALL, Sources, client_sources
 from befit.data.files.readers import read_rows
 from befit.data.partition import generator
 from befit.data.records import Item, check_columns, classes_of, column_names, items_of, label_of
-from befit.tasks import GENERATIVE
+from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def load_files(
 
     task           text-classification (text, perhaps text_pair, label), image-classification (image, label),
                    causal-lm (instruction, perhaps input, output; where columns name them also choices and references)
-                   or vqa (images, conversation, and more: see `befit.data.vqa_records`)
+                   or vqa (images, conversation, and more: see `befit.tasks.vqa_records`)
     columns        field to the column's name in the files, where it differs
     label_names    names of the classes in order; None collects them from all training files
     val_fraction   share of the training records held out where a client has no validation file; 0 holds out none
@@ -62,7 +62,7 @@ def load_files(
     """
     columns = dict(columns or {})
     check_columns(task, columns)
-    classification = task not in GENERATIVE
+    classification = get_task(task).has_classes
     if label_names is not None and not classification:
         raise ConfigError([f"data.label_names: {task} has no classes"])
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1):

@@ -10,7 +10,7 @@ from befit.core.errors import DataError
 from befit.data.files.gather import gather
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
-from befit.data.vqa_records import vqa_record
+from befit.tasks.vqa_records import vqa_record
 
 __all__ = ["PUBLIC", "conversation_text", "public_records", "public_texts"]
 

@@ -17,7 +17,7 @@ from befit.data.papers.public import public_records
 from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, Scenario, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
-from befit.data.vqa_records import vqa_record
+from befit.tasks.vqa_records import vqa_record
 
 __all__ = ["drake", "hflb"]
 

@@ -67,5 +67,7 @@ def _mlflow(run: str, experiment: str, config: Mapping[str, Any], folder: Path) 
 
 
 MAKERS: Mapping[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
-    "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
 }

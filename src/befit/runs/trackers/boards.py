@@ -46,8 +46,14 @@ class WeightsAndBiases:
     def __init__(self, run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         wandb: Any = import_module("wandb")
-        self._run = wandb.init(project=PROJECT, group=experiment, name=f"{experiment} {run}", dir=str(folder),
-                               config={**config, "run": run, "befit": __version__}, reinit="create_new")
+        self._run = wandb.init(
+            project=PROJECT,
+            group=experiment,
+            name=f"{experiment} {run}",
+            dir=str(folder),
+            config={**config, "run": run, "befit": __version__},
+            reinit="create_new",
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         # Stages count their rounds from 1 each: the round is a number beside the others, not the library's own step.

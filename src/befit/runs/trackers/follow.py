@@ -102,8 +102,12 @@ class Follower:
                 do(tracker)
             except Exception as error:  # a service that is down, a full disk of its own: not the run's concern
                 del self._trackers[name]
-                logger.warning("%s takes no more numbers of this run: %s: %s; metrics.jsonl has them all", name,
-                               type(error).__name__, error)
+                logger.warning(
+                    "%s takes no more numbers of this run: %s: %s; metrics.jsonl has them all",
+                    name,
+                    type(error).__name__,
+                    error,
+                )
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int]:

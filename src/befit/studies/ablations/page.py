@@ -15,9 +15,10 @@ from befit.core.yamlfile import write_yaml
 from befit.report.ablation_figures import Figure
 from befit.report.ablation_plots import draw_figure
 from befit.report.comparison import run_title
-from befit.report.markdown import flat, section
+from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
+from befit.report.sections import values_table
 from befit.report.table import Table, escape_markdown
 
 __all__ = ["write_ablation"]
@@ -54,7 +55,7 @@ def render_markdown(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
         "\n".join(f"- {escape_markdown(k)}: {escape_markdown(v)}" for k, v in _facts(results)),
     ]
     for one in tables:
-        parts += section(one)
+        parts += section_lines(one)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -76,7 +77,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Table], figures: Se
             tables=sorted(tables, key=lambda one: one.detail),
             facts=_facts(results),
             about=results["about"],
-            environment=Table("Versions and machine", ["what", "value"], flat(results["environment"]), detail=True),
+            environment=values_table("Versions and machine", results["environment"]),
             config="\n".join(map(plain, write_yaml(results["config"]).splitlines())),
         )
     )

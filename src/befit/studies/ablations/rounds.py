@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
-from befit.report.numbers import NOTHING, bytes_text
-from befit.report.table import Table
+from befit.report.table import BYTES, Table, decimals, difference, score
 from befit.studies.ablations.base import Findings, Measured, Row, evenly
 from befit.studies.ablations.registry import register
 from befit.studies.ablations.seed import Client
-from befit.studies.ablations.summary import curve, spread
+from befit.studies.ablations.summary import curve, number, over_seeds
 
 _RUNS = {"merged": "merged", "local": "Local, fixed", "federated": "FedIT"}
 
@@ -55,78 +54,64 @@ class Rounds(Measured):
             }
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
-        rounds = sorted({row["round"] for row in rows})
-        at = {round_: [row for row in rows if row["round"] == round_] for round_ in rounds}
-        table = []
-        for round_, mine in at.items():
-            sent, w = spread(mine, "bytes_up"), spread(mine, "w")
-            scores = [spread(mine, name) for name in ("local", "federated", "merged")]
-            gain = spread(mine, lambda row: row["merged"] - max(row["local"], row["federated"]))
-            table.append(
-                [
-                    str(round_),
-                    bytes_text(sent.mean) if sent else NOTHING,
-                    *(score.score(metric) if score else NOTHING for score in scores),
-                    gain.gain(metric) if gain else NOTHING,
-                    w.number() if w else NOTHING,
-                ]
-            )
-        headers = [
-            "round",
-            "sent by a client",
-            "Local",
-            "FedIT",
-            "merged",
-            "gain over each client's better one",
-            "mean w",
+        at = {
+            round_: [row for row in rows if row["round"] == round_] for round_ in sorted({row["round"] for row in rows})
+        }
+        body = [
+            [
+                str(round_),
+                over_seeds(mine, "bytes_up", BYTES),
+                *(over_seeds(mine, name, score(metric)) for name in ("local", "federated", "merged")),
+                over_seeds(mine, lambda row: row["merged"] - max(row["local"], row["federated"]), difference(metric)),
+                over_seeds(mine, "w", decimals(2)),
+            ]
+            for round_, mine in at.items()
         ]
+        gain = "gain over each client's better one"
+        headers = ["round", "sent by a client", "Local", "FedIT", "merged", gain, "mean w"]
         note = (
             "The better one of two is taken after the fact at every client, so that column is a hard comparison: "
             "zero means that merging is as good as knowing which of the two to take."
         )
-        return Findings(
-            _sentences(at, metric), [Table("Merging after each checkpoint", headers, table, note)], _figures(rows)
-        )
+        table = Table("Merging after each checkpoint", headers, body, note)
+        return Findings(_sentences(at, metric), [table], _figures(rows))
 
 
 def _sentences(at: dict[int, list[Row]], metric: str) -> list[str]:
     first, last = min(at), max(at)
-    means = {round_: (spread(rows, "merged"), spread(rows, "federated")) for round_, rows in at.items()}
-    (early, _), (late, final) = means[first], means[last]
-    assert early and late and final
-    sentences = [
-        f"Merged after {first} of {last} rounds clients reach {early.score(metric)}, after all of them "
-        f"{late.score(metric)}; FedIT alone ends at {final.score(metric)}."
-    ]
-    alone = spread(at[last], "local")
-    assert alone
-    sentences.append(f"Local, which sends nothing, has {alone.score(metric)}.")
-    goal = max(final.mean, alone.mean)
-    enough = next((round_ for round_, (merged, _) in means.items() if merged and merged.mean >= goal), None)
-    if enough is None:
-        return [*sentences, "No merge reaches the better of Local and FedIT at the end, in the mean over clients."]
+    merged = {round_: over_seeds(rows, "merged", score(metric)) for round_, rows in at.items()}
+    final, alone = (over_seeds(at[last], name, score(metric)) for name in ("federated", "local"))
+    goal = max(number(final), number(alone))
+    enough = next((round_ for round_, cell in merged.items() if number(cell) >= goal), None)
     return [
-        *sentences,
-        f"The first merge at least as good as both Local and FedIT at the end, in the mean over "
-        f"clients, is after round {enough}: {100 * enough / last:.0f} % of the upload.",
+        f"Merged after {first} of {last} rounds clients reach {merged[first]}, after all of them {merged[last]}; FedIT "
+        f"alone ends at {final}.",
+        f"Local, which sends nothing, has {alone}.",
+        "No merge reaches the better of Local and FedIT at the end, in the mean over clients."
+        if enough is None
+        else f"The first merge at least as good as both Local and FedIT at the end, in the mean over clients, is after "
+        f"round {enough}: {100 * enough / last:.0f} % of the upload.",
     ]
 
 
 def _figures(rows: Sequence[Row]) -> list[Figure]:
-    in_mb = [{**row, "sent": row["bytes_up"] / 1e6} for row in rows]
-    over_rounds = [curve(title, rows, "round", name, ink) for ink, (name, title) in enumerate(_RUNS.items())]
-    over_bytes = [
-        curve(title, _mean_upload(in_mb), "sent", name, ink) for ink, (name, title) in enumerate(_RUNS.items())
-    ]
-    w = replace(curve("mean w", rows, "round", "w"), label="mean w")
+    means = {
+        round_: number(over_seeds([row for row in rows if row["round"] == round_], "bytes_up"))
+        for round_ in {row["round"] for row in rows}
+    }
+    sent = [{**row, "sent": means[row["round"]] / 1e6} for row in rows]  # so that a round is one place
+    lines = {
+        x: [curve(title, sent, x, name, ink) for ink, (name, title) in enumerate(_RUNS.items())]
+        for x in ("round", "sent")
+    }
     return [
         Figure(
             "Merging checkpoints of one FedIT run",
             "Mean over clients; bands, with several seeds: one standard deviation over them. The local "
             "adapter is the same at every checkpoint. Local sends nothing; its line is drawn for comparison.",
             [
-                Panel("over rounds", over_rounds, x="FedIT rounds", score=True),
-                Panel("over upload", over_bytes, x="MB sent by a client (1 MB = 1e6 bytes)", score=True),
+                Panel("over rounds", lines["round"], x="FedIT rounds", score=True),
+                Panel("over upload", lines["sent"], x="MB sent by a client (1 MB = 1e6 bytes)", score=True),
             ],
             columns=2,
             share_y=True,
@@ -135,14 +120,7 @@ def _figures(rows: Sequence[Row]) -> list[Figure]:
         Figure(
             "The weight of the federated adapter over its rounds",
             "Mean over clients of the computed weight.",
-            [Panel(lines=[w], x="FedIT rounds", y="mean w", limits=(0, 1.02))],
+            [Panel(lines=[curve("mean w", rows, "round", "w")], x="FedIT rounds", y="mean w", limits=(0, 1.02))],
             height=2.6,
         ),
     ]
-
-
-def _mean_upload(rows: Sequence[Row]) -> list[Row]:
-    """Every row with the mean upload of its round over all clients and seeds, so that a round is one place."""
-    rounds = {row["round"] for row in rows}
-    means = {round_: spread([row for row in rows if row["round"] == round_], "sent") for round_ in rounds}
-    return [{**row, "sent": found.mean} for row in rows if (found := means[row["round"]])]

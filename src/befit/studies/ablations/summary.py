@@ -5,70 +5,51 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from befit.core.metrics import spread
 from befit.report.ablation_figures import Bars, Line
-from befit.report.numbers import NOTHING, decimal_text, gain_text, score_text
+from befit.report.table import PLAIN, Cell, Unit, difference
 from befit.studies.ablations.base import Row
 
-__all__ = ["Spread", "clients_of", "curve", "difference", "mean_bars", "seeds_of", "spread", "thin_lines", "times"]
+__all__ = ["clients_of", "curve", "gain", "mean_bars", "number", "over_seeds", "seeds_of", "thin_lines"]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The mean over seeds of the means over clients, and its standard deviation; None with one seed."""
+def over_seeds(rows: Iterable[Row], value: str | Callable[[Row], float | None], unit: Unit = PLAIN) -> Cell:
+    """The mean over seeds of the means over clients, with its standard deviation where there are several seeds.
 
-    mean: float
-    deviation: float | None
-
-    def score(self, metric: str) -> str:
-        text = score_text(self.mean, metric)
-        return text if self.deviation is None else f"{text} ± {gain_text(self.deviation, metric, signed=False)}"
-
-    def gain(self, metric: str) -> str:
-        text = gain_text(self.mean, metric)
-        return text if self.deviation is None else f"{text} ± {gain_text(self.deviation, metric, signed=False)}"
-
-    def number(self, digits: int = 2) -> str:
-        text = f"{self.mean:.{digits}f}"
-        return text if self.deviation is None else f"{text} ± {self.deviation:.{digits}f}"
-
-
-def spread(rows: Iterable[Row], value: str | Callable[[Row], float | None]) -> Spread | None:
-    """Of a column, or of what a function makes of a row; rows in which it is None do not count. None without any."""
-    take = (lambda row: row[value]) if isinstance(value, str) else value
+    Of a column, or of what a function makes of a row; rows in which it is None do not count.
+    """
     by_seed: dict[Any, list[float]] = {}
     for row in rows:
-        if (number := take(row)) is not None:
+        if (number := row[value] if isinstance(value, str) else value(row)) is not None:
             by_seed.setdefault(row["seed"], []).append(float(number))
-    means = [statistics.fmean(values) for values in by_seed.values()]
-    if not means:
-        return None
-    return Spread(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None)
+    found = spread([statistics.fmean(values) for values in by_seed.values()])
+    return Cell(None) if found is None else Cell(found["mean"], unit, found["sd"])
 
 
-def difference(rows: Iterable[Row], column: str, other: str) -> Spread | None:
+def gain(rows: Iterable[Row], column: str, other: str, metric: str) -> Cell:
     """Mean of `column - other`, paired at each client; rows without one of them do not count."""
-
-    def gap(row: Row) -> float | None:
-        mine, theirs = row[column], row[other]
-        return None if mine is None or theirs is None else float(mine) - float(theirs)
-
-    return spread(rows, gap)
+    return over_seeds(
+        rows, lambda row: None if None in (row[column], row[other]) else row[column] - row[other], difference(metric)
+    )
 
 
 def curve(label: str, rows: Sequence[Row], x: str, y: str, ink: int = 0) -> Line:
     """The mean of y at every x, with a band of one standard deviation over seeds."""
     places = sorted({float(row[x]) for row in rows if row[x] is not None and row[y] is not None})
-    found = [spread([row for row in rows if row[x] is not None and float(row[x]) == place], y) for place in places]
-    means = [one.mean if one else math.nan for one in found]
-    if any(one is None or one.deviation is None for one in found):
+    found = [over_seeds([row for row in rows if row[x] is not None and float(row[x]) == place], y) for place in places]
+    means, deviations = [number(one) for one in found], [one.spread for one in found]
+    if None in deviations:
         return Line(label, places, means, ink=ink)
-    deviations = [one.deviation or 0.0 for one in found if one]
-    low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+    low = [mean - (deviation or 0) for mean, deviation in zip(means, deviations, strict=True)]
+    high = [mean + (deviation or 0) for mean, deviation in zip(means, deviations, strict=True)]
     return Line(label, places, means, low, high, ink)
+
+
+def number(cell: Cell) -> float:
+    """A cell's number; NaN where it has none."""
+    return cell.value if isinstance(cell.value, float) else math.nan
 
 
 def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
@@ -85,10 +66,9 @@ def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
 
 def mean_bars(label: str, groups: Sequence[Sequence[Row]], value: str, ink: int = 0) -> Bars:
     """The mean of a column in each group of rows, with a whisker of one standard deviation over seeds."""
-    found = [spread(rows, value) for rows in groups]
-    heights = [one.mean if one else math.nan for one in found]
-    errors = [one.deviation or 0.0 if one else 0.0 for one in found]
-    return Bars(label, heights, errors if any(errors) else (), ink)
+    found = [over_seeds(rows, value) for rows in groups]
+    errors = [one.spread or 0.0 for one in found]
+    return Bars(label, [number(one) for one in found], errors if any(errors) else (), ink)
 
 
 def seeds_of(rows: Sequence[Row]) -> list[Any]:
@@ -97,12 +77,3 @@ def seeds_of(rows: Sequence[Row]) -> list[Any]:
 
 def clients_of(rows: Sequence[Row], seed: Any) -> list[str]:
     return list(dict.fromkeys(str(row["client"]) for row in rows if row["seed"] == seed))
-
-
-def times(ratio: float | None) -> str:
-    """How many times as much.
-
-    >>> times(3.26), times(None)
-    ('3.3 times', '–')
-    """
-    return NOTHING if ratio is None else f"{decimal_text(round(ratio, 1))} times"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from befit.report.newcomers import newcomers_of
 from befit.report.numbers import score_of
+from befit.report.results import RunResults, newcomers_of
 from befit.report.tables import OVER_TIME
 from befit.report.words import OVER_TIME_NOTE
 
@@ -43,7 +42,7 @@ GROUPS = (
 COMPARED = tuple(group.compared for group in GROUPS)
 
 
-def scores_beside(results: Mapping[str, Any]) -> dict[str, float]:
+def scores_beside(results: RunResults) -> dict[str, float]:
     """Of a run's results.json, whatever of these scores is there."""
     found: dict[str, float | None] = {
         key: score_of(results["summary"].get("over_time") or {}, key) for key in OVER_TIME

@@ -104,7 +104,7 @@ class Runner:
         host, self._host = self.host(cell.experiment), None
         done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
         self._host = host
-        return done.results["summary"]["mean"]
+        return done.results["summary"].get("mean")
 
 
 @dataclass

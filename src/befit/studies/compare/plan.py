@@ -13,6 +13,7 @@ from befit.config.experiment import Experiment, load_experiment, run_names, to_d
 from befit.config.overrides import apply_overrides
 from befit.core.errors import ConfigError, did_you_mean
 from befit.protocol.registry import get_method
+from befit.report.results import ALONE
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
@@ -133,7 +134,7 @@ def _planned(
         )
     if problems:
         raise ConfigError(problems, where)
-    local = [run.label for run in collector.runs.values() if run.method == "local"]
+    local = [run.label for run in collector.runs.values() if run.method == ALONE]
     chosen = collector.labels[reference] if reference is not None else [*local, *collector.runs][0]
     return Plan(name, head, collector.seeds, tuple(collector.runs.values()), tuple(tables), chosen)
 

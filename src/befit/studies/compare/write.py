@@ -12,7 +12,7 @@ from markupsafe import Markup
 from befit.core.storage import atomic_write, write_json
 from befit.core.yamlfile import write_yaml
 from befit.data.limit import limit_sentence
-from befit.report.markdown import section
+from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
 from befit.report.table import Table, escape_markdown, latex
@@ -77,7 +77,7 @@ def render_markdown(results: Comparison, tables: Sequence[Table]) -> str:
     about = escape_markdown(plain(results["about"]))
     parts = [f"# {escape_markdown(plain(results['title']))}", f"**{lead}**", " ".join(rest), about, facts]
     for table in [*tables, failure_table(results)]:
-        parts += section(table)
+        parts += section_lines(table)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -7,8 +7,8 @@ import pytest
 from befit.core.errors import ConfigError
 from befit.studies.ablations import registry
 from befit.studies.ablations.base import evenly
-from befit.studies.ablations.summary import curve, difference, spread
-from befit.studies.ablations.weight_sweep import best_weight, check_step, grid
+from befit.studies.ablations.summary import curve, gain, over_seeds
+from befit.studies.ablations.weights import best_weight, check_step, grid
 
 ROWS = [
     {"seed": 0, "client": "a", "x": 1, "y": 1.0, "z": 0.0},
@@ -19,18 +19,15 @@ ROWS = [
 
 def test_a_spread_is_over_seeds_of_means_over_clients() -> None:
     """Seed 0: (1 + 3) / 2 = 2; seed 1: 6. Mean 4, deviation sqrt(((2-4)^2 + (6-4)^2) / 1) = 2.83."""
-    found = spread(ROWS, "y")
-    assert found is not None
-    assert found.mean == 4 and found.deviation == pytest.approx(8**0.5)
-    one = spread(ROWS[:2], "y")
-    assert one is not None and one.deviation is None
-    assert spread(ROWS[1:2], "z") is None
+    found = over_seeds(ROWS, "y")
+    assert found.value == 4 and found.spread == pytest.approx(8**0.5)
+    assert over_seeds(ROWS[:2], "y").spread is None and over_seeds(ROWS[:2], "y").value == 2
+    assert over_seeds(ROWS[1:2], "z").value is None
 
 
 def test_a_difference_is_paired_and_leaves_out_clients_without_one_side() -> None:
     """Seed 0: 1 - 0 = 1, client b does not count; seed 1: 6 - 4 = 2. Mean 1.5."""
-    found = difference(ROWS, "y", "z")
-    assert found is not None and found.mean == 1.5
+    assert gain(ROWS, "y", "z", "loss").value == 1.5
 
 
 def test_a_curve_has_a_band_only_with_several_seeds() -> None:

@@ -402,10 +402,10 @@ def test_fedp2eft_has_the_settings_of_the_paper_in_every_cell(name: str) -> None
         else:
             assert method["scale"] == 2.0, label  # alpha is twice the rank
         if method["name"] in SEARCHING:  # r_init is twice the largest budget
-            assert (method["rank_max"], method["lr_lambda"], method["clip"]) == (16, 1e-2, 1.0), label
-            assert (method["alpha_s"], method["alpha_p"]) == (1e2, 1e-2), label
+            wanted = {"lr": 1e-2, "alpha_s": 1e2, "alpha_p": 1e-2, "prior": "simplified", "clip": 1.0}
+            assert (method["rank_max"], method["search"]) == (16, wanted), label
         if method["name"] == "fedp2eft":
-            assert (method["generator_lr"], method["generator_steps"]) == (1e-4, 10), label
+            assert method["generator"] == {"lr": 1e-4, "steps": 10}, label
 
 
 @pytest.mark.parametrize("name", P2EFT)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import EVERYTHING, NOTHING, select, slot, slot_of, split
 from befit.adapters.layout import Layout
-from befit.adapters.mixers import constant_weights
+from befit.adapters.mixers import Mix, Weighted, constant_weights
 from befit.core.errors import ConfigError, NotTrained
-from befit.core.schema import check_values, parameters_of, show
+from befit.core.schema import Mark, check_values, parameters_of, show
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.rates import RATES, VALIDATION
@@ -23,7 +23,9 @@ from befit.protocol.method import Deployment, Method, federated_stage, run_stage
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Opening, Personal, Stage
 
-__all__ = ["base_slots", "base_stages", "fixed", "load_base", "make_base", "with_base", "with_layout"]
+__all__ = ["MethodBlock", "base_slots", "base_stages", "fixed", "load_base", "make_base", "with_base", "with_layout"]
+
+MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
 BASE, FIXED = "base", "fixed"
 _OF_A_BASE = ("rounds", "train", "dropout")
@@ -61,7 +63,7 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
         raise ConfigError(
             [f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each other"], owner
         )
-    if method.use.mixer.split()[0] not in ("sum", "weighted"):
+    if method.use.mixer != "sum" and not isinstance(method.use.mixer, Weighted):
         raise ConfigError([_no_sum(str(block["name"]), method.use.mixer)], owner)
     return method
 
@@ -232,9 +234,9 @@ def _summed(deployed: Deployment, layout: Layout) -> State:
     return found
 
 
-def _no_sum(name: str, mixer: str) -> str:
+def _no_sum(name: str, mixer: Mix) -> str:
     return (
-        f"base: {name} mixes its slots by {mixer!r}, and only sums with numbers as weights can be "
+        f"base: {name} mixes its slots by {str(mixer)!r}, and only sums with numbers as weights can be "
         "personalised on top; take a base that deploys one, such as fedit"
     )
 

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from befit.adapters.model import linear_paths
 from befit.core.errors import DataError
 from befit.protocol.site import Site
-from befit.tasks import GENERATIVE
+from befit.tasks import get_task
+from befit.tasks.base import Batch
+from befit.tasks.causal_lm import IGNORED
 
 __all__ = ["Moments", "features", "linears"]
 
@@ -93,12 +96,33 @@ def features(
         for start in range(0, len(examples), batch_size):
             batch = site.to_device(examples.batch(torch.arange(start, min(start + batch_size, len(examples)))))
             mask[0] = None
-            if all_padding and (whole := site.task.padded(batch)) is not None:
-                batch = whole
-            elif site.task.name in GENERATIVE:
-                mask[0] = batch["attention_mask"].bool() & (batch["labels"] == -100)
+            if all_padding and "input_ids" in batch and "pixel_values" not in batch:
+                batch = _as_released(site.task, batch)
+            elif get_task(site.task.name).writes_text:
+                mask[0] = _is_prompt(batch)
             elif mask_padding and "attention_mask" in batch:
                 mask[0] = batch["attention_mask"].bool()
             site.logits(batch)
     rows = [torch.stack([one.mean, (one.variance + EPSILON).sqrt()]) for one in seen]
     return torch.cat(rows).float().cpu()
+
+
+def _as_released(task: Any, batch: Batch) -> Batch:
+    """A batch of texts with the padding of the released code: prompts alone, at the width of the longest of them; texts
+    to classify at `model.max_length`. Conversations with images have no such batch."""
+    padding = task.tokenizer.pad_token_id
+    if get_task(task.name).writes_text:
+        kept = _is_prompt(batch)
+        kept = kept[:, : int(kept.sum(1).max())]
+        tokens = torch.where(kept, batch["input_ids"][:, : kept.shape[1]], padding)
+        return {"input_ids": tokens, "attention_mask": kept.long(), "labels": torch.full_like(tokens, IGNORED)}
+    width = task.max_length - batch["input_ids"].shape[1]
+    return {
+        name: F.pad(tensor, (0, width), value=padding if name == "input_ids" else 0) if tensor.dim() == 2 else tensor
+        for name, tensor in batch.items()
+    }
+
+
+def _is_prompt(batch: Batch) -> Tensor:
+    """(batch, tokens) bool: tokens that are neither padding nor part of an answer."""
+    return batch["attention_mask"].bool() & (batch["labels"] == IGNORED)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from befit.adapters.bayestune import HIGH, LOW, clamp_through
 from befit.adapters.layout import ModelShapes
-from befit.core.errors import ModelError
+from befit.core.errors import ConfigError, ModelError
 from befit.core.seeds import derive_seed
 from befit.core.values import State, TensorSpec
 
-__all__ = ["GENERATOR", "Generator", "fit", "generate", "generator_parameters"]
+__all__ = ["GENERATOR", "Generator", "GeneratorTraining", "fit", "generate", "generator_parameters"]
 
 GENERATOR = "generator"
 _W1, _B1, _SLOPE, _W2, _B2 = (
@@ -82,6 +82,24 @@ def generate(state: Mapping[str, Tensor], features: Tensor, held: torch.dtype = 
     state, features = {key: value.to(held) for key, value in state.items()}, features.to(held)
     hidden = F.prelu(F.linear(features, state[_W1], state[_B1]), state[_SLOPE])
     return clamp_through(F.linear(hidden, state[_W2], state[_B2]).float(), LOW, HIGH)
+
+
+@dataclass(frozen=True)
+class GeneratorTraining:
+    """How a client trains the generator in a round: FedP2EFT's block `generator`.
+
+    lr     Adam's rate
+    steps  steps of a round
+    """
+
+    lr: float = 1e-4
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        problems = [f"steps: must be at least 1, got {self.steps}"] * (self.steps < 1)
+        problems += [f"lr: must be positive, got {self.lr}"] * (not self.lr > 0)
+        if problems:
+            raise ConfigError(problems, "the generator")
 
 
 def fit(

@@ -11,7 +11,7 @@ from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.core.values import Payload, State, Tick
 from befit.methods.parts.budget.allocate import ALLOCATION
-from befit.methods.parts.budget.base import base_stages, load_base, make_base, with_base, with_layout
+from befit.methods.parts.budget.base import MethodBlock, base_stages, load_base, make_base, with_base, with_layout
 from befit.methods.parts.budget.personal import Budgets, steps_for
 from befit.methods.parts.budget.stages import deploy_budgets
 from befit.protocol.method import Deployment, Method, Needs, Use
@@ -31,7 +31,7 @@ class OnBase(Method):
     """
 
     rank: int
-    base: dict[str, Any] | None
+    base: MethodBlock
     before: Method | None
 
     def prepare(self, layout: Layout, base: Mapping[str, Any] | None, owner: str) -> None:

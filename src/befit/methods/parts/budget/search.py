@@ -16,7 +16,7 @@ from befit.protocol.site import Site
 from befit.train.loop import TrainingDiverged
 from befit.train.optim import learning_rate, make_optimiser
 
-__all__ = ["Prior", "Search", "column_norms", "search", "stationary_scale"]
+__all__ = ["Prior", "ScaleSearch", "Search", "column_norms", "search", "stationary_scale"]
 
 _WEIGHTS = slot(BUDGETED) & factor("A", "B")
 _HEADS = slot(SCALES) & ~factor("lambda")
@@ -50,6 +50,28 @@ class Prior:
     def __call__(self, norms: Tensor, scales: Tensor, examples: int) -> Tensor:
         penalties = self.alpha_s * self.sparsity(norms, scales) + self.alpha_p * self.spread(scales)
         return penalties / examples
+
+
+@dataclass(frozen=True)
+class ScaleSearch:
+    """How a method searches the ranks' scales: its block `search`.
+
+    lr       learning rate of the scales (Adam)
+    alpha_s  weight of the prior that ties a scale to its column of B
+    alpha_p  weight of the prior that keeps scales small
+    prior    "simplified" as in the paper's experiments, or "exact"
+    clip     largest gradient norm of A and B; 0 does not clip
+    """
+
+    lr: float = 1e-2
+    alpha_s: float = 1e2
+    alpha_p: float = 1e-2
+    prior: Literal["simplified", "exact"] = "simplified"
+    clip: float = 1.0
+
+    def make(self, *, accumulate: bool = False, return_raw: bool = False, held: torch.dtype = torch.float32) -> Search:
+        """The search with what a preset does otherwise, see `Search`."""
+        return Search(Prior(self.alpha_s, self.alpha_p, self.prior), self.lr, self.clip, accumulate, return_raw, held)
 
 
 def stationary_scale(norm: float, prior: Prior) -> float:

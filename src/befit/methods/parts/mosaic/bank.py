@@ -21,7 +21,7 @@ from befit.adapters.pq import sites
 from befit.core.errors import ModelError
 from befit.core.values import Payload, Scalar, State, Update
 from befit.methods.parts.mosaic.blocks import mixture
-from befit.methods.parts.mosaic.mixing import Held
+from befit.methods.parts.mosaic.mixing import ServerBank
 from befit.methods.parts.mosaic.sketch import SKETCH
 
 __all__ = [
@@ -151,7 +151,7 @@ def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]
     return join("own", module, factor), family
 
 
-def held_by(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> Held:
+def held_by(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> ServerBank:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
     before  as `received_before` says, for a mixing that compares with it
@@ -159,7 +159,7 @@ def held_by(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> Held
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
     groups = {group: [order[id_] for id_ in ids] for group, ids in whose.items()}
     shared = {group: {name: own[name] for name in sorted(own) if name != SKETCH} for group, own in stacks.items()}
-    return Held(shared, groups, before, stacks[EVERYBODY].get(SKETCH))
+    return ServerBank(shared, groups, before, stacks[EVERYBODY].get(SKETCH))
 
 
 def remembered(server: Payload, stacks: Stacks, whose: Members, weights: Mapping[str, torch.Tensor]) -> Payload:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from befit.core.errors import PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.values import State
 from befit.merge.nash import nash_weights
 from befit.methods.parts.mosaic.relevance import newcomer_weights, relevance, similarities
 from befit.methods.parts.mosaic.sketch import Sketch
 
-__all__ = ["Equal", "Held", "Mixing", "Nash", "Relevance", "chosen", "needless"]
+__all__ = ["Equal", "Mixing", "Nash", "Relevance", "ServerBank", "make_mixing"]
 
 _CHUNK = 2**22  # entries of a stack whose products are summed at a time
 
 
 @dataclass(frozen=True)
-class Held:
+class ServerBank:
     """What the server has of all clients.
 
     stacks    by group of clients (a backbone's, or everybody), their last uploads, a row for each client, in the order
@@ -46,7 +46,7 @@ class Mixing(Protocol):
 
     compares: ClassVar[bool]
 
-    def __call__(self, held: Held) -> dict[str, Tensor]:
+    def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
         """By group: weights (M, M) float32, a row for each member, of sum 1."""
         ...
 
@@ -61,15 +61,17 @@ class Mixing(Protocol):
 
 @dataclass(frozen=True)
 class Relevance:
-    """By likeness of gradients (FedMosaic, eq. 4).
+    """By likeness of gradients (FedMosaic, eq. 4): the block `relevance` of a method.
 
-    temperature   tau of the softmax of cosines
-    similarity    cosine of whole gradients ("flat"), or the mean over their columns ("colmean")
-    include_self  whether a client's own adapter is part of its mixture
-    every         gradients are taken at every so many steps
-    ema           weight of the new round's mean gradient in the running one
-    noise         standard deviation of what is added to gradients
-    noise_at      to each "gradient" (algorithm 1), or to the running mean at each "upload" (eq. 3)
+    temperature   tau of the softmax over cosines
+    similarity    cosine of whole gradients ("flat", the paper) or mean over their columns ("colmean", the code)
+    include_self  the own adapter is part of the mixture, as in equation 4; the code leaves it out
+    every         the frozen model's gradient is taken at every so many steps
+    ema           weight of a round's mean gradient in the running one
+    noise         standard deviation of the noise on gradients
+    noise_at      on every "gradient" before their mean (algorithm 1), or on the running mean at every "upload" (eq. 3)
+    share         share of the gradient's entries that travel
+    mask          which: "random" ones, the same for all (the paper), or the first "rows" (the code)
     """
 
     temperature: float = 0.5
@@ -79,18 +81,37 @@ class Relevance:
     ema: float = 0.5
     noise: float = 1e-4
     noise_at: Literal["gradient", "upload"] = "gradient"
+    share: float = 0.4
+    mask: Literal["random", "rows"] = "random"
     compares: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.temperature > 0:
+            problems.append(f"temperature: must be positive, got {self.temperature}")
+        if self.every < 1:
+            problems.append(f"every: must be at least 1, got {self.every}")
+        if not 0 < self.ema <= 1:
+            problems.append(f"ema: must be above 0 and at most 1, got {self.ema}")
+        if not 0 <= self.noise < float("inf"):
+            problems.append(f"noise: must be zero or positive, got {self.noise}")
+        if not 0 < self.share <= 1:
+            problems.append(f"share: must be above 0 and at most 1, got {self.share}")
+        if self.similarity == "colmean" and self.mask != "rows":
+            problems.append("similarity: colmean compares columns, and a random mask leaves none; set mask: rows")
+        if problems:
+            raise ConfigError(problems, "relevance")
 
     def noise_on(self, place: Literal["gradient", "upload"]) -> float:
         """The standard deviation there: `noise`, or 0 where it is added at the other place."""
         return self.noise if self.noise_at == place else 0.0
 
-    def __call__(self, held: Held) -> dict[str, Tensor]:
-        assert held.sketches is not None
-        cosines = similarities(held.sketches, self.similarity)
+    def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
+        assert bank.sketches is not None
+        cosines = similarities(bank.sketches, self.similarity)
         return {
             group: relevance(cosines, self.temperature, members, self.include_self)
-            for group, members in held.groups.items()
+            for group, members in bank.groups.items()
         }
 
     def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
@@ -106,8 +127,8 @@ class Equal:
     include_self: bool = False
     compares: ClassVar[bool] = False
 
-    def __call__(self, held: Held) -> dict[str, Tensor]:
-        nothing = {group: torch.zeros(len(members), len(members)) for group, members in held.groups.items()}
+    def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
+        nothing = {group: torch.zeros(len(members), len(members)) for group, members in bank.groups.items()}
         return {group: relevance(zeros, 1.0, range(len(zeros)), self.include_self) for group, zeros in nothing.items()}
 
     def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
@@ -123,12 +144,12 @@ class Nash:
 
     compares: ClassVar[bool] = True
 
-    def __call__(self, held: Held) -> dict[str, Tensor]:
+    def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for group, members in held.groups.items():
+        for group, members in bank.groups.items():
             gram = torch.zeros(len(members), len(members), dtype=torch.float64)
-            for name, stack in held.stacks[group].items():
-                gram += _products(stack, held.before[group][name])
+            for name, stack in bank.stacks[group].items():
+                gram += _products(stack, bank.before[group][name])
             found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
         return found
 
@@ -148,23 +169,20 @@ def _products(stack: Tensor, before: Tensor) -> Tensor:
     return total
 
 
-def chosen(mixing: str, asked: Relevance, sketch: Sketch) -> tuple[Mixing, Sketch | None]:
-    """The mixing of that name, and what has to travel for it."""
-    if mixing == "relevance":
-        return asked, sketch
-    return (Equal(asked.include_self) if mixing == "equal" else Nash()), None
+def make_mixing(name: str, settings: Relevance) -> tuple[Mixing, Sketch | None]:
+    """The mixing of that name, and what has to travel for it.
 
-
-def needless(mixing: str, asked: Relevance, sketch: Sketch) -> list[str]:
-    """Options that were given, and that this mixing has no use for."""
-    if mixing == "relevance":
-        return []
-    keep = {"include_self"} if mixing == "equal" else set()
-    given: dict[str, Any] = {**_changed(asked), **_changed(sketch)}
-    return [
-        f"{name}: mixing: {mixing} has no use for it, got {value}" for name, value in given.items() if name not in keep
+    Raises ConfigError for settings that this mixing has no use for.
+    """
+    if name == "relevance":
+        return settings, Sketch(settings.share, settings.mask)
+    used = {"include_self"} if name == "equal" else set()
+    given = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    problems = [
+        f"relevance.{one.name}: mixing: {name} has no use for it, got {given[one.name]}"
+        for one in fields(settings)
+        if given[one.name] != one.default and one.name not in used
     ]
-
-
-def _changed(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value) if getattr(value, one.name) != one.default}
+    if problems:
+        raise ConfigError(problems, "the mixing")
+    return (Equal(settings.include_self) if name == "equal" else Nash()), None

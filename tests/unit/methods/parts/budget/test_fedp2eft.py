@@ -371,7 +371,6 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
         ({"base": {"name": "fedalt"}}, "base: fedalt mixes its slots by 'gate'"),
         ({"base": {"name": "rela"}}, "base: rela mixes its slots by 'gate'"),
         ({"base": {"name": "fedsim"}}, "base: fedsim mixes its slots by 'logits'"),
-        ({"generator_steps": 0}, "generator_steps"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key(arguments: dict[str, Any], text: str) -> None:

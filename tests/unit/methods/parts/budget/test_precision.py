@@ -158,7 +158,7 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     load_scales(site, start.view(-1, WIDE))
     how = Search(accumulate=parity, return_raw=parity, held=held)
     target = search(site, at, how, BUDGET.max_steps)
-    expected, gaps = fit(state, seen, target.flatten(), method.generator_steps, method.generator_lr, held)
+    expected, gaps = fit(state, seen, target.flatten(), method.generator.steps, method.generator.lr, held)
     assert_same(sent.arrays, expected)
     # The steps follow the signs of the distances alone; sums tell what the distances are.
     assert (report["gap_before"], report["gap_after"]) == (gaps[0], gaps[-1])

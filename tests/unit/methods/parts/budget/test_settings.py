@@ -23,7 +23,9 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
 from befit.methods.parts.budget.personal import budgeted_layout, steps_for
+from befit.methods.parts.budget.search import ScaleSearch
 from befit.methods.parts.budget.stages import features_of
+from befit.protocol.registry import check_method
 from tests.conftest import make_site
 from tests.unit.methods.federation import BUDGET, Clients
 
@@ -122,17 +124,11 @@ def test_the_defaults_are_the_papers() -> None:
     """Those of the paper, also of what stands beside FedP2EFT. The learning rate of A and B is `train.lr`."""
     ours, alone = FedP2EFT(), BayesTune()
     for method in (ours, alone):
-        assert (method.rank_max, method.scale, method.lr_lambda, method.alpha_s, method.alpha_p) == (
-            16,
-            2,
-            1e-2,
-            1e2,
-            1e-2,
-        )
-        assert (method.prior, method.clip, method.preset) == ("simplified", 1.0, "recommended")
+        assert (method.rank_max, method.scale, method.preset) == (16, 2, "recommended")
+        assert method.search == ScaleSearch(lr=1e-2, alpha_s=1e2, alpha_p=1e-2, prior="simplified", clip=1.0)
         adapter = next(one for one in method.layout.slots if one.name == BUDGETED)
         assert (adapter.rank, adapter.alpha) == (32, 64)
-    assert (ours.generator_lr, ours.generator_steps, ours.mask_padding, ours.weights) == (1e-4, 10, False, "examples")
+    assert (ours.generator.lr, ours.generator.steps, ours.mask_padding, ours.weights) == (1e-4, 10, False, "examples")
     generator = next(one for one in ours.layout.extras if isinstance(one, Generator))
     assert (generator.rank, generator.gain, generator.bias) == (32, 1e-6, 1e-4)
     l2p = FedL2P()
@@ -152,3 +148,12 @@ def test_a_new_generator_is_drawn_as_stated() -> None:
         assert float(weight.std()) == pytest.approx(1e-6 * (2 / sum(weight.shape)) ** 0.5, rel=0.05)
         assert bool((state[f"{GENERATOR}/{name}/b"] == 1e-4).all())
     assert state[f"{GENERATOR}/activation/slope"].tolist() == [0.25]
+
+
+def test_wrong_settings_of_a_block_are_named_with_their_place() -> None:
+    _, method, problems = check_method(
+        {"name": "fedp2eft", "generator": {"steps": 0, "lr": 0.0}, "search": {"priors": "exact"}}
+    )
+    assert method is None
+    keys = {problem.split(":")[0] for problem in problems}
+    assert keys == {"method.generator.steps", "method.generator.lr", "method.search.priors"}

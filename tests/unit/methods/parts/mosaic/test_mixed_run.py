@@ -32,7 +32,7 @@ from tests.conftest import federated
 from tests.contract.conftest import Memo
 from tests.unit.models.tiny_models import save_speller
 
-METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "every": 1, "align": {"samples": 40}}
+METHOD = {"name": "fedmosaic", "rank": 4, "blocks": 2, "relevance": {"every": 1}, "align": {"samples": 40}}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ COMMON = {
     "benchmark": {"name": "skills", "clients": 2},
     "model": {"id": "skills-llama", "max_length": 96},
     "adapter": {"targets": ["q_proj", "down_proj"]},
-    "method": {"name": "rela", "rank": 4, "every": 1, "noise": 0.0},
+    "method": {"name": "rela", "rank": 4, "relevance": {"every": 1, "noise": 0.0}},
     "baselines": [],
     "train": {"max_steps": 2, "batch_size": 2},
     "federation": {"rounds": 1},
@@ -180,7 +180,7 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
 ) -> None:
     """What a client sends is the gradient of the small model on its records as the small model reads them; cores mix
     over all, plain factors within the pair that has a backbone in common."""
-    config = {**METHOD, "noise": 0.0, "share": 1.0, "mask": "rows", "ema": 1.0}
+    config = {**METHOD, "relevance": {"every": 1, "noise": 0.0, "share": 1.0, "mask": "rows", "ema": 1.0}}
     method, site, server, memo = played(spellers, config, 2)
     assert not memo.failures and len(memo.updates) == 8 and len(memo.scores) == 4
     lengths = {len(one.task.tokenizer) for one in spellers.backbones.values()}  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import State, Tick, Update
 from befit.merge.nash import nash_weights
 from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS
-from befit.methods.parts.mosaic.mixing import Equal, Held, Nash
+from befit.methods.parts.mosaic.mixing import Equal, Nash, ServerBank
 from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.method import describe
@@ -44,7 +44,7 @@ def test_no_gradient_is_taken_or_sent(name: str, mixing: str) -> None:
 
 @pytest.mark.parametrize("include_self", [False, True])
 def test_equal_weights_give_the_plain_mean_of_a_backbones_others(include_self: bool) -> None:
-    federation = start("rela", mixing="equal", include_self=include_self)
+    federation = start("rela", mixing="equal", relevance={"include_self": include_self})
     updates = federation.round(1)
     counted = "ace" if include_self else "ce"
     for key, value in mixture(federation, "a").items():
@@ -105,7 +105,7 @@ def test_products_are_summed_over_stacks_in_pieces(monkeypatch: pytest.MonkeyPat
     generator = torch.Generator().manual_seed(0)
     stacks = {name: torch.randn(3, 4, 5, generator=generator) for name in ("own/a/P", "own/b/P")}
     before = {name: torch.randn(4, 5, generator=generator) for name in stacks}
-    held = Held({"": stacks}, {"": [0, 1, 2]}, {"": before})
+    held = ServerBank({"": stacks}, {"": [0, 1, 2]}, {"": before})
     whole = Nash()(held)[""]
     monkeypatch.setattr("befit.methods.parts.mosaic.mixing._CHUNK", 7)
     torch.testing.assert_close(Nash()(held)[""], whole)
@@ -117,9 +117,9 @@ def test_products_are_summed_over_stacks_in_pieces(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "problems"),
     [
-        ({"mixing": "nash", "temperature": 0.2, "include_self": True}, {"temperature", "include_self"}),
-        ({"mixing": "equal", "share": 0.1, "mask": "rows", "ema": 1.0}, {"share", "mask", "ema"}),
-        ({"mixing": "equal", "include_self": True}, set()),
+        ({"mixing": "nash", "relevance": {"temperature": 0.2, "include_self": True}}, {"temperature", "include_self"}),
+        ({"mixing": "equal", "relevance": {"share": 0.1, "mask": "rows", "ema": 1.0}}, {"share", "mask", "ema"}),
+        ({"mixing": "equal", "relevance": {"include_self": True}}, set()),
     ],
 )
 def test_options_that_a_mixing_has_no_use_for_are_refused(settings: dict[str, Any], problems: set[str]) -> None:
@@ -146,7 +146,7 @@ def cosine(first: torch.Tensor, second: torch.Tensor, similarity: str) -> float:
 )
 def test_weights_are_those_that_the_methods_options_ask_for(name: str, settings: dict[str, Any]) -> None:
     """Equation 4 over what the clients sent, number by number, in every group and for a newcomer."""
-    federation = start(name, every=1, **settings)
+    federation = start(name, relevance={"every": 1, **settings})
     updates = federation.round(1)
     sketches = {client: updates[client].payload.arrays[SKETCH].double() for client in "abcde"}
     assert sketches["a"].shape == ((6, 24) if "mask" in settings else (153,))

@@ -261,11 +261,11 @@ def test_a_client_that_sits_out_counts_with_what_it_sent_last() -> None:
 
 def test_the_running_gradient_starts_whole_and_then_takes_the_share_of_the_new_round() -> None:
     """g_1, then 0.75 g_1 + 0.25 g_2; from zeros the first would be 0.25 g_1."""
-    federation = start("rela", noise=0.0, ema=0.25, every=1)
+    federation = start("rela", relevance={"noise": 0.0, "ema": 0.25, "every": 1})
     _, one = federation.update("a", 1)
     first = one.payload.arrays[SKETCH]
     _, two = federation.update("a", 2)
-    alone = start("rela", noise=0.0, every=1)
+    alone = start("rela", relevance={"noise": 0.0, "every": 1})
     _, fresh = alone.update("a", 2)
     torch.testing.assert_close(two.payload.arrays[SKETCH], 0.75 * first + 0.25 * fresh.payload.arrays[SKETCH])
     assert torch.equal(federation.memories["a"].arrays[SKETCH], two.payload.arrays[SKETCH])
@@ -304,7 +304,7 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     elif "seed" in settings:
         at = replace(at, seed=7)
     elif settings:
-        method = build_method({"name": "rela", "rank": 4, **settings})
+        method = build_method({"name": "rela", "rank": 4, "relevance": settings})
     if not settings:
         federated(method).client_update(Payload(), received, site, at)
         return
@@ -384,13 +384,15 @@ def test_every_wrong_option_is_named_at_once() -> None:
             {
                 "name": "fedmosaic",
                 "blocks": 0,
-                "temperature": 0.0,
-                "ema": 0.0,
-                "every": 0,
-                "share": 2.0,
-                "noise": -1.0,
                 "pq_rate": 0.0,
-                "similarity": "colmean",
+                "relevance": {
+                    "temperature": 0.0,
+                    "ema": 0.0,
+                    "every": 0,
+                    "share": 2.0,
+                    "noise": -1.0,
+                    "similarity": "colmean",
+                },
             }
         )
     keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
@@ -417,7 +419,7 @@ def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stay
 
 def test_noise_at_the_upload_disturbs_what_is_sent_and_not_what_is_remembered() -> None:
     """Equation 3: `g~ = ghat + mu eps` once after the running mean, which goes on without it; eps fresh every round."""
-    calm, loud = (start(noise=noise, noise_at="upload") for noise in (0.0, 0.5))
+    calm, loud = (start(relevance={"noise": noise, "noise_at": "upload"}) for noise in (0.0, 0.5))
     sent: list[torch.Tensor] = []
     for number in (1, 2):
         plain, noisy = calm.round(number)["a"], loud.round(number)["a"]
@@ -429,7 +431,7 @@ def test_noise_at_the_upload_disturbs_what_is_sent_and_not_what_is_remembered() 
             for federation in (calm, loud):
                 federation.server = calm.server
     assert not torch.allclose(*sent), "fresh in every round"
-    usual = start(noise=0.5)
+    usual = start(relevance={"noise": 0.5})
     usual.round(1)
     assert not torch.allclose(usual.memories["a"].arrays[SKETCH], calm.memories["a"].arrays[SKETCH]), "at gradients"
 

@@ -113,7 +113,7 @@ def test_the_order_of_tasks_shows_in_the_running_gradient_and_not_in_the_plain_m
     """0.75 g1 + 0.25 g2 against 0.75 g2 + 0.25 g1: they differ, and their sum is g1 + g2."""
     found = []
     for rounds in ((1, 2), (2, 1)):
-        federation = start("rela", noise=0.0, ema=0.25, every=1)
+        federation = start("rela", relevance={"noise": 0.0, "ema": 0.25, "every": 1})
         sent = [federation.update("a", number)[1].payload.arrays[SKETCH] for number in rounds]
         found.append(sent)
     (first, ab), (second, ba) = found
@@ -142,7 +142,7 @@ class Wider:
 def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_and_padding_nowhere(name: str) -> None:
     """A round with more padding leaves the same adapters, gates and gradient; what is deployed computes
     `W x + (1 - b_t) h_own + b_t h_mixture`, `b_t = sigmoid(<w, x_t>)`."""
-    federation = start(name, gate="input", every=1)
+    federation = start(name, gate="input", relevance={"every": 1})
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
     received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
@@ -180,7 +180,7 @@ def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_anot
             "baselines": [],
             "model": {"id": "skills-llama-s", "max_length": 64},
             "adapter": {"targets": ["q_proj"]},
-            "method": {"name": "rela", "rank": 2, "every": 1},
+            "method": {"name": "rela", "rank": 2, "relevance": {"every": 1}},
             "train": {"max_steps": 3, "batch_size": 4},
         }
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 
 __all__ = ["Alignment"]
 
@@ -37,7 +38,7 @@ class Alignment:
     ridge: float = 1e-6
     tie: float = 0.0
     finish: Literal["none", "polar"] = "none"
-    folder: str | None = None
+    folder: Annotated[str | None, Mark.SERVER] = None
 
     def __post_init__(self) -> None:
         counts = {

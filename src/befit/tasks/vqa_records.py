@@ -6,14 +6,16 @@ Spellings are mapped here and nowhere else: `conversations` with {from, value} a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from befit.core.errors import DataError
 from befit.core.schema import show
 
-__all__ = ["FIELDS", "choice_list", "vqa_fields", "vqa_record"]
+__all__ = ["FIELDS", "choice_list", "vqa_fields", "vqa_input", "vqa_record"]
 
 FIELDS = ("images", "image", "conversation", "conversations", "messages", "choices", "form", "metric", "task")
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
@@ -96,6 +98,24 @@ def vqa_fields(
             f"{where}: {spelled[0]} has {marks} marks <image> for {len(images)} images; every image needs one, in order"
         )
     return {"images": [read_image(image) for image in images], "conversation": turns}
+
+
+def vqa_input(value: Any, columns: Mapping[str, str], where: str) -> Any:
+    """A question as the task takes it; an image is a path that counts from the current folder."""
+    if isinstance(value, str) and PurePosixPath(value).suffix and os.path.isfile(value):
+        raise DataError(
+            f"{where}: {value} is a file, and vqa needs a question too: give a .jsonl file of records such "
+            f'as {{"image": {show(value)}, "question": "What is it?"}}'
+        )
+    if isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("question"), str)):
+        if isinstance(value, Mapping) and "image" in value:
+            return {**value, "images": [value["image"]]}
+        return value
+    if not isinstance(value, Mapping):
+        raise DataError(
+            f"{where}: must be a text, or an object with question or conversation and perhaps images, got {show(value)}"
+        )
+    return vqa_fields(value, columns, lambda image: image, where)
 
 
 def choice_list(question: str, gold: str = "") -> tuple[str, ...] | None:

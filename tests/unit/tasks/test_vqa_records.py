@@ -12,7 +12,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError
 from befit.data.files.load import load_files
 from befit.data.records import input_record
-from befit.data.vqa_records import choice_list
+from befit.tasks.vqa_records import choice_list
 
 NONE = {"val_fraction": 0.0, "test_fraction": 0.0}
 

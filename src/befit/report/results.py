@@ -1,0 +1,153 @@
+"""What results.json of a run holds, key by key."""
+
+from __future__ import annotations
+
+from typing import Any, Required, TypedDict, cast
+
+__all__ = [
+    "ALONE",
+    "ClientRow",
+    "Group",
+    "Grouped",
+    "RunResults",
+    "Summary",
+    "Worst",
+    "baseline_labels",
+    "newcomers_of",
+    "runs_of",
+    "training_alone",
+]
+
+
+ALONE = "local"  # the method in which every client trains alone
+
+
+class ClientRow(TypedDict, total=False):
+    """One client or newcomer; beside these keys, every metric by the name of its `befit.core.metrics.Measure`.
+
+    baselines           every baseline's headline
+    updates             rounds of exchanges whose update was used
+    gain                over the best baseline of this client; `gain_over_local` over training alone
+    download, backbone  a newcomer's headline before any stage of its own, and without adapters
+    unchanged           whether all of a newcomer's metrics are the backbone's
+    reason              why a newcomer has no model
+    """
+
+    examples: int
+    train_examples: int
+    updates: int
+    bytes_up: int
+    bytes_down: int
+    bytes_scoring: int
+    seconds: float
+    diagnostics: dict[str, Any]
+    baselines: dict[str, float | None]
+    gain: float
+    gain_over_local: float
+    family: str
+    info: dict[str, str]
+    adapter: str | None
+    download: float | None
+    backbone: float | None
+    unchanged: bool
+    reason: str
+
+
+class Worst(TypedDict):
+    client: str
+    value: float
+
+
+class Summary(TypedDict, total=False):
+    """Over clients: the headline, with std dividing by n - 1 and 0 for one client; bytes and seconds in all.
+
+    over_time  A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
+    """
+
+    scored: int
+    mean: float | None
+    std: float | None
+    worst: Worst | None
+    bytes_up: int
+    bytes_down: int
+    bytes_scoring: int
+    seconds: float
+    peak_memory_mib: float
+    over_time: dict[str, float]
+    download: Summary
+    backbone: Summary
+    gained: list[str]
+    not_gained: list[str]
+
+
+class Group(TypedDict):
+    """A group of clients or examples, with its scores by run and metric, and the run that is best."""
+
+    clients: int
+    examples: int
+    scores: dict[str, dict[str, float | None]]
+    winner: str | None
+
+
+class Grouped(TypedDict, total=False):
+    """All groups by one thing that is known of clients, or of their examples (`of`), and the wins of every run."""
+
+    groups: Required[dict[str, Group]]
+    wins: Required[dict[str, int]]
+    metrics: list[str]
+    of: str
+    budgets: dict[str, Grouped]
+
+
+class RunResults(TypedDict, total=False):
+    """results.json. Baselines, curves and costs are by label of a run; costs then by family of models."""
+
+    name: str
+    method: Required[str]
+    status: str
+    task: str
+    model: str
+    seed: int
+    data: str
+    partition: Any
+    metric: Required[str]
+    split: str
+    higher_is_better: bool
+    left_out: dict[str, Any]
+    limit: dict[str, Any]
+    clients: Required[dict[str, ClientRow]]
+    summary: Required[Summary]
+    baselines: dict[str, Summary]
+    groups: dict[str, Grouped]
+    newcomers: dict[str, Any]
+    curves: dict[str, list[dict[str, Any]]]
+    costs: dict[str, dict[str, dict[str, Any]]]
+    failures: list[dict[str, Any]]
+
+
+def newcomers_of(results: RunResults) -> RunResults | None:
+    """The results as if the newcomers were the clients; None where there are none."""
+    newcomers = results.get("newcomers") or {}
+    if not newcomers.get("clients"):
+        return None
+    return cast(RunResults, {**results, "baselines": {}, "failures": [], "curves": {}, "groups": {}, **newcomers})
+
+
+def baseline_labels(results: RunResults) -> list[str]:
+    """Labels of the baselines in the order in which they were run; those of any client where that is unknown."""
+    labels = dict.fromkeys(results.get("baselines") or {})
+    for row in results["clients"].values():
+        labels |= dict.fromkeys(row.get("baselines") or {})
+    return list(labels)
+
+
+def training_alone(results: RunResults) -> str | None:
+    """The baseline in which every client trains alone; None without one, and where the method does so itself."""
+    return ALONE if results["method"] != ALONE and ALONE in baseline_labels(results) else None
+
+
+def runs_of(results: RunResults) -> list[tuple[str, Summary]]:
+    """Label and summary of every baseline, and of the method at last."""
+    summaries = results.get("baselines") or {}
+    baselines: list[tuple[str, Summary]] = [(label, summaries.get(label) or {}) for label in baseline_labels(results)]
+    return [*baselines, (results["method"], results["summary"])]

@@ -1,0 +1,116 @@
+"""What report.md and report.html show, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from befit.report import tables
+from befit.report.groups import GROUP_NOTE, group_tables
+from befit.report.newcomers import NEWCOMER_NOTE, newcomer_sentences, newcomer_summary_table, newcomer_table
+from befit.report.numbers import count_text
+from befit.report.outbound import outbound_groups, outbound_totals
+from befit.report.record import RunRecord, export_note, written_files
+from befit.report.results import RunResults, newcomers_of
+from befit.report.table import Table
+from befit.report.words import (
+    COMMUNICATION_NOTE,
+    COST_NOTE,
+    GROUPS_SHOWN,
+    OVER_TIME_NOTE,
+    client_notes,
+    failure_note,
+    group_title,
+    outbound_note,
+)
+
+__all__ = ["Section", "sections_above", "sections_below", "values_table"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, sentences, and tables: the first stands below the heading without a title of its own."""
+
+    title: str
+    tables: Sequence[Table]
+    text: str = ""
+    closing: str = ""
+
+    @property
+    def shown(self) -> list[Table]:
+        return [table for table in self.tables if table]
+
+
+def sections_above(record: RunRecord) -> list[Section]:
+    """What stands before the plots: failures, who gained, and every client."""
+    results = record.results
+    clients = replace(tables.client_table(results), note="\n\n".join(client_notes(results)))
+    details = tables.curve_table(results), tables.diagnostics_table(results)
+    sections = [
+        Section("Failures", [tables.failure_table(results)], failure_note(results)),
+        Section("Summary", [tables.summary_table(results)]),
+        Section("Clients", [clients, *_groups(results), *details]),
+    ]
+    return [section for section in sections if section.shown]
+
+
+def sections_below(record: RunRecord) -> list[Section]:
+    """What stands after the plots: other clients' examples, newcomers, what was sent, what it cost, and the files."""
+    results, method = record.results, record.results["method"]
+    over_time = replace(tables.over_time_table(results), note=OVER_TIME_NOTE)
+    costs = replace(tables.cost_table(results), note=COST_NOTE)
+    sent = replace(tables.communication_table(results), note=COMMUNICATION_NOTE)
+    details = tables.client_communication_table(results), tables.stage_table(record.ledger, method)
+    files = Table("Files", ["what", "where, in the run directory"], written_files(record))
+    missing = ", ".join(record.missing)
+    closing = [export_note(record), f"Not in this directory, and so not in this report: {missing}." * bool(missing)]
+    sections = [
+        Section(over_time.title, [over_time]),
+        _newcomers(results),
+        Section("Communication", [sent, *details]),
+        Section(costs.title, [costs]),
+        _outbound(record),
+        Section("Files", [files], closing="\n\n".join(filter(None, closing))),
+    ]
+    return [section for section in sections if section.shown]
+
+
+def _groups(results: RunResults, who: str = "clients") -> list[Table]:
+    """Of several groups of one kind, the last says what their scores are."""
+    groups = group_tables(results, who)
+    return [*groups[:-1], *(replace(table, note=f"{table.note}\n\n{GROUP_NOTE}") for table in groups[-1:])]
+
+
+def _newcomers(results: RunResults) -> Section:
+    view = newcomers_of(results)
+    each = replace(newcomer_table(results), title="One by one", note=NEWCOMER_NOTE)
+    groups = _groups(view, "newcomers") if view else []
+    text = " ".join(newcomer_sentences(results))
+    return Section("Newcomers", [newcomer_summary_table(results), each, *groups] if view else [], text)
+
+
+def _outbound(record: RunRecord) -> Section:
+    groups = outbound_groups(record.outbound)
+    details = []
+    for group in groups[:GROUPS_SHOWN]:
+        names = ", ".join(group.clients) if len(group.clients) > 5 else ""
+        details.append(replace(group.table, title=f"Everything that left {group_title(group.clients)}", note=names))
+    closing = ""
+    if hidden := groups[GROUPS_SHOWN:]:
+        count = sum(len(group.clients) for group in hidden)
+        closing = f"{count_text(len(hidden), 'further list')} of {count} clients: see outbound.json."
+    totals = [outbound_totals(record.outbound), *details] if record.outbound else []
+    return Section("What left each client", totals, outbound_note(record), closing)
+
+
+def values_table(title: str, values: Mapping[str, Any]) -> Table:
+    """A nested mapping as rows of dotted name and value, as a detail."""
+    return Table(title, ["what", "value"], list(_flat(values, "")), detail=True)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for key, value in values.items():
+        rows += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [[f"{prefix}{key}", str(value)]]
+    return rows

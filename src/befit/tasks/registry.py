@@ -1,0 +1,199 @@
+"""The tasks by name: what befit knows of a task before it reads a model or a record. Imports no torch.
+
+A task is one file, befit's own or a user's:
+
+    @register_task("stars", auto_class="AutoModelForSequenceClassification", peft_type="SEQ_CLS",
+                   fields=("text", "label"))
+    class Stars(TextClassification):
+        name = "stars"
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from befit.core.errors import ConfigError, did_you_mean
+from befit.core.plugins import load_entry_points
+from befit.core.schema import show
+from befit.tasks.meteor import unavailable
+
+if TYPE_CHECKING:
+    from befit.tasks.base import Task
+
+__all__ = ["TaskKind", "get_task", "make_task", "register_task", "task_names"]
+
+Factory = TypeVar("Factory", bound=Callable[..., Any] | str)
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """What a task says of itself.
+
+    name         as in `data.task` and `Federation.task`
+    factory      makes the `Task` of a processor and of those settings of `make_task` that its signature names; or
+                 where it is, as "module:name", which is imported when it is first needed
+    auto_class   the class of transformers that loads its models
+    processor    what stands before its models: a tokenizer, an `ImagePreprocessor`, or a `VqaProcessor` for both
+    peft_type    PEFT's `task_type` of its adapters; None where PEFT has none
+    fields       what every record has. `label` is a class, `image` a picture, and any other field a text
+    optional     texts that the records may have
+    lists        lists of texts, read only where `data.columns` says from which column: many data sets have columns of
+                 these names that hold something else
+    answer       the field that a model answers with, which an input to predict from does not have
+    has_classes  whether the answer is one of `data.label_names`
+    writes_text  whether the model writes its answer: then it has no head but the vocabulary
+    metrics      what `evaluate.metrics` may name of answers that are written
+    read_record  makes a record of a row, for tasks whose fields have several spellings. Takes the row's values, the
+                 columns by field, a function that checks one image, and where the row stands, for errors
+    read_input   the same for an input to predict from: takes the input, the columns by field, and where it stands
+    """
+
+    name: str
+    factory: Callable[..., Any] | str
+    auto_class: str
+    processor: Literal["tokenizer", "images", "images and text"] = "tokenizer"
+    peft_type: str | None = None
+    fields: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    answer: str = "label"
+    has_classes: bool = True
+    writes_text: bool = False
+    metrics: tuple[str, ...] = ()
+    read_record: Callable[[Mapping[str, Any], Mapping[str, str], Callable[[Any], Any], str], dict[str, Any]] | None = (
+        None
+    )
+    read_input: Callable[[Any, Mapping[str, str], str], Any] | None = None
+
+    @cached_property
+    def make(self) -> Callable[..., Task]:
+        """The factory itself; imports it where only its place is known."""
+        if not isinstance(self.factory, str):
+            return self.factory
+        module, name = self.factory.split(":")
+        return getattr(import_module(module), name)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that the factory takes beside its processor."""
+        return tuple(inspect.signature(self.make).parameters)[1:]
+
+
+_TASKS: dict[str, TaskKind] = {}
+
+
+def register_task(name: str, **declared: Any) -> Callable[[Factory], Factory]:
+    """Enter a task under `name`; what may be declared is in `TaskKind`.
+
+    Raises ValueError where another task has that name.
+    """
+
+    def enter(factory: Factory) -> Factory:
+        kind = TaskKind(name, factory, **declared)
+        if name in _TASKS and _place(_TASKS[name]) != _place(kind):
+            raise ValueError(f"two tasks are called {name!r}: {_place(_TASKS[name])} and {_place(kind)}")
+        _TASKS[name] = kind
+        return factory
+
+    return enter
+
+
+def _place(kind: TaskKind) -> str:
+    factory = kind.factory
+    return factory if isinstance(factory, str) else f"{factory.__module__}:{factory.__qualname__}"
+
+
+def task_names(writes_text: bool | None = None) -> list[str]:
+    """The names of all tasks, or of those whose models write text or do not, in the order of their registration."""
+    load_entry_points("befit.tasks")
+    return [name for name, kind in _TASKS.items() if writes_text in (None, kind.writes_text)]
+
+
+def get_task(name: str, key: str = "task") -> TaskKind:
+    """The task called `name`. Raises ConfigError with a suggestion; `key` is where the name was given."""
+    load_entry_points("befit.tasks")
+    if name not in _TASKS:
+        raise ConfigError([f"{key}: {show(name)} is not one of {', '.join(_TASKS)}.{did_you_mean(name, _TASKS)}"])
+    return _TASKS[name]
+
+
+def make_task(
+    name: str,
+    processor: Any,
+    label_names: Sequence[str] = (),
+    *,
+    max_length: int = 256,
+    generate: bool = False,
+    max_new_tokens: int = 128,
+    metrics: Sequence[str] = (),
+    prompt: str = "auto",
+    long_prompts: Literal["refuse", "drop"] = "refuse",
+) -> Task:
+    """The task `name`, one of `task_names()`. Its factory gets those of these settings that its signature names.
+
+    processor       `Backbone.processor`: a tokenizer, an `ImagePreprocessor` for images, a `VqaProcessor` for both
+    label_names     the classes in order; none for tasks without classes
+    max_length      tokens per example, at most what the model has positions for; no meaning for images
+    generate        causal-lm: answer every prompt greedily when evaluating (exact match and ROUGE-L)
+    max_new_tokens  causal-lm, vqa: the longest generated answer
+    metrics         causal-lm, vqa: what is measured, the headline first; empty: exact_match and rougeL with `generate`,
+                    or vqa_score
+    prompt          causal-lm, vqa: how a record becomes a prompt, see `befit.tasks.causal_lm.CausalLM`
+    long_prompts    causal-lm: whether a prompt that fills max_length is an error or left out of training
+
+    Raises ConfigError for an unknown name, a missing processor, and label names or a prompt that do not fit the task.
+    """
+    kind = get_task(name)
+    settings = {
+        "label_names": label_names,
+        "max_length": max_length,
+        "generate": generate,
+        "max_new_tokens": max_new_tokens,
+        "metrics": metrics,
+        "prompt": prompt,
+        "long_prompts": long_prompts,
+    }
+    problems = _problems(kind, processor, label_names, max_length)
+    if "prompt" not in kind.settings and prompt != "auto":
+        problems.append(f"model.prompt: {name} has no prompts; leave it out")
+    if "long_prompts" not in kind.settings and long_prompts != "refuse":
+        problems.append(f"model.long_prompts: {name} has no such setting; leave it out")
+    if problems := problems + unavailable(metrics):
+        raise ConfigError(problems, f"the task {name}")
+    return kind.make(processor, **{key: value for key, value in settings.items() if key in kind.settings})
+
+
+def _problems(kind: TaskKind, processor: Any, label_names: Sequence[str], max_length: int) -> list[str]:
+    problems = []
+    if kind.processor == "images":
+        from befit.tasks.images import ImagePreprocessor
+
+        if not isinstance(processor, ImagePreprocessor):
+            problems.append(f"processor: images need an ImagePreprocessor, got {type(processor).__name__}")
+    elif kind.processor == "images and text":
+        from befit.tasks.vqa_examples import VqaProcessor
+
+        if not isinstance(processor, VqaProcessor):
+            problems.append(f"processor: images and text need a VqaProcessor, got {type(processor).__name__}")
+    elif getattr(processor, "pad_token_id", None) is None:
+        problems.append(f"processor: a tokenizer with a padding token is needed, got {type(processor).__name__}")
+    if not kind.has_classes:
+        if label_names:
+            problems.append(f"label_names: {kind.name} has no classes, got {', '.join(label_names)}")
+    elif len(set(label_names)) != len(label_names) or len(label_names) < 2:
+        problems.append(f"label_names: at least two different names are needed, got {list(label_names)}")
+    if max_length < (least := _fewest_tokens(kind, processor)):
+        problems.append(f"model.max_length: must be at least {least} tokens, got {max_length}")
+    return problems
+
+
+def _fewest_tokens(kind: TaskKind, tokenizer: Any) -> int:
+    """Room for one token beside those that the tokenizer adds to every text, or for a prompt and an answer."""
+    if kind.writes_text or not hasattr(tokenizer, "num_special_tokens_to_add"):
+        return 2
+    return max(2, 1 + tokenizer.num_special_tokens_to_add(pair=False))
