@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from befit.protocol.method import describe
 from befit.protocol.registry import build_method, get_method, method_names
 
 ROOT = Path(__file__).parents[1]
@@ -40,8 +41,8 @@ def method_table() -> str:
             needs.append("public records")
         if method.needs.server_model:
             needs.append("models at the server")
-        described = method.describe()
-        up, down = described.get("up", ""), described.get("down", "")
+        described = describe(method)
+        up, down = described["up"], described["down"]
         paper = entry.paper.removeprefix("arXiv:")
         source = f"[arXiv:{paper}](https://arxiv.org/abs/{paper}) ({entry.year})" if paper else "-"
         kind = "class" if isinstance(entry.factory, type) else "recipe"

@@ -26,8 +26,10 @@ from befit.adapters.layout import Layout, lora
 from befit.adapters.model import AdaptedModel
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, State
+from befit.protocol.method import Method, federated_stage, run_stages
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
+from befit.protocol.stage import Exchange
 from befit.tasks.base import Examples, Task
 from befit.tasks.causal_lm import CausalLM
 from befit.tasks.examples import PaddedExamples, StackedExamples, pad_right
@@ -45,6 +47,13 @@ _VOCABULARY = 32
 _WIDTH: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 # Wide enough that attention and logits are far from uniform: an error of 1e-6 then shows.
 _SPREAD: dict[str, Any] = {"initializer_range": 0.3, "attn_implementation": "eager"}
+
+
+def federated(method: Method) -> Exchange:
+    """What a method does in its last stage in which something leaves the clients."""
+    stage = federated_stage(run_stages(method))
+    assert stage is not None
+    return stage.exchange
 
 
 def tiny_model(kind: str, dropout: float = 0.0) -> nn.Module:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from befit.protocol.method import Deployment, Method, Needs
     from befit.protocol.registry import build_method, register
     from befit.protocol.site import ServerSite, Site
-    from befit.protocol.stage import Exchange, Personal, Stage
+    from befit.protocol.stage import Exchange, Message, Personal, Stage
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, check, export, predict, run
     from befit.studies.adapt import Adapted, adapt
@@ -95,6 +95,7 @@ __all__ = [
     "LocalTraining",
     "Merge",
     "MergeBranches",
+    "Message",
     "Method",
     "ModelError",
     "Needs",
@@ -195,7 +196,7 @@ __getattr__, __dir__ = lazy(
         "protocol.method": "Deployment Method Needs",
         "protocol.registry": "build_method register",
         "protocol.site": "ServerSite Site",
-        "protocol.stage": "Exchange Personal Stage",
+        "protocol.stage": "Exchange Message Personal Stage",
         "runs.loading": "load_federation",
         "runs.runner": "Run check export predict run",
         "studies.adapt": "Adapted adapt",

@@ -15,7 +15,7 @@ from befit.config.experiment import load_experiment
 from befit.core.values import Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
@@ -172,4 +172,4 @@ def once(play: Play, _played: dict[tuple[str, int, int | None], Outcome]) -> Onc
 
 
 def stages_of(method: Method) -> list[Stage]:
-    return list(method.plan())
+    return run_stages(method)

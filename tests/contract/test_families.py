@@ -16,7 +16,8 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.protocol.federate import Schedule, federate
-from befit.protocol.per_family import ByFamily, each_family, join, part
+from befit.protocol.method import Method, describe, opening_of
+from befit.protocol.per_family import ByFamily, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import predict
@@ -75,7 +76,7 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
     for clients in (["reverse.upper", "star-vowels.reverse"], ["drop-first.reverse", "upper.swap-ends"]):
         alone, own, _ = played(mixed, name, clients)
         family = mixed.backbone_of(clients[0]).key
-        mine, wanted = part(together, family), part(alone, family)
+        mine, wanted = together.part(family), alone.part(family)
         assert mine.arrays.keys() == wanted.arrays.keys() and mine.arrays
         assert all(torch.equal(mine.arrays[key], wanted.arrays[key]) for key in wanted.arrays)
         for client in clients:
@@ -85,14 +86,30 @@ def test_a_family_gets_what_it_would_get_alone_bit_for_bit(mixed: Host, name: st
                 assert all(torch.equal(kept.arrays[key], value) for key, value in there.arrays.items())
 
 
-def test_parts_of_a_memory_come_back_as_they_were() -> None:
-    memories = {
-        "a1": Payload({"shared/x/A": torch.ones(2)}, {"n": 1}),
-        "b2": Payload({"shared/x/A": torch.zeros(3)}, {"n": 2, "m": [1.0]}),
-    }
-    whole = join(memories)
-    assert {family: part(whole, family).scalars for family in memories} == {"a1": {"n": 1}, "b2": {"n": 2, "m": [1.0]}}
-    assert part(whole, "b2").arrays["shared/x/A"].tolist() == [0.0, 0.0, 0.0]
+def test_grouping_says_all_that_the_method_says() -> None:
+    """A member of `Method` that `ByFamily` left to the default would be forgotten where there are families."""
+    said = {name for name in vars(Method) if not name.startswith("_")} | {"layout", "use"}
+    assert said - {"trainable"} <= vars(ByFamily).keys()  # which is final, and read from the plan
+    alone = build_method({"name": "fedp2eft", "base": {"name": "fedit"}})
+    grouped = each_family(alone, 2)
+    assert opening_of(grouped) == opening_of(alone) and opening_of(alone) is not None
+    assert describe(grouped) == describe(alone)
+
+
+def test_runs_of_two_families_share_their_opening_and_end_as_each_would_alone(tmp_path: Path) -> None:
+    """Two rounds of four clients for both methods together, not for each."""
+    base = {"name": "fedit", "rank": 2}
+    methods = [{"name": name, "rank": 1, "epochs": 1, "base": base} for name in ("lora", "bayestune")]
+    some = {"benchmark": {"name": "skills", "clients": 4, "train": 4, "val": 1, "test": 1}}
+    events: list[dict[str, Any]] = []
+    both = befit.run(settings(**some, method=methods[0], baselines=[methods[1]]), out=tmp_path, observer=events.append)
+    trained = [one for one in events if one["kind"] == "client" and one["stage"] == "federate"]
+    assert len(trained) == 2 * 4
+    alone = befit.run(settings(**some, method=methods[0]), out=tmp_path / "alone")
+    for name in ("metrics.jsonl", "outbound.json"):
+        assert (both.path / name).read_bytes() == (alone.path / name).read_bytes()
+    for path in (alone.path / "clients").rglob("*.safetensors"):
+        assert path.read_bytes() == (both.path / path.relative_to(alone.path)).read_bytes()
 
 
 def test_one_backbone_needs_no_grouping() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from befit.runs.outbound import Outbound
 from befit.runs.provenance import locked
 from befit.runs.runner import run
 from befit.train.loop import Pass
+from tests.conftest import federated
 
 from .conftest import Play
 
@@ -124,7 +124,9 @@ def test_an_old_score_does_not_stand_for_the_last_one(tmp_path: Path, monkeypatc
 def answering(play: Play, host: Host, change: Any) -> Failure:
     """What comes of an update whose reply is changed at the client, before it is sent."""
     done = play("fedit", rounds=1)
-    exchange = done.engine._method.plan()[0].exchange
+    method = done.engine._method
+    (stage,) = method.plan()
+    exchange = stage.exchange
     real = type(exchange).client_update
 
     def update(client: Payload, received: Payload, site: Any, at: Tick) -> tuple[Payload, Payload]:
@@ -132,8 +134,7 @@ def answering(play: Play, host: Host, change: Any) -> Failure:
         return memory, change(reply)
 
     object.__setattr__(exchange, "client_update", update)
-    object.__setattr__(done.engine._method, "plan", lambda: [replace(stage, exchange=exchange) for stage in stages])
-    stages = list(type(exchange).plan(exchange))
+    object.__setattr__(method, "plan", lambda: [stage])
     (reply,) = list(done.engine.exchange({host.infos[0].id: done.server}, Tick("federate", 1, 1, 0)))
     assert isinstance(reply, Failure)
     assert done.store.load(host.infos[0].id) is not None  # what it had before, from the honest round
@@ -157,7 +158,8 @@ def test_a_full_disk_is_not_the_clients_failure(host: Host, tmp_path: Path) -> N
     (tmp_path / "state").write_text("a file where the folder should be")
     engine = LocalEngine(method, host.infos, host.site, store, Outbound())
     requests = {
-        info.id: method.dispatch(method.server_init(site), info, Tick("federate", 1, 1, 0)) for info in host.infos
+        info.id: federated(method).dispatch(method.server_init(site), info, Tick("federate", 1, 1, 0))
+        for info in host.infos
     }
     with pytest.raises(RunError, match="cannot write"):
         list(engine.exchange(requests, Tick("federate", 1, 1, 0)))

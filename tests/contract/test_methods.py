@@ -14,6 +14,7 @@ from befit.adapters.state import fingerprint
 from befit.core.values import Failure, Payload, Score, Tick
 from befit.core.wire import array_bytes
 from befit.protocol.federate import final_download
+from befit.protocol.method import describe
 from befit.protocol.registry import get_method, method_names
 from befit.protocol.site import Site
 from befit.runs.estimate import communication
@@ -66,11 +67,11 @@ def test_uploads_are_exactly_what_is_declared(name: str, once: Once, host: Host)
     assert outcome.journal.updates
     for at, update in outcome.journal.updates:
         stage = stages[at.stage]
-        declared = stage.exchange.uplink(stage, host.model.specs)
+        declared = stage.reply.specs(host.model.specs)
         assert {key: tuple(t.shape) for key, t in update.payload.arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }
-        if not stages[at.stage].uplink:
+        if not stages[at.stage].federated:
             assert not update.payload.arrays and not update.payload.scalars
 
 
@@ -92,7 +93,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
                 assert row["bytes"] < 100  # plain numbers
                 continue
             stage = stages[row["stage"]]
-            assert row["name"] in stage.exchange.uplink(stage, host.model.specs)
+            assert row["name"] in stage.reply.specs(host.model.specs)
             assert row["count"] == ROUNDS
             assert row["bytes"] == 4 * prod(row["shape"])
 
@@ -186,7 +187,8 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     request = final_download(method, outcome.server, newcomer, at)
     (reply,) = list(engine.score({newcomer.id: request}, at, "test"))
     deployed = method.deploy(*_a_trained_client(outcome, request, host))
-    assert deployed.mixer == method.mixer  # by which a base is judged before a run
+    # Said before a run, and what a base is judged by.
+    assert (deployed.slots, deployed.mixer) == (method.use.slots, method.use.mixer)
     if set(deployed.slots) == {"shared"}:
         assert isinstance(reply, Score) and reply.examples == len(host.examples(newcomer.id, "test"))
     else:
@@ -203,12 +205,12 @@ def _a_trained_client(outcome: Outcome, request: Payload, host: Host) -> tuple[P
 @EVERY_METHOD
 def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: Play) -> None:
     method = built(name)
-    if not any(stage.uplink for stage in stages_of(method)) or built(name).needs.min_clients > 1:
+    if not any(stage.federated for stage in stages_of(method)) or built(name).needs.min_clients > 1:
         pytest.skip("has no cohorts, or needs company")
     journal = play(name, cohort=1, rounds=2).journal
     stages = {stage.name: stage for stage in stages_of(method)}
     for number in (1, 2):
-        replies = [u for at, u in journal.updates if stages[at.stage].uplink and at.round == number]
+        replies = [u for at, u in journal.updates if stages[at.stage].federated and at.round == number]
         assert len(replies) == 1
 
 
@@ -226,7 +228,7 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_still_learns(name: str, play:
 @EVERY_METHOD
 def test_the_docstring_names_what_travels(name: str) -> None:
     assert "up = down" in get_method(name).docstring
-    described = built(name).describe()
+    described = describe(built(name))
     assert described["up"] and described["down"] and described["stages"]
 
 

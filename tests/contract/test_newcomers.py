@@ -13,6 +13,7 @@ import torch
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, DataError, RunError
 from befit.protocol.federate import resolved_stages
+from befit.protocol.method import newcomer_stage, run_stages
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -67,7 +68,7 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_leaves_nothing_behind
     monkeypatch.setattr(host, "newcomers", (info,))
     found = measure_newcomers(host, method, name, outcome.server, resolved_stages(method, ROUNDS), tmp_path)
     row = found["clients"][info.id]
-    assert (row["bytes_up"] > 0) == (method.arrival() is not None) and found["failures"] == []
+    assert (row["bytes_up"] > 0) == (newcomer_stage(method) is not None) and found["failures"] == []
     assert outcome.server.arrays.keys() == before.keys()
     assert all(torch.equal(outcome.server.arrays[key], value) for key, value in before.items())
     if row["reason"]:
@@ -78,8 +79,8 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_leaves_nothing_behind
         assert 0 <= row["accuracy"] <= 1
         assert (kept / ("config.json" if kept.name == "model" else "adapter_config.json")).is_file()
     assert row["unchanged"] == (name == "fedsa") and 0 <= row["backbone"] <= 1
-    personal = [stage for stage in method.plan() if not stage.uplink]
-    if method.arrival() is not None:
+    personal = [stage for stage in run_stages(method) if not stage.federated]
+    if newcomer_stage(method) is not None:
         (sent,) = json.loads((tmp_path / "newcomers" / info.id / "outbound.json").read_text()).values()
         assert not row["reason"] and any(one["stage"] == "arrive" for one in sent)
     if not personal:

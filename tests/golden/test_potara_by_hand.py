@@ -22,7 +22,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from befit.adapters.keys import NOTHING
 from befit.methods.potara import PotaraMerge, closed_form_weight, merged_trace, weigh
 from befit.protocol.registry import build_method
 from befit.train.paired_fisher import Damping, PairedFisher
@@ -43,7 +42,7 @@ def moments() -> PairedFisher:
 
 def stage(**options: object) -> PotaraMerge:
     (merging,) = build_method({"name": "potara", "delta": 0.2, **options}).then  # type: ignore[attr-defined]
-    assert isinstance(merging.rule, PotaraMerge) and merging.trainable == NOTHING
+    assert isinstance(merging.rule, PotaraMerge) and merging.passes == ()
     return merging.rule
 
 

@@ -12,10 +12,12 @@ import pytest
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import NotTrained
-from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.registry import build_method
+from befit.protocol.stage import Exchange
 from befit.runs.runner import run
 from befit.runs.shared_stages import opening_key
 from befit.studies.compare.comparison import Compared, compare, make_plan
+from tests.conftest import federated
 
 BASES = {"FedIT": {"name": "fedit", "rank": 2}, "Ditto": {"name": "ditto", "rank": 2}}
 OURS = {
@@ -101,15 +103,16 @@ def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
 
 def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one run could not do, maybe for want of memory, the next one tries for itself."""
-    real, calls = Recipe.client_update, []
+    exchange = type(federated(build_method("fedit")))
+    real, calls = exchange.client_update, []
 
-    def once(self: Recipe, client: Any, received: Any, site: Any, at: Any) -> Any:
+    def once(self: Exchange, client: Any, received: Any, site: Any, at: Any) -> Any:
         calls.append(at)
         if len(calls) == 1:
             raise NotTrained("the first call of all")
         return real(self, client, received, site, at)
 
-    monkeypatch.setattr(Recipe, "client_update", once)
+    monkeypatch.setattr(exchange, "client_update", once)
     study = {**STUDY, "runs": {label: block for label, block in STUDY["runs"].items() if label.endswith("FedIT")}}
     events: list[dict[str, Any]] = []
     done: Compared = compare(study, out=tmp_path, observer=events.append)

@@ -144,13 +144,14 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say what a method does, where it comes from, what its arguments are and what travels."""
+    from befit.protocol.method import describe
     from befit.protocol.registry import get_method
 
     with only_json(as_json):
         load_imports(imports)
         entry = get_method(method)
         usual = entry.factory() if all(one.default is not REQUIRED for one in entry.parameters) else None
-        travels, needs = (_travels(usual), _needs(usual)) if usual is not None else ({}, [])
+        travels, needs = (describe(usual), _needs(usual)) if usual is not None else ({}, [])
         mixed = usual is not None and usual.needs.mixed  # type: ignore[attr-defined]
     if as_json:
         keys = ("name", "title", "year", "paper", "docstring")
@@ -247,11 +248,6 @@ def _plain(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
         }
         for one in parameters
     ]
-
-
-def _travels(method: Any) -> dict[str, Any]:
-    """What a method sends, in its own words; nothing where it does not say."""
-    return dict(method.describe()) if hasattr(method, "describe") else {}
 
 
 _DEMANDS = {

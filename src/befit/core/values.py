@@ -6,8 +6,9 @@ A *state* is a flat mapping from keys `slot/module/factor` to CPU tensors, for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from torch import Tensor
 
@@ -33,6 +34,85 @@ class Payload:
 
     arrays: State = field(default_factory=dict[str, Tensor])
     scalars: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A plain number, `default` where there is none of this name. Raises KeyError without a default."""
+        value = self.scalars[name] if default is None else self.scalars.get(name, default)
+        assert isinstance(value, (int, float)), f"{name} is {value!r} and no number"
+        return value
+
+    def part(self, *path: str) -> Payload:
+        """The payload that `with_part` put under a name; that within it, for further names. Empty without one.
+
+        >>> Payload({}, {"round": 3}).with_part("base", Payload({}, {"round": 1})).part("base")
+        Payload(arrays={}, scalars={'round': 1})
+        """
+        mark = "".join(map(_mark, path))
+        return self._map(lambda key: key.removeprefix(mark) if key.startswith(mark) else None)
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Payload]) -> Payload:
+        """A payload with these parts, by their names, and nothing else."""
+        each = [(_mark(name), part) for name, part in parts.items()]
+        return cls(
+            {mark + key: value for mark, part in each for key, value in part.arrays.items()},
+            {mark + key: value for mark, part in each for key, value in part.scalars.items()},
+        )
+
+    def with_part(self, name: str, part: Payload) -> Payload:
+        """This payload with another one inside it, in the place of what had the name."""
+        mark, rest = _mark(name), self._map(lambda key: None if key.startswith(_mark(name)) else key)
+        return rest | part._map(lambda key: mark + key)
+
+    def take_part(self, name: str) -> Payload:
+        """The part of this name, out of this payload: the one thing that changes a payload.
+
+        For a memory that was handed over, with arrays that are too large to be there twice.
+        """
+        part, mark = self.part(name), _mark(name)
+        for entries in (self.arrays, self.scalars):
+            for key in [key for key in entries if key.startswith(mark)]:
+                del entries[key]
+        return part
+
+    def __or__(self, other: Payload) -> Payload:
+        """Both payloads as one; of arrays and numbers that both have, those of the other."""
+        return Payload({**self.arrays, **other.arrays}, {**self.scalars, **other.scalars})
+
+    def parts(self) -> dict[str, Payload]:
+        """All parts by name: of those with arrays first, in the order of the arrays."""
+        found: dict[str, Payload] = {}
+        for key, array in self.arrays.items():
+            name, end, rest = key.partition(_END)
+            if end:
+                found.setdefault(unquote(name), Payload()).arrays[rest] = array
+        for key, value in self.scalars.items():
+            name, end, rest = key.partition(_END)
+            if end:
+                found.setdefault(unquote(name), Payload()).scalars[rest] = value
+        return found
+
+    def split(self, names: Collection[str]) -> tuple[Payload, Payload]:
+        """What is in parts of these names, however deep they lie within other parts; and the rest."""
+
+        def inside(key: str) -> bool:
+            *path, _ = key.split(_END)
+            return any(unquote(name) in names for name in path)
+
+        return self._map(lambda key: key if inside(key) else None), self._map(lambda key: None if inside(key) else key)
+
+    def _map(self, name: Callable[[str], str | None]) -> Payload:
+        """The entries under other names, without those that get none."""
+        arrays = {new: value for key, value in self.arrays.items() if (new := name(key)) is not None}
+        return Payload(arrays, {new: value for key, value in self.scalars.items() if (new := name(key)) is not None})
+
+
+_END = "@"  # after the name of a part
+
+
+def _mark(name: str) -> str:
+    """What the names of a part's entries begin with. The name's own "@" is written otherwise, so that it ends there."""
+    return name.replace("%", "%25").replace(_END, "%40") + _END
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ def stage_traffic(
         StageTraffic(
             stage.name,
             stage.rounds or 0,
-            stage.uplink,
-            _sizes(stage.exchange.uplink(stage, specs), width),
-            _sizes(stage.exchange.downlink(stage, specs), width),
+            stage.federated,
+            _sizes(stage.reply.specs(specs), width),
+            _sizes(stage.down.specs(specs), width),
         )
         for stage in resolved_stages(method, rounds, most)
     )

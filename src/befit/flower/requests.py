@@ -57,7 +57,7 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
     except (TypeError, StopIteration):
         raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
     there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
-    if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.uplink and at.span > 1):
+    if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.federated and at.span > 1):
         raise PayloadMismatch(
             f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {there}"
         )

@@ -27,7 +27,7 @@ from befit.flower.requests import DOES, check_request, is_name, tick_of
 from befit.flower.site_file import SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.guard import check_finite
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
 from befit.runs.artifacts import write_client
 from befit.runs.host import Host
@@ -89,7 +89,7 @@ class SiteService:
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method = self._ready(header), self._method(header)
         at, folder = tick_of(header, method, host.experiment), self._folder(header)
-        stage = [one.name for one in method.plan()].index(at.stage)
+        stage = [one.name for one in run_stages(method)].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:

@@ -87,7 +87,7 @@ class AdaLora(OnBase):
         return -(-3 * self.rank // 2) if self.init_rank is None else self.init_rank
 
     def own_stages(self) -> list[Stage]:
-        return [Stage("budget", _Adapt(self), None if self.epochs is None else 1, uplink=False)]
+        return [Stage("budget", _Adapt(self), rounds=None if self.epochs is None else 1, trains=slot(BUDGETED))]
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,16 @@ class _Adapt(Personal):
             steps * at.rounds, how.start * modules, how.rank * modules, how.warmup, how.final, how.interval
         )
         first = (at.round - 1) * steps
-        allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client.arrays)
+        allocator = Allocator(site.model, BUDGETED, table, (how.beta1, how.beta2), first, client)
         # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.
         inactive = how.preset == "parity" and not get_task(site.task.name).writes_text
         terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
         one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
-        report = train(site, [one], at, steps=steps, moments=client.arrays)
+        report = train(site, [one], at, steps=steps, memory=client)
         adapter = site.model.dump(slot(BUDGETED))
         ranks = kept_ranks({key.split("/")[1]: value for key, value in adapter.items() if key.endswith("/lambda")})
         numbers = {"ranks": sum(ranks.values()), "adapter_parameters": trained(site, ranks)}
         site.report.update({**report.numbers(), **{key: float(value) for key, value in numbers.items()}})
         if at.round == at.rounds:
             adapter = compact(adapter, BUDGETED)
-        return kept(client, adapter, {**report.moments, **allocator.dump()}, at), Payload()
+        return kept(client, adapter, report.memory | allocator.dump(), at), Payload()

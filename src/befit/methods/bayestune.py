@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED
-from befit.adapters.keys import Selector
-from befit.adapters.layout import Layout, ModelShapes
+from befit.adapters.layout import Layout
 from befit.core.values import Payload
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.onbase import OnBase
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
 from befit.methods.parts.budget.search import ScaleSearch
 from befit.methods.parts.budget.stages import FineTune, SearchAlone, deploy_budgets
+from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
@@ -72,22 +71,18 @@ class BayesTune(OnBase):
         )
         object.__setattr__(self, "kept", kept)
         self.prepare(budgeted_layout(2 * self.rank_max, self.scale, self.preset != "parity"), self.base, "bayestune")
-        object.__setattr__(self, "needs", replace(self.needs, named=kept.named))
 
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
         parity = self.preset == "parity"
         how = self.search.make(accumulate=parity, held=torch.bfloat16 if parity else torch.float32)
         return [
-            Stage("search", SearchAlone(how, self.epochs, self.rounds_search), 1, uplink=False),
-            Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
+            SearchAlone(how, self.epochs, self.rounds_search).stage(),
+            FineTune(self.kept, self.epochs).stage(),
         ]
 
-    def own_trainable(self) -> Selector:
-        return WEIGHTS
-
-    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        return self.kept.faults(shapes, clients)
+    def check(self, context: Context) -> list[Problem]:
+        return self.kept.check(context)
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), WEIGHTS),)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED
-from befit.adapters.keys import Selector, slot, to_slot
+from befit.adapters.keys import NOTHING, select, slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
 from befit.methods.parts.budget.onbase import OnBase, kept, resume
@@ -23,9 +23,9 @@ from befit.methods.parts.budget.stages import features_of
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Personal, Stage
+from befit.protocol.stage import Exchange, Message, Personal, Stage
 from befit.protocol.work import Work
-from befit.train.optim import dump_moments, learning_rate, load_moments
+from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments
 
 _BEST = "best"
 _LOSS = f"{VALIDATION}/all/loss"
@@ -102,80 +102,73 @@ class FedL2P(OnBase):
         self.prepare(Layout((adapter,), extras=(RateNet(), _Loss())), self.base, "fedl2p")
 
     def own_stages(self) -> list[Stage]:
-        alone = _AtOwnRates(self.epochs, self.validation)
+        net = slot(RATES)
+        up, down = Message(slot(RATES, VALIDATION)), Message(net, numbers=("stopped",))
+        predict = _Predict(self.validation, self.mask_padding, self.all_padding)
+        alone, rounds = _AtOwnRates(self.epochs, self.validation), None if self.epochs is None else 1
         return [
-            Stage("meta", self),
-            Stage("rates", _Predict(self.validation, self.mask_padding, self._all_padding()), 1, uplink=False),
-            Stage("budget", alone, None if self.epochs is None else 1, uplink=False),
+            Stage("meta", _Meta(self), up, down, lasts=False, trains=net),
+            Stage("rates", predict, None, Message(net), rounds=1, trains=NOTHING),
+            Stage("budget", alone, rounds=rounds, trains=slot(BUDGETED)),
         ]
-
-    def own_trainable(self) -> Selector:
-        return slot(BUDGETED) | slot(RATES)
-
-    def describe(self) -> dict[str, object]:
-        return {**super().describe(), "up": str(slot(RATES, VALIDATION)), "down": str(slot(RATES))}
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), slot(BUDGETED), float(self.outer)),)
 
     def server_init(self, site: ServerSite) -> Payload:
-        net = _net(site.initial)
+        net = Payload(select(site.initial, slot(RATES)))
         base = None if self.before is None else self.before.server_init(site)
-        return with_base(Payload({**net, **_best(net)}, {"stale": 0}), base)
+        return with_base((net | Payload({}, {"stale": 0})).with_part(_BEST, _copied(net)), base)
 
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {**_only_net(specs), _LOSS: specs[_LOSS]} if stage.uplink else {}
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _only_net(specs)
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(_net(server.arrays), {"stopped": self._stopped(server)}) if at.stage == "meta" else Payload()
-
-    def _all_padding(self) -> bool:
+    @property
+    def all_padding(self) -> bool:
         return self.preset == "parity" and not self.mask_padding
 
+
+def _copied(net: Payload) -> Payload:
+    """A memory that is written to a file must not hold one tensor twice."""
+    return Payload({key: value.clone() for key, value in net.arrays.items()})
+
+
+@dataclass(frozen=True)
+class _Meta(Exchange):
+    """Each client trains at the network's rates and improves the network."""
+
+    method: FedL2P
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(select(server.arrays, slot(RATES)), {"stopped": self._stopped(server)})
+
     def _stopped(self, server: Payload) -> bool:
-        return self.patience is not None and int(server.scalars["stale"]) >= self.patience  # type: ignore[arg-type]
+        patience = self.method.patience
+        return patience is not None and server.number("stale") >= patience
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        given, how = select(received.arrays, slot(RATES)), self.method
         if received.scalars["stopped"]:
-            return client, Payload({**_net(received.arrays), _LOSS: torch.zeros(1)})
+            return client, Payload({**given, _LOSS: torch.zeros(1)})
         load_base(client, site)
-        parts = in_two(site, self.validation, at.seed)
-        seen, found = features_of(client, parts, self.mask_padding, self._all_padding())
-        how = MetaStep(self.outer, self.draws, self.terms, self.psi, self.lr_net, self.lr_eta, self.preset == "parity")
-        steps = steps_for(parts, self.epochs)
-        net, loss = improve(parts, at, _net(received.arrays), seen, how, steps, base_slots(client))
-        site.report.update({"steps": float(steps * self.outer), "loss": loss})
-        return Payload({**client.arrays, **found}, client.scalars), Payload({**net, _LOSS: torch.tensor([loss])})
+        parts = in_two(site, how.validation, at.seed)
+        seen, found = features_of(client, parts, how.mask_padding, how.all_padding)
+        step = MetaStep(how.outer, how.draws, how.terms, how.psi, how.lr_net, how.lr_eta, how.preset == "parity")
+        steps = steps_for(parts, how.epochs)
+        net, loss = improve(parts, at, given, seen, step, steps, base_slots(client))
+        site.report.update({"steps": float(steps * how.outer), "loss": loss})
+        return client | Payload(found), Payload({**net, _LOSS: torch.tensor([loss])})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The average; beside it the one of the round whose clients had the lowest mean validation loss."""
         if self._stopped(server):
             return server
-        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
-        mean = weighted_mean((_net(update.payload.arrays) for update in updates), weights)
+        by_examples = self.method.weights == "examples"
+        weights = [update.client.num_examples if by_examples else 1 for update in updates]
+        nets = (select(update.payload.arrays, slot(RATES)) for update in updates)
+        mean = Payload(weighted_mean(nets, weights))
         loss = sum(float(update.payload.arrays[_LOSS]) for update in updates) / len(updates)
-        lowest = server.scalars.get("lowest")
-        if lowest is None or loss < float(lowest):  # type: ignore[arg-type]
-            best, numbers = _best(mean), {"stale": 0, "lowest": loss}
-        else:
-            best, numbers = {}, {"stale": int(server.scalars["stale"]) + 1}  # type: ignore[arg-type]
-        return Payload({**server.arrays, **mean, **best}, {**server.scalars, **numbers})
-
-
-def _net(arrays: Mapping[str, torch.Tensor]) -> State:
-    return {key: value for key, value in arrays.items() if key.startswith(f"{RATES}/")}
-
-
-def _best(net: State) -> State:
-    """A copy: a memory that is written to a file must not hold one tensor twice."""
-    return {to_slot(key, _BEST): value.clone() for key, value in net.items()}
-
-
-def _only_net(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    return {key: spec for key, spec in specs.items() if key.startswith(f"{RATES}/")}
+        if "lowest" not in server.scalars or loss < server.number("lowest"):
+            found = server | mean | Payload({}, {"stale": 0, "lowest": loss})
+            return found.with_part(_BEST, _copied(mean))
+        return server | mean | Payload({}, {"stale": int(server.number("stale")) + 1})
 
 
 @dataclass(frozen=True)
@@ -187,10 +180,7 @@ class _Predict(Personal):
     all_padding: bool
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload({to_slot(k, RATES): v for k, v in server.arrays.items() if k.startswith(f"{_BEST}/")})
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _only_net(specs)
+        return server.part(_BEST)
 
     @torch.no_grad()
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
@@ -200,7 +190,7 @@ class _Predict(Personal):
         # In memory of their own: see `befit.methods.parts.budget.stages.generator_of`.
         multiples = rate_multiples({key: value.clone() for key, value in received.arrays.items()}, seen)
         site.report.update({"rate_mean": float(multiples.mean()), "rate_max": float(multiples.max())})
-        return Payload({**client.arrays, **found, _MULTIPLES: multiples}, client.scalars), Payload()
+        return client | Payload({**found, _MULTIPLES: multiples}), Payload()
 
 
 @dataclass(frozen=True)
@@ -213,7 +203,7 @@ class _AtOwnRates(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         base, parts = resume(client, site), in_two(site, self.validation, at.seed)
         optimiser = rated_optimiser(site)
-        load_moments(optimiser, BUDGETED, client.arrays)
+        load_moments(optimiser, BUDGETED, client.part(MOMENTS).arrays)
         steps = steps_for(parts, self.epochs)
         loss = train_at(
             parts,
@@ -224,5 +214,5 @@ class _AtOwnRates(Personal):
             base,
         )
         site.report.update({"steps": float(steps), "loss": loss})
-        adapter = site.model.dump(slot(BUDGETED))
-        return kept(client, adapter, dump_moments(optimiser, BUDGETED), at), Payload()
+        running = Payload().with_part(MOMENTS, Payload(dump_moments(optimiser, BUDGETED)))
+        return kept(client, site.model.dump(slot(BUDGETED)), running, at), Payload()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from befit.adapters.keys import Selector, select, slot, slot_of
+from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout, Slot
 from befit.adapters.state import rename, specs_of
 from befit.core.errors import ConfigError, DataError, NotTrained
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.distil.ensemble import budget_of, public_of
 from befit.methods.parts.distil.knowledge import (
     KNOWLEDGE,
@@ -28,11 +28,10 @@ from befit.methods.parts.distil.knowledge import (
 from befit.methods.parts.distil.settings import Distillation
 from befit.methods.parts.distil.student import view
 from befit.methods.parts.distil.translate import View
-from befit.protocol.method import Deployment, Method, Needs
-from befit.protocol.per_family import join, part
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import PublicWork, Work
 from befit.train.loop import Pass, train
 
@@ -62,7 +61,9 @@ class FedMKT(Method):
     positions: int = 64
     distil: Distillation = Distillation()  # noqa: RUF009 frozen
     layout: Layout = field(init=False)
+
     needs = Needs(individual_updates=True, mixed=True, public=True, server_model=True)
+    use = Use(("personal",))
 
     def __post_init__(self) -> None:
         if self.positions < 1:
@@ -75,20 +76,7 @@ class FedMKT(Method):
         return (Pass(slot("personal"), ("personal",), keep_optimiser=True),)
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", self)]
-
-    def describe(self) -> dict[str, object]:
-        knowledge = str(slot(KNOWLEDGE))
-        return {
-            **super().describe(),
-            "up": knowledge,
-            "down": knowledge,
-            "trained": str(self.trainable()),
-            "deployed": "personal",
-        }
-
-    def trainable(self) -> Selector:
-        return slot("personal")
+        return [Stage("federate", _Federate(self), up=_SAID, down=_SAID, trains=slot("personal"))]
 
     def work(self) -> tuple[Work, ...]:
         return tuple(work for one in self.passes for work in one.work)
@@ -102,26 +90,39 @@ class FedMKT(Method):
     def server_init(self, site: ServerSite) -> Payload:
         """An adapter for every backbone, at its start."""
         starts = {family: select(start, slot("personal")) for family, start in site.starts.items()}
-        return join({family: Payload(rename(start, "server")) for family, start in starts.items()})
+        return Payload.of_parts({family: Payload(rename(start, "server")) for family, start in starts.items()})
 
-    def client_init(self, site: Site) -> Payload:
-        return Payload()
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        if not client.arrays:
+            raise NotTrained(
+                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
+                "is nothing to deploy"
+            )
+        return Deployment(select(client.arrays, slot("personal")), self.use.slots)
 
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _declared(specs)
 
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _declared(specs)
+def _as_sent(knowledge: Specs) -> Specs:
+    """Tokens travel as whole numbers, other than all arrays of a layout."""
+    return {key: replace(spec, dtype="int32") if key == TOKENS else spec for key, spec in knowledge.items()}
+
+
+_SAID = Message(slot(KNOWLEDGE), become=_as_sent)
+
+
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    method: FedMKT
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         """What the client's server model says; in the first round it has learnt nothing yet, and nothing is sent."""
-        return Payload(select(part(server, client.backbone).arrays, slot(KNOWLEDGE)))
+        return Payload(select(server.part(client.backbone).arrays, slot(KNOWLEDGE)))
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         if site.public is None:
             raise DataError(f"client {site.info.id} has no public records")
         examples = site.public()
-        chosen = self.distil.records(len(examples), at)
+        how = self.method.distil
+        chosen = how.records(len(examples), at)
         lessons: dict[int, Lesson] = {}
         if client.arrays and received.arrays:
             theirs = [Lesson.of(OWN, received.arrays, number) for number in range(len(chosen))]
@@ -131,21 +132,21 @@ class FedMKT(Method):
         def seen_by(_: str, places: Tensor) -> View:
             return view(site, examples, places)
 
-        site.model.load(learnt(site, own, lessons, chosen, seen_by, self.distil, site.budget, at, site.info.id))
-        report = train(site, self.passes, at, moments=client.arrays)
+        site.model.load(learnt(site, own, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
+        report = train(site, self.method.passes, at, memory=client)
         site.report |= {**report.numbers(), "lessons": float(len(lessons))}
         with site.model.active("personal"):
-            told = said(site, examples, chosen, _declared(site.model.specs), self.distil.batch_size)
-        kept = {**client.arrays, **site.model.dump(slot("personal")), **report.moments, LOSSES: told[LOSSES]}
-        return Payload(kept), Payload(told)
+            told = said(site, examples, chosen, _SAID.specs(site.model.specs), how.batch_size)
+        kept = Payload({**site.model.dump(slot("personal")), LOSSES: told[LOSSES]})
+        return client | kept | report.memory, Payload(told)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """Every backbone's server model learns the records that a client knows better, and says all of them anew."""
-        chosen = self.distil.records(len(public_of(site)(site.families[0])), at)
+        chosen = self.method.distil.records(len(public_of(site)(site.families[0])), at)
         best = best_lessons(updates, len(chosen))
-        return join(
+        return Payload.of_parts(
             {
-                family: Payload(self._taught(part(server, family).arrays, family, best, chosen, site, at))
+                family: Payload(self._taught(server.part(family).arrays, family, best, chosen, site, at))
                 for family in site.families
             }
         )
@@ -154,34 +155,17 @@ class FedMKT(Method):
         self, memory: State, family: str, best: Sequence[Lesson], chosen: Tensor, site: ServerSite, at: Tick
     ) -> State:
         """One backbone's server model after the round, and what it says."""
-        one, public = site.backbones[family], public_of(site)
-        specs, own = _declared(specs_of(site.starts[family])), rename(select(memory, slot("server")), "personal")
+        how, one, public = self.method.distil, site.backbones[family], public_of(site)
+        specs, own = _SAID.specs(specs_of(site.starts[family])), rename(select(memory, slot("server")), "personal")
 
         def seen_by(name: str, places: Tensor) -> View:
             return view(site.backbones[name or family], public(name or family), places)
 
         def says(state: State) -> State:
             with one.model.using(state, "personal"):
-                return said(one, public(family), chosen, specs, self.distil.batch_size)
+                return said(one, public(family), chosen, specs, how.batch_size)
 
         losses = memory[LOSSES] if LOSSES in memory else says(own)[LOSSES]
         who = f"server {family}"
-        own = learnt(one, own, better(best, losses), chosen, seen_by, self.distil, budget_of(site), at, who)
+        own = learnt(one, own, better(best, losses), chosen, seen_by, how, budget_of(site), at, who)
         return {**rename(own, "server"), **says(own)}
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        if not client.arrays:
-            raise NotTrained(
-                f"client {site.info.id} has no 'personal' adapter: it never completed a round, so there "
-                "is nothing to deploy"
-            )
-        return Deployment(select(client.arrays, slot("personal")), ("personal",))
-
-
-def _declared(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """What travels, in either direction; tokens are whole numbers, other than all arrays of a layout."""
-    return {
-        key: TensorSpec(spec.shape, "int32") if key == TOKENS else spec
-        for key, spec in specs.items()
-        if slot_of(key) == KNOWLEDGE
-    }

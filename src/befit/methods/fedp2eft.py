@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import Selector, select, slot
-from befit.adapters.layout import Layout, ModelShapes
+from befit.adapters.keys import select, slot
+from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
-from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import (
     MethodBlock,
-    base_opening,
     base_slots,
     base_stages,
     load_base,
@@ -33,12 +32,12 @@ from befit.methods.parts.budget.stages import (
     features_of,
     generator_of,
     load_scales,
-    only_generator,
 )
-from befit.protocol.method import Deployment, Method, Needs, Opening
+from befit.protocol.check import Context, Problem
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 
 _STAGES = ("base", "generate", "scales", "budget")
@@ -90,6 +89,7 @@ class FedP2EFT(Method):
     kept: Budgets = field(init=False)
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
+    use: Use = field(init=False)
 
     def __post_init__(self) -> None:
         kept = make_budgets(
@@ -101,34 +101,20 @@ class FedP2EFT(Method):
         object.__setattr__(self, "kept", kept)
         object.__setattr__(self, "before", before)
         object.__setattr__(self, "layout", with_layout(layout, before))
-        before_needs = Needs() if before is None else replace(before.needs, mixed=False)
-        object.__setattr__(self, "needs", replace(before_needs, named=kept.named))
+        object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+        object.__setattr__(self, "use", Use((*(() if before is None else before.use.slots), BUDGETED)))
 
     def plan(self) -> Sequence[Stage]:
+        generator = Message(slot(GENERATOR))
         return [
             *base_stages(self.base, self.before),
-            Stage("generate", self),
-            Stage("scales", Predict(self.mask_padding, self._all_padding(), self._held()), 1, uplink=False),
-            Stage("budget", FineTune(self.kept, self.epochs), None if self.epochs is None else 1, uplink=False),
+            Stage("generate", _Generate(self), generator, generator, lasts=False, trains=slot(GENERATOR)),
+            Predict(self.mask_padding, self.all_padding, self.held).stage(),
+            FineTune(self.kept, self.epochs).stage(),
         ]
 
-    def describe(self) -> dict[str, object]:
-        generator = str(slot(GENERATOR))
-        base = "" if self.before is None else " + the base's"
-        return {
-            **super().describe(),
-            "up": generator,
-            "down": generator,
-            "trained": str(self.trainable()),
-            "deployed": f"budgeted{base}",
-        }
-
-    def trainable(self) -> Selector:
-        ours = WEIGHTS | slot(GENERATOR)
-        return ours if self.before is None else self.before.trainable() | ours
-
-    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        return self.kept.faults(shapes, clients)
+    def check(self, context: Context) -> list[Problem]:
+        return self.kept.check(context)
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other
@@ -137,47 +123,49 @@ class FedP2EFT(Method):
         generator = Payload(select(site.initial, slot(GENERATOR)))
         return with_base(generator, None if self.before is None else self.before.server_init(site))
 
-    def opening(self) -> Opening | None:
-        return base_opening(self.base, self.before)
-
     def client_init(self, site: Site) -> Payload:
         return with_base(Payload(), None if self.before is None else self.before.client_init(site))
 
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return only_generator(specs) if stage.uplink else {}
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return only_generator(specs)
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(select(server.arrays, slot(GENERATOR)) if at.stage == "generate" else {})
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        load_base(client, site)
-        seen, kept = features_of(client, site, self.mask_padding, self._all_padding())
-        generator, how = generator_of(received), self.generator
-        with torch.no_grad():
-            load_scales(site, generate(generator, seen, self._held()).view(len(site.model.shapes.targets), -1))
-        target = search(site, at, self._search(), steps_for(site, self.epochs), base_slots(client))
-        generator, gaps = fit(generator, seen, target.flatten(), how.steps, how.lr, self._held())
-        site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
-        return Payload({**client.arrays, **kept}, client.scalars), Payload(generator)
-
-    def _search(self) -> Search:
+    @property
+    def searching(self) -> Search:
         parity = self.preset == "parity"
-        return self.search.make(accumulate=parity, return_raw=parity, held=self._held())
+        return self.search.make(accumulate=parity, return_raw=parity, held=self.held)
 
-    def _all_padding(self) -> bool:
+    @property
+    def all_padding(self) -> bool:
         return self.preset == "parity" and not self.mask_padding
 
-    def _held(self) -> torch.dtype:
+    @property
+    def held(self) -> torch.dtype:
         """Of scales, generator and features; bfloat16 in the released code."""
         return torch.bfloat16 if self.preset == "parity" else torch.float32
 
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
-        mean = weighted_mean((update.payload.arrays for update in updates), weights)
-        return Payload({**server.arrays, **mean}, server.scalars)
-
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         return deploy_budgets(client, site, self.kept)
+
+
+@dataclass(frozen=True)
+class _Generate(Exchange):
+    """Each client searches from what the generator says, and the generator learns what it found."""
+
+    method: FedP2EFT
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload(select(server.arrays, slot(GENERATOR)))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        how = self.method
+        load_base(client, site)
+        seen, kept = features_of(client, site, how.mask_padding, how.all_padding)
+        generator = generator_of(received)
+        with torch.no_grad():
+            load_scales(site, generate(generator, seen, how.held).view(len(site.model.shapes.targets), -1))
+        target = search(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
+        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.held)
+        site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
+        return client | Payload(kept), Payload(generator)
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        by_examples = self.method.weights == "examples"
+        weights = [update.client.num_examples if by_examples else 1 for update in updates]
+        return server | Payload(weighted_mean((update.payload.arrays for update in updates), weights))

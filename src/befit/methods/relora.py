@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from befit.adapters.forms import DENSE
-from befit.adapters.keys import Selector, join, select, slot, slot_of, split
+from befit.adapters.keys import join, select, slot, slot_of, split
 from befit.adapters.layout import Layout, Slot, initial_values
 from befit.adapters.state import specs_of, weighted_mean
 from befit.core.errors import ConfigError, NotTrained
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.protocol.method import Deployment, Method
+from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
+
+_PIECES = "pieces"
 
 
 @register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2025)
@@ -51,6 +53,8 @@ class Relora(Method):
     relora_rank: int | None = None
     layout: Layout = field(init=False)
 
+    use = Use(("base", "personal"))
+
     def __post_init__(self) -> None:
         problems = [f"relora_rank: must be at least 1, got {self.relora_rank}"] * (
             self.relora_rank is not None and self.relora_rank < 1
@@ -67,20 +71,17 @@ class Relora(Method):
         object.__setattr__(self, "layout", Layout(slots))
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", self)]
+        personal = slot("personal")
+        down = Message(personal, become=self._one_piece, text="the merged updates of the rounds since the last")
+        return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal)]
 
-    def describe(self) -> dict[str, object]:
-        personal = str(slot("personal"))
+    def _one_piece(self, adapter: Specs) -> Specs:
+        """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""
+        rank = self.relora_rank or self.rank
         return {
-            **super().describe(),
-            "up": personal,
-            "down": "the merged updates of the rounds since the last",
-            "trained": personal,
-            "deployed": "base + personal",
+            key: TensorSpec({"A": (rank, spec.shape[-1]), "B": (spec.shape[0], rank)}.get(split(key)[2], spec.shape))
+            for key, spec in adapter.items()
         }
-
-    def trainable(self) -> Selector:
-        return slot("personal")
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("base", "personal"), slot("personal")),)
@@ -88,66 +89,63 @@ class Relora(Method):
     def server_init(self, site: ServerSite) -> Payload:
         return Payload({}, {"pieces": 0})
 
-    def client_init(self, site: Site) -> Payload:
-        return Payload()
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        known = int(server.scalars.get(f"has {client.id}", 0))  # type: ignore[arg-type]
-        return Payload({key: value for key, value in server.arrays.items() if _number(key) > known})
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if slot_of(key) == "personal"}
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""
-        rank = self.relora_rank or self.rank
-        sizes = {key: spec.shape for key, spec in self.uplink(stage, specs).items()}
-        return {
-            key: TensorSpec({"A": (rank, shape[-1]), "B": (shape[0], rank)}.get(split(key)[2], shape))
-            for key, shape in sizes.items()
-        }
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        pieces = {key: value for key, value in {**client.arrays, **received.arrays}.items() if _number(key)}
-        site.model.load(_folded(pieces, site))
-        site.model.load(_fresh(self.uplink(self.plan()[0], site.model.specs), at))
-        report = train(site, [Pass(slot("personal"), ("base", "personal"))], at)
-        site.report.update(report.numbers())
-        trained = site.model.dump(slot("personal"))
-        return Payload({**pieces, **trained}), Payload(trained)
-
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        number = int(server.scalars["pieces"]) + 1  # type: ignore[arg-type]
-        piece = {f"piece {number}/{rest}": value for rest, value in self._merged(updates, site, at)}
-        has = {f"has {update.client.id}": number - 1 for update in updates}
-        return Payload({**server.arrays, **piece}, {**server.scalars, **has, "pieces": number})
-
-    def _merged(self, updates: Sequence[Update], site: ServerSite, at: Tick) -> Iterator[tuple[str, Tensor]]:
-        """`module/B` and `module/A` whose product is the merged update, and the mean change of a head."""
-        scale = self.layout.slot("personal").scale
-        start = _fresh(specs_of(select(site.initial, slot("personal"))), at)
-        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
-        if self.merge.space == "factors":
-            for key, value in self.merge(updates, context).items():
-                yield key.partition("/")[2], scale * value if split(key)[2] == "B" else value
-            return
-        for name, update in self.merge.updates_of(updates, context):
-            P, Q = update.pair() if self.relora_rank is None else update.spectrum(self.relora_rank).balanced()
-            yield f"{name.partition('/')[2]}/B", P.float()
-            yield f"{name.partition('/')[2]}/A", Q.float()
-        heads = ({k: v for k, v in u.payload.arrays.items() if split(k)[2] not in ("A", "B")} for u in updates)
-        for key, value in weighted_mean(heads, self.merge.shares(updates)).items():
-            yield key.partition("/")[2], value
-
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays:
             raise NotTrained(
                 f"client {site.info.id} has no adapter of its own: it never completed a round, so there is nothing to "
                 "deploy"
             )
-        pieces = {key: value for key, value in client.arrays.items() if _number(key)}
         own = select(client.arrays, slot("personal"))
-        return Deployment({**_folded(pieces, site), **own}, ("base", "personal"))
+        return Deployment({**_folded(client.part(_PIECES), site), **own}, self.use.slots)
+
+
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    """A memory holds what the rounds have folded in as numbered parts of the part `pieces`; the server's holds beside
+    them how many of them each client has."""
+
+    method: Relora
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        known = int(server.part("has").number(client.id, 0))
+        pieces, missing = server.part(_PIECES), Payload()
+        for number in range(known + 1, int(server.number("pieces")) + 1):
+            missing = missing.with_part(str(number), pieces.part(str(number)))
+        return Payload().with_part(_PIECES, missing)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        pieces = client.part(_PIECES) | received.part(_PIECES)
+        site.model.load(_folded(pieces, site))
+        personal = {key: spec for key, spec in site.model.specs.items() if slot_of(key) == "personal"}
+        site.model.load(_fresh(personal, at))
+        report = train(site, [Pass(slot("personal"), ("base", "personal"))], at)
+        site.report.update(report.numbers())
+        trained = Payload(site.model.dump(slot("personal")))
+        return trained.with_part(_PIECES, pieces), trained
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        number = int(server.number("pieces")) + 1
+        piece = Payload({f"update/{rest}": value for rest, value in self._merged(updates, site, at)})
+        pieces = server.part(_PIECES).with_part(str(number), piece)
+        has = server.part("has") | Payload({}, {update.client.id: number - 1 for update in updates})
+        return Payload({}, {"pieces": number}).with_part(_PIECES, pieces).with_part("has", has)
+
+    def _merged(self, updates: Sequence[Update], site: ServerSite, at: Tick) -> Iterator[tuple[str, Tensor]]:
+        """`module/B` and `module/A` whose product is the merged update, and the mean change of a head."""
+        merge, limit, scale = self.method.merge, self.method.relora_rank, self.method.layout.slot("personal").scale
+        start = _fresh(specs_of(select(site.initial, slot("personal"))), at)
+        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
+        if merge.space == "factors":
+            for key, value in merge(updates, context).items():
+                yield key.partition("/")[2], scale * value if split(key)[2] == "B" else value
+            return
+        for name, update in merge.updates_of(updates, context):
+            P, Q = update.pair() if limit is None else update.spectrum(limit).balanced()
+            yield f"{name.partition('/')[2]}/B", P.float()
+            yield f"{name.partition('/')[2]}/A", Q.float()
+        heads = ({k: v for k, v in u.payload.arrays.items() if split(k)[2] not in ("A", "B")} for u in updates)
+        for key, value in weighted_mean(heads, merge.shares(updates)).items():
+            yield key.partition("/")[2], value
 
 
 def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
@@ -155,19 +153,15 @@ def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
     return initial_values(specs, derive_seed(at.seed, "relora", str(at.round)))
 
 
-def _number(key: str) -> int:
-    """The round's number of an array of a merged update; 0 for other arrays."""
-    name, _, number = slot_of(key).partition(" ")
-    return int(number) if name == "piece" else 0
-
-
-def _folded(pieces: State, site: Site) -> State:
+def _folded(pieces: Payload, site: Site) -> State:
     """The dense slot: `sum_t B_t A_t`, in the order of the rounds."""
     base = {key: value.zero_() for key, value in site.model.dump(slot("base")).items()}
-    for key in sorted(pieces, key=lambda key: (_number(key), key)):
-        piece, name, part = split(key)
-        if part == "B":
-            base[join("base", name, "weight")] += pieces[key] @ pieces[join(piece, name, "A")]
-        elif part != "A":
-            base[join("base", name, part)] += pieces[key]
+    for _, part in sorted(pieces.parts().items(), key=lambda one: int(one[0])):
+        piece = part.arrays
+        for key in sorted(piece):
+            update, name, factor = split(key)
+            if factor == "B":
+                base[join("base", name, "weight")] += piece[key] @ piece[join(update, name, "A")]
+            elif factor != "A":
+                base[join("base", name, factor)] += piece[key]
     return base

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
-from befit.adapters.keys import Selector, select, slot
+from befit.adapters.keys import select, slot, to_slot
 from befit.adapters.layout import Layout, lora
 from befit.adapters.state import add, rename, scale, weighted_mean
 from befit.core.errors import ConfigError
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
-from befit.protocol.method import Deployment, Method
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.protocol.check import Context, Problem
+from befit.protocol.method import Deployment, Method, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Specs, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 from befit.train.optim import learning_rate
 from befit.train.terms import Tilt
-
-if TYPE_CHECKING:
-    from befit.protocol.settings import TrainSettings
 
 CONTROL = "control"
 
@@ -52,33 +50,31 @@ class Scaffold(Method):
     weights: Literal["uniform", "examples"] = "uniform"
     layout: Layout = field(init=False)
 
+    use = Use(("shared",))
+
     def __post_init__(self) -> None:
         if not self.server_lr > 0:
             raise ConfigError([f"server_lr: must be positive, got {self.server_lr}"], "scaffold")
         object.__setattr__(self, "layout", lora(self.rank, self.alpha))
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", self)]
-
-    def describe(self) -> dict[str, object]:
-        shared = str(slot("shared"))
-        both = f"{shared} and its control variate"
-        return {**super().describe(), "up": both, "down": both, "trained": shared, "deployed": "shared"}
-
-    def trainable(self) -> Selector:
-        return slot("shared")
+        shared = slot("shared")
+        both = Message(shared, become=_with_controls, text=f"{shared} and its control variate")
+        return [Stage("federate", _Federate(self), up=both, down=both, trains=shared)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)
 
-    def remarks(self, budget: TrainSettings) -> list[str]:
+    def check(self, context: Context) -> list[Problem]:
+        budget = context.train
         if budget.optimiser == "sgd" and not budget.momentum:
             return []
         used = "sgd with momentum" if budget.optimiser == "sgd" else budget.optimiser
-        return [
-            f"scaffold: control variates assume plain SGD, and training is by {used}; the correction is applied to "
-            "the gradients before it (train.optimiser: sgd)"
-        ]
+        text = (
+            f"control variates assume plain SGD, and training is by {used}; the correction is applied to the gradients "
+            "before it (train.optimiser: sgd)"
+        )
+        return [Problem("warning", "train.optimiser", text)]
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, slot("shared"))
@@ -87,14 +83,16 @@ class Scaffold(Method):
     def client_init(self, site: Site) -> Payload:
         return Payload(_zeros(site.model.dump(slot("shared"))))
 
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return Deployment(_split(received.arrays)[0], self.use.slots)
+
+
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    method: Scaffold
+
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(server.arrays)
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _with_controls(specs)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return _with_controls(specs)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         start, c = _split(received.arrays)
@@ -111,24 +109,22 @@ class Scaffold(Method):
         return Payload(rename(renewed, CONTROL)), Payload({**trained, **rename(change, CONTROL)})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        weights = [update.client.num_examples if self.weights == "examples" else 1 for update in updates]
+        by_examples = self.method.weights == "examples"
+        weights = [update.client.num_examples if by_examples else 1 for update in updates]
         theta, c = _split(server.arrays)
         mean = weighted_mean((_split(update.payload.arrays)[0] for update in updates), weights)
-        moved = add(theta, scale(add(mean, scale(theta, -1)), self.server_lr))
+        moved = add(theta, scale(add(mean, scale(theta, -1)), self.method.server_lr))
         changes = weighted_mean((_split(update.payload.arrays)[1] for update in updates), [1] * len(updates))
         c = add(c, scale(changes, len(updates) / len(site.clients)))
         return Payload({**moved, **rename(c, CONTROL)}, server.scalars)
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        return Deployment(_split(received.arrays)[0], ("shared",))
 
 
 def _zeros(shared: State) -> State:
     return rename({key: torch.zeros_like(value) for key, value in shared.items()}, CONTROL)
 
 
-def _with_controls(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    return {name: spec for key, spec in specs.items() for name in (key, f"{CONTROL}/{key.partition('/')[2]}")}
+def _with_controls(specs: Specs) -> Specs:
+    return {name: spec for key, spec in specs.items() for name in (key, to_slot(key, CONTROL))}
 
 
 def _split(arrays: State) -> tuple[State, State]:

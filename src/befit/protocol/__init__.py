@@ -7,16 +7,17 @@ from befit.core.lazy import lazy
 if TYPE_CHECKING:
     from befit.protocol.federate import Schedule
     from befit.protocol.guard import Guard
-    from befit.protocol.method import Deployment, Method, Needs
+    from befit.protocol.method import Deployment, Method, Needs, Use
     from befit.protocol.registry import build_method, get_method, method_names, register
     from befit.protocol.site import ServerSite, Site
-    from befit.protocol.stage import Exchange, Personal, Stage
+    from befit.protocol.stage import Exchange, Message, Personal, Stage
     from befit.protocol.store import read_payload
 
 __all__ = [
     "Deployment",
     "Exchange",
     "Guard",
+    "Message",
     "Method",
     "Needs",
     "Personal",
@@ -24,6 +25,7 @@ __all__ = [
     "ServerSite",
     "Site",
     "Stage",
+    "Use",
     "build_method",
     "get_method",
     "method_names",
@@ -36,10 +38,10 @@ __getattr__, __dir__ = lazy(
     {
         "federate": "Schedule",
         "guard": "Guard",
-        "method": "Deployment Method Needs",
+        "method": "Deployment Method Needs Use",
         "registry": "build_method get_method method_names register",
         "site": "ServerSite Site",
-        "stage": "Exchange Personal Stage",
+        "stage": "Exchange Message Personal Stage",
         "store": "read_payload",
     },
 )

@@ -16,7 +16,7 @@ from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Guard, reference_norm
-from befit.protocol.method import Method
+from befit.protocol.method import Method, federated_stage, run_stages
 from befit.protocol.serve import later_personal_stages
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
@@ -94,7 +94,7 @@ def resolved_stages(method: Method, rounds: int, most: int | None = None) -> lis
 
     Raises ValueError for two stages of one name.
     """
-    known = [(stage, stage_rounds(stage, rounds)) for stage in method.plan()]
+    known = [(stage, stage_rounds(stage, rounds)) for stage in run_stages(method)]
     stages = [replace(stage, rounds=own if most is None else min(own, most)) for stage, own in known]
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
@@ -110,8 +110,8 @@ def _messages(stage: Stage, span: int, every: int) -> Iterator[tuple[int, int]]:
     """First and last round of each message of a stage; a message of several rounds ends where a score is due."""
     first, rounds = 1, stage.rounds or 0
     while first <= rounds:
-        last = first if stage.uplink else min(rounds, first + span - 1)
-        if every and not stage.uplink:
+        last = first if stage.federated else min(rounds, first + span - 1)
+        if every and not stage.federated:
             last = min(last, math.ceil(first / every) * every)
         yield first, last
         first = last + 1
@@ -121,7 +121,7 @@ def _scores_now(remaining: Sequence[Stage], round_: int, every: int) -> bool:
     """At the end, and every so often, but never while a federated stage still lies ahead: then there is no model yet
     that the method would deploy."""
     stage, *later = remaining
-    if any(other.uplink for other in later):
+    if any(other.federated for other in later):
         return False
     if round_ == stage.rounds and not later:
         return True
@@ -139,8 +139,8 @@ def _round(
     at: Tick,
 ) -> Payload:
     """Dispatch, collect, check, aggregate."""
-    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.uplink else None, at)
-    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.uplink)
+    cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.federated)
     check = _Check(stage, schedule.guard, site, requests)
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
@@ -219,11 +219,9 @@ class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
     def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: _Requests) -> None:
-        self._declared = {
-            backbone: stage.exchange.uplink(stage, specs_of(start)) for backbone, start in site.starts.items()
-        }
+        self._declared = {backbone: stage.reply.specs(specs_of(start)) for backbone, start in site.starts.items()}
         self._norms = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
-        self._numbers = stage.exchange.uplink_numbers(stage)
+        self._numbers = stage.reply.numbers
         self._guard, self._requests = guard, requests
         self._seen: set[str] = set()
 
@@ -263,14 +261,15 @@ def required_replies(wanted: int | float, cohort: int) -> int:
 
 
 def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-    """What a client would hold if the run ended now: the method's download, and those of the stages still ahead."""
-    stages = [*later_personal_stages(method, at.stage), method.plan()[-1]]
-    arrays, scalars = {}, {}
-    for exchange in (method, *(stage.exchange for stage in stages)):
-        received = exchange.dispatch(server, client, at)
-        arrays |= received.arrays
-        scalars |= received.scalars
-    return Payload(arrays, scalars)
+    """What a client would hold if the run ended now: what the federated stage sends that ran last, if that lasts, and
+    the downloads of the stages still ahead."""
+    stages, received = run_stages(method), Payload()
+    now = next(number for number, stage in enumerate(stages, start=1) if stage.name == at.stage)
+    last = federated_stage(stages[:now])
+    known = [last] if last is not None and (last.lasts or last.name == at.stage) else []
+    for stage in (*known, *later_personal_stages(method, at.stage), stages[-1]):
+        received |= stage.exchange.dispatch(server, client, at)
+    return received
 
 
 def _score(method: Method, engine: Engine, server: Payload, schedule: Schedule, journal: Journal, at: Tick) -> None:

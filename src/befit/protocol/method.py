@@ -1,25 +1,26 @@
 """The contract between methods and engines: both halves of a federated protocol, as one value.
 
-A method is frozen: what changes in a run is the server's memory and each client's memory, which the verbs take and
+A method is frozen: what changes in a run is the server's memory and each client's memory, which exchanges take and
 return. Both memories are `Payload`s (arrays and plain numbers), so that they can be stored without pickle.
 
 A method in full, federated averaging of one adapter without any recipe:
 
     class Average(Method):
         layout = lora(rank=8, alpha=16)
+        use = Use(("shared",))
 
         def plan(self):
-            return [Stage("federate", self)]
+            adapter = Message(slot("shared"))
+            return [Stage("federate", Averaging(), up=adapter, down=adapter)]
 
         def server_init(self, site):
             return Payload(select(site.initial, slot("shared")))
 
-        def client_init(self, site):
-            return Payload()
+        def deploy(self, client, received, site):
+            return Deployment(received.arrays, ("shared",))
 
-        def uplink(self, stage, specs):
-            return specs
 
+    class Averaging(Exchange):
         def dispatch(self, server, client, at):
             return server
 
@@ -30,32 +31,39 @@ A method in full, federated averaging of one adapter without any recipe:
 
         def aggregate(self, server, updates, site, at):
             return Payload(weighted_mean((u.payload.arrays for u in updates), [u.client.num_examples for u in updates]))
-
-        def deploy(self, client, received, site):
-            return Deployment(received.arrays, ("shared",))
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
-from befit.adapters.keys import EVERYTHING, Selector
-from befit.adapters.layout import Layout, ModelShapes
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
+from befit.adapters.layout import GATE, REFERENCES, Layout
 from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
-from befit.protocol.stage import Exchange, Stage
+from befit.protocol.stage import Message, Opening, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
-    from befit.protocol.settings import TrainSettings
+    from befit.protocol.check import Context, Problem
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["Deployment", "Method", "Needs", "Opening"]
+__all__ = [
+    "Deployment",
+    "Method",
+    "Needs",
+    "Use",
+    "describe",
+    "federated_stage",
+    "newcomer_stage",
+    "opening_of",
+    "run_stages",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,6 @@ class Needs:
     public              it needs the federation's public records, at the server and at the clients
     public_mixed        it needs them where clients have different backbones
     server_model        the server runs the backbones, on public records
-    named               patterns of ids in the method's options, each of which has to fit some client or newcomer
     """
 
     min_clients: int = 1
@@ -79,7 +86,6 @@ class Needs:
     public: bool = False
     public_mixed: bool = False
     server_model: bool = False
-    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,66 +106,36 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
+class Use:
+    """What a client deploys, known before a run: the active slots, and how they are mixed."""
 
-    block     configuration of that other method, with its defaults
-    stages    how many stages of the plan
-    own       of a memory, at the server or a client, what these stages neither read nor write
-    settings  what those stages have otherwise than the run, by block of the configuration
-    """
+    slots: tuple[str, ...]
+    mixer: Mix = "sum"
 
-    block: Mapping[str, Any]
-    stages: int
-    own: Callable[[Payload], Payload]
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    def deployment(self, site: Site) -> Deployment:
+        """The slots with the values that the model holds now, and the gate's where there is one."""
+        return Deployment(site.model.dump(slot(*self.slots, GATE, slot_of(REFERENCES))), self.slots, self.mixer)
+
+    def __str__(self) -> str:
+        return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")
 
 
-class Method(Exchange):
-    """An exchange with a plan, initial memories and a layout. See the module's docstring for a worked example.
+class Method(ABC):
+    """A plan, initial memories and a layout. See the module's docstring for a worked example.
 
-    mixer  how what it deploys puts its slots together, known before a run: see `Deployment`
+    use  what it deploys, see `Deployment`
     """
 
     needs: Needs = Needs()
-    mixer: Mix = "sum"
     layout: Layout
+    use: Use
 
     @abstractmethod
     def plan(self) -> Sequence[Stage]:
-        """The stages of a run, in order."""
+        """The stages of a run, in order; what a newcomer does first is a stage among them."""
 
-    def opening(self) -> Opening | None:
-        """What the plan begins with, if that is another method's."""
-        return None
-
-    def arrival(self) -> Stage | None:
-        """What a newcomer, a client that takes no part in any round, does once before its first download.
-
-        Its exchange's `aggregate` gives what the server holds for this newcomer alone, and must leave the run's own
-        memory as it is. Without one a newcomer gets what any client would that has not sent anything.
-        """
-        return None
-
-    def describe(self) -> dict[str, object]:
-        """Stages and what travels in each, in words, for `befit explain`."""
-        return {"stages": [f"{stage.name} ({'federated' if stage.uplink else 'personal'})" for stage in self.plan()]}
-
-    def trainable(self) -> Selector:
-        """Everything that a client may train in some stage."""
-        return EVERYTHING
-
-    def remarks(self, budget: TrainSettings) -> list[str]:
-        """What a user should know of this method together with these settings of local training, before a run."""
-        return []
-
-    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        """What its options ask of these clients that a model of these shapes cannot give; refused before a run."""
-        return []
-
-    def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
-        """What it needs the models of all families of clients, by name, to have in common and they have not; refused
-        before a run."""
+    def check(self, context: Context) -> list[Problem]:
+        """What its options ask for and these clients, data or models cannot give, and what a user should know."""
         return []
 
     def work(self) -> tuple[Work, ...]:
@@ -173,10 +149,60 @@ class Method(Exchange):
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...
 
-    @abstractmethod
     def client_init(self, site: Site) -> Payload:
         """A client's memory on first contact."""
+        return Payload()
 
     @abstractmethod
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         """What the client would use if the run ended now, given the current download. Changes no stored memory."""
+
+    @final
+    def trainable(self) -> Selector:
+        """Everything that a client may train in some stage."""
+        chosen = [stage.trains for stage in self.plan() if stage.trains is not None]
+        return union(dict.fromkeys(one for one in chosen if one != NOTHING)) if chosen else EVERYTHING
+
+
+def run_stages(method: Method) -> list[Stage]:
+    """The stages of a run, without what newcomers do."""
+    return [stage for stage in method.plan() if stage.who == "cohort"]
+
+
+def newcomer_stage(method: Method) -> Stage | None:
+    """What a newcomer does once before its first download. Without one it gets what any client would that has not sent
+    anything."""
+    return next((stage for stage in method.plan() if stage.who == "newcomer"), None)
+
+
+def federated_stage(stages: Sequence[Stage]) -> Stage | None:
+    """The last stage in which something leaves the clients: what its server dispatches is what clients deploy from."""
+    return next((stage for stage in reversed(stages) if stage.federated), None)
+
+
+def opening_of(method: Method) -> tuple[Opening, int] | None:
+    """The opening that the plan begins with, if any, and of how many stages it is."""
+    stages = enumerate(run_stages(method), start=1)
+    return next(((stage.opening, count) for count, stage in stages if stage.opening is not None), None)
+
+
+def describe(method: Method) -> dict[str, object]:
+    """Stages and what travels in each, in words, for `befit explain`."""
+    stages = run_stages(method)
+    return {
+        "stages": [f"{stage.name} ({_kind(stage)}): up {stage.reply}; down {stage.down}" for stage in method.plan()],
+        "up": _together(stage.reply for stage in stages),
+        "down": _together(stage.down for stage in stages),
+        "trained": str(method.trainable()),
+        "deployed": str(method.use),
+    }
+
+
+def _kind(stage: Stage) -> str:
+    return "newcomers" if stage.who == "newcomer" else "federated" if stage.federated else "personal"
+
+
+def _together(messages: Iterable[Message]) -> str:
+    """The arrays of any of the messages, each thing once."""
+    words = dict.fromkeys(str(replace(one, numbers=())) for one in messages if one.arrays != NOTHING)
+    return ", ".join(words) or "nothing"

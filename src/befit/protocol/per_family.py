@@ -8,25 +8,21 @@ and groups for itself, or does so in what comes `after` the grouping.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.keys import Selector
-from befit.adapters.layout import Layout, ModelShapes
-from befit.adapters.mixers import Mix
-from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
-from befit.protocol.method import Deployment, Method, Needs
+from befit.adapters.layout import Layout
+from befit.core.values import ClientInfo, Payload, Tick, Update
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.stage import Exchange, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
-    from befit.protocol.settings import TrainSettings
+    from befit.protocol.check import Context, Problem
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["After", "ByFamily", "each_family", "join", "part"]
-
-_MARK = "@"
+__all__ = ["After", "ByFamily", "each_family"]
 
 
 class After(Protocol):
@@ -45,57 +41,31 @@ def each_family(method: Method, families: int) -> Method:
     return method if families < 2 or method.needs.mixed else ByFamily(method)
 
 
-def part(memory: Payload, family: str) -> Payload:
-    """What a server's memory holds of one family, by the names that the method gave."""
-    prefix = family + _MARK
-    return Payload(
-        {key.removeprefix(prefix): value for key, value in memory.arrays.items() if key.startswith(prefix)},
-        {key.removeprefix(prefix): value for key, value in memory.scalars.items() if key.startswith(prefix)},
-    )
-
-
-def join(parts: Mapping[str, Payload]) -> Payload:
-    """One memory from those of all families, every name marked with its family's."""
-    return Payload(
-        {family + _MARK + key: value for family, one in parts.items() for key, value in one.arrays.items()},
-        {family + _MARK + key: value for family, one in parts.items() for key, value in one.scalars.items()},
-    )
-
-
 @dataclass(frozen=True)
 class _Grouped(Exchange):
     exchange: Exchange
     after: After | None = None
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.exchange.dispatch(part(server, client.backbone), client, at)
+        return self.exchange.dispatch(server.part(client.backbone), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         return self.exchange.client_update(client, received, site, at)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """Every family's updates by themselves; a family of which nobody replied keeps what it had."""
-        parts: dict[str, Payload] = {}
+        memories: dict[str, Payload] = {}
         for family in site.families:
             own = [update for update in updates if update.client.backbone == family]
-            before = part(server, family)
-            parts[family] = self.exchange.aggregate(before, own, site.only(family), at) if own else before
-        joined = join(parts)
+            before = server.part(family)
+            memories[family] = self.exchange.aggregate(before, own, site.only(family), at) if own else before
+        joined = Payload.of_parts(memories)
         return joined if self.after is None else self.after(joined, updates, site, at)
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.exchange.uplink(stage, specs)
-
-    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
-        return self.exchange.uplink_numbers(stage)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.exchange.downlink(stage, specs)
 
 
 @dataclass(frozen=True)
 class ByFamily(Method):
-    """`method` for each family of clients by itself.
+    """`method` for each family of clients by itself: its stages, every one of them grouped, and what else it says.
 
     after  how families then learn from each other at the server, on public records and with the backbones
     """
@@ -114,30 +84,17 @@ class ByFamily(Method):
         return self.method.layout
 
     @property
-    def mixer(self) -> Mix:  # type: ignore[override]
-        return self.method.mixer
+    def use(self) -> Use:  # type: ignore[override]
+        return self.method.use
 
     def plan(self) -> Sequence[Stage]:
         return [
-            replace(stage, exchange=_Grouped(stage.exchange, self.after if stage.uplink else None))
+            replace(stage, exchange=_Grouped(stage.exchange, self.after if stage.federated else None))
             for stage in self.method.plan()
         ]
 
-    def arrival(self) -> Stage | None:
-        stage = self.method.arrival()
-        return None if stage is None else replace(stage, exchange=_Grouped(stage.exchange))
-
-    def describe(self) -> dict[str, object]:
-        return self.method.describe()
-
-    def trainable(self) -> Selector:
-        return self.method.trainable()
-
-    def remarks(self, budget: TrainSettings) -> list[str]:
-        return self.method.remarks(budget)
-
-    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        return self.method.faults(shapes, clients)
+    def check(self, context: Context) -> list[Problem]:
+        return self.method.check(context)
 
     def work(self) -> tuple[Work, ...]:
         return self.method.work()
@@ -146,28 +103,10 @@ class ByFamily(Method):
         return self.method.public_work() if self.after is None else self.after.work
 
     def server_init(self, site: ServerSite) -> Payload:
-        return join({family: self.method.server_init(site.only(family)) for family in site.families})
+        return Payload.of_parts({family: self.method.server_init(site.only(family)) for family in site.families})
 
     def client_init(self, site: Site) -> Payload:
         return self.method.client_init(site)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         return self.method.deploy(client, received, site)
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.method.dispatch(part(server, client.backbone), client, at)
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        return self.method.client_update(client, received, site, at)
-
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        return _Grouped(self.method, self.after).aggregate(server, updates, site, at)
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.method.uplink(stage, specs)
-
-    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
-        return self.method.uplink_numbers(stage)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.method.downlink(stage, specs)

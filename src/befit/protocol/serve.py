@@ -10,7 +10,7 @@ import torch
 from befit.core.metrics import Measure
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.guard import check_declared, check_finite
-from befit.protocol.method import Deployment, Method
+from befit.protocol.method import Deployment, Method, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 
@@ -28,8 +28,7 @@ def serve(method: Method, site: Site, store: ClientStore, received: Payload, at:
     """
     stage, name = stage_named(method, at.stage), site.info.id
     memory, reply = _update(method, stage, site, store.load(name), received, at)
-    exchange = stage.exchange
-    check_declared(name, reply, exchange.uplink(stage, site.model.specs), exchange.uplink_numbers(stage))
+    check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     check_finite(f"client {name} would keep", memory)
     store.save(name, memory)
     return reply
@@ -75,7 +74,7 @@ def score(
     examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
-        ends = at.round == at.rounds and at.stage == method.plan()[-1].name
+        ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             found = [
                 site.task.headline(site.model.backbone, one, batch_size, site.model.device)
@@ -97,14 +96,14 @@ def score(
 
 def stage_named(method: Method, name: str) -> Stage:
     """A stage of the plan, or a newcomer's first."""
-    return next(stage for stage in (*method.plan(), method.arrival()) if stage is not None and stage.name == name)
+    return next(stage for stage in method.plan() if stage.name == name)
 
 
 def later_personal_stages(method: Method, name: str) -> list[Stage]:
     """The personal stages that come after this one."""
-    stages = list(method.plan())
+    stages = run_stages(method)
     index = next(i for i, stage in enumerate(stages) if stage.name == name)
-    return [stage for stage in stages[index + 1 :] if not stage.uplink]
+    return [stage for stage in stages[index + 1 :] if not stage.federated]
 
 
 def _update(

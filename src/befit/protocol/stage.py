@@ -1,18 +1,25 @@
-"""The steps of a protocol: an exchange is one step between server and clients, a stage repeats it."""
+"""The steps of a protocol: an exchange is one step between server and clients, a stage repeats it.
+
+An exchange computes; a stage says, as data, who takes part and what travels. The guard, the site, estimates and
+`befit explain` read the stage, so what is declared there is what is enforced.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from befit.adapters.keys import NOTHING, Selector
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["Exchange", "Personal", "Stage"]
+__all__ = ["Exchange", "Message", "Opening", "Personal", "Specs", "Stage"]
+
+Specs = dict[str, TensorSpec]
 
 
 class Exchange(ABC):
@@ -30,29 +37,14 @@ class Exchange(ABC):
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's new memory. Updates are sorted by client id; there is at least one.
 
-        `server` is handed over: whoever calls does not use it again, so what is large in it may be written into rather
-        than copied. Arrays of an update may be read from a disk when they are asked for: go through the updates one at
-        a time.
+        Arrays of an update may be read from a disk when they are asked for: go through the updates one at a time.
+        `server` is handed over: the caller keeps no other reference to it. Only a memory that holds an adapter of
+        every client makes use of that (`befit.methods.parts.mosaic.bank`); everybody else leaves it as it is.
         """
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """Declares every array that a reply of this stage holds. `specs` are all arrays of the installed layout.
-
-        A reply with anything else is stopped at the client, and refused by the server.
-        """
-        return {}
-
-    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
-        """Declares the names of the plain numbers that a reply of this stage holds beside its arrays."""
-        return frozenset()
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """The arrays that `dispatch` sends once a round has been aggregated, for estimates before a run."""
-        return {}
 
 
 class Personal(Exchange):
-    """A step that a client takes alone, after receiving what the method dispatches: it sends nothing back."""
+    """A step that a client takes alone, after receiving what the server dispatches: it sends nothing back."""
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload()
@@ -62,13 +54,88 @@ class Personal(Exchange):
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A repeated exchange. Without `uplink` it is *personal*: no array ever leaves the client in it.
+class Message:
+    """What travels one way in a stage.
 
-    `rounds` is None where the configuration's `federation.rounds` decides.
+    arrays   which arrays of the layout
+    numbers  names of the plain numbers beside them
+    become   how those arrays are sent, where that is not as they are: declarations from those of the chosen arrays
+    text     what travels in words, where the selector does not say it
+    """
+
+    arrays: Selector = NOTHING
+    numbers: tuple[str, ...] = ()
+    become: Callable[[Specs], Specs] | None = None
+    text: str = ""
+
+    def specs(self, layout: Mapping[str, TensorSpec]) -> Specs:
+        """Declares every array of the message, from all arrays of the installed layout."""
+        chosen = {key: spec for key, spec in layout.items() if self.arrays(key)}
+        return chosen if self.become is None else self.become(chosen)
+
+    def without(self, others: Selector) -> Message:
+        """The same message in a layout with further arrays, which are no part of it."""
+        return replace(self, arrays=Selector(self.arrays.text, lambda key: self.arrays(key) and not others(key)))
+
+    def __str__(self) -> str:
+        """
+        >>> from befit.adapters.keys import slot
+        >>> str(Message(slot("rates"), numbers=("stopped",))), str(Message())
+        ('slot(rates), number stopped', 'nothing')
+        """
+        words = [self.text or self.arrays.text] if self.arrays != NOTHING else []
+        return ", ".join([*words, *(f"number {name}" for name in self.numbers)]) or "nothing"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
+
+    block     configuration of that other method, with its defaults
+    parts     names of the parts of a memory that these stages read and write, all else being the method's own; None
+              where they have all of it
+    settings  what those stages have otherwise than the run, by block of the configuration
+    """
+
+    block: Mapping[str, Any]
+    parts: tuple[str, ...] | None = None
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+
+    def divide(self, memory: Payload) -> tuple[Payload, Payload]:
+        """What these stages read and write of a memory, and the method's own."""
+        return (memory, Payload()) if self.parts is None else memory.split(self.parts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A repeated exchange, and what travels in it.
+
+    up       every array and number of a reply: a reply with anything else is stopped at the client, and refused by the
+             server. None for a *personal* stage, in which nothing ever leaves the client
+    down     what the server sends once a round has been aggregated; a first round may send less
+    rounds   None where the configuration's `federation.rounds` decides
+    who      takes part: the round's cohort; or a newcomer, a client that takes part in no round, once before its first
+             download. `aggregate` then gives what the server holds for this newcomer alone
+    lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
+    trains   what a client trains in it, for reports and estimates; None where a method does not say
+    opening  what ends with this stage, if that is an opening that runs can share
     """
 
     name: str
     exchange: Exchange
+    up: Message | None = None
+    down: Message = Message()
     rounds: int | None = None
-    uplink: bool = True
+    who: Literal["cohort", "newcomer"] = "cohort"
+    lasts: bool = True
+    trains: Selector | None = None
+    opening: Opening | None = None
+
+    @property
+    def federated(self) -> bool:
+        return self.up is not None
+
+    @property
+    def reply(self) -> Message:
+        """What a client may send: `up`, and nothing at all in a personal stage."""
+        return Message() if self.up is None else self.up

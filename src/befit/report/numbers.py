@@ -24,7 +24,6 @@ __all__ = [
     "score_of",
     "score_text",
     "seconds_text",
-    "spread_text",
 ]
 
 NOTHING = "\N{EN DASH}"  # a cell without a value
@@ -82,18 +81,6 @@ def gain_text(value: float | None, metric: str, signed: bool = True) -> str:
     if not signed or float(text) == 0:
         return text
     return ("+" if value > 0 else MINUS) + text
-
-
-def spread_text(value: Mapping[str, Any] | None, metric: str) -> str:
-    """A mean, with its standard deviation where there is one.
-
-    >>> spread_text({"mean": 0.5, "sd": 0.012}, "accuracy"), spread_text({"mean": 0.5, "sd": None}, "accuracy")
-    ('50.0% ± 1.2', '50.0%')
-    """
-    if value is None:
-        return NOTHING
-    text = score_text(value["mean"], metric)
-    return text if value["sd"] is None else f"{text} ± {gain_text(value['sd'], metric, signed=False)}"
 
 
 def p_text(p: float | None) -> str:

@@ -27,6 +27,7 @@ from befit.report.numbers import (
 
 __all__ = [
     "BYTES",
+    "PLAIN",
     "P_VALUE",
     "SECONDS",
     "Cell",

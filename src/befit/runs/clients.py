@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from befit.adapters.layout import ModelShapes
-from befit.core.errors import ConfigError, DataError, ModelError, did_you_mean
+from befit.core.errors import ConfigError, DataError, did_you_mean
 from befit.core.schema import show
 from befit.data.federation import ClientData, Federation
-from befit.protocol.method import Needs
+from befit.protocol.check import Problem, client_hint
 from befit.tasks.base import Record, record_name
 
 if TYPE_CHECKING:
     from befit.config.experiment import EvaluateSettings, Experiment
-    from befit.protocol.method import Method
 
 __all__ = [
     "OWN_MODEL",
     "check_clients",
     "check_families",
-    "check_needs",
-    "check_shapes",
     "family_experiment",
     "family_settings",
+    "refuse",
     "values_of",
 ]
 
@@ -56,7 +53,7 @@ def family_settings(
     for name, family in experiment.families.items() if whole else ():
         for pattern in family.clients:
             if not any(_fits(pattern, client, info) for client, info in clients.items()):
-                problems.append(f"families.{name}.clients: {pattern} is no client.{_hint(pattern, clients)}")
+                problems.append(f"families.{name}.clients: {pattern} is no client.{client_hint(pattern, clients)}")
     if problems:
         raise ConfigError(problems)
     return found
@@ -171,55 +168,7 @@ def check_families(settings: Mapping[str, str], clients: Sequence[str]) -> None:
         )
 
 
-def check_needs(
-    name: str, method: Method, federation: Federation, families: Mapping[str, str] | None = None
-) -> list[str]:
-    """What the method demands and this federation does not have. `families` is every client's, where they differ."""
-    needs: Needs = method.needs
-    groups: dict[str, int] = {}
-    for client in federation.clients:
-        family = OWN_MODEL if families is None or needs.mixed else families[client.id]
-        groups[family] = groups.get(family, 0) + 1
-    problems = []
-    for family, size in groups.items():
-        if size >= needs.min_clients:
-            continue
-        if len(groups) == 1:
-            problems.append(f"method {name} needs at least {needs.min_clients} clients, there are {size}")
-        else:
-            problems.append(
-                f"method {name} serves each backbone by itself and needs at least {needs.min_clients} "
-                f"clients of each; the family {family} has {size}"
-            )
-    for split in needs.splits:
-        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
-            problems.append(f"method {name} needs {split} examples at every client; {empty[0]} has none")
-    if needs.public and not len(federation.public):
-        problems.append(f"method {name} needs public records, and {federation.name} has none")
-    several = len({(families or {}).get(client.id) for client in federation.clients}) > 1
-    if needs.public_mixed and several and not len(federation.public):
-        problems.append(
-            f"method {name} needs public records to let clients of different backbones learn from each "
-            f"other, and {federation.name} has none; give one backbone to all, or take a method that "
-            "serves each by itself"
-        )
-    everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
-    for pattern in needs.named if "limit" not in federation.manifest else ():  # which leaves clients out on purpose
-        if not any(fnmatchcase(client, pattern) for client in everybody):
-            problems.append(f"method {name} has options for {pattern}, which is no client.{_hint(pattern, everybody)}")
-    return problems
-
-
-def check_shapes(label: str, method: Method, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-    """Why these clients' model cannot have the method's adapters, or not what its options ask for."""
-    try:
-        method.layout.specs(shapes)
-    except ModelError as error:
-        return [f"method {label}: {error}"]
-    return [f"method {label}: {fault}" for fault in method.faults(shapes, clients)]
-
-
-def _hint(pattern: str, clients: Collection[str]) -> str:
-    """The client that may be meant, or who there is."""
-    known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
-    return did_you_mean(pattern, clients) or f" The clients are {known}"
+def refuse(problems: Iterable[tuple[str, Problem]]) -> None:
+    """Raise ConfigError with every error among the problems of some methods, each by the name of its run."""
+    if refused := [f"method {label}: {problem}" for label, problem in problems if problem.severity == "error"]:
+        raise ConfigError(refused)

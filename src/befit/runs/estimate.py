@@ -20,10 +20,11 @@ from befit.cost.compute import count
 from befit.cost.traffic import communication
 from befit.data.federation import Federation
 from befit.models import skeleton
+from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
-from befit.protocol.method import Method
+from befit.protocol.method import Method, opening_of
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_clients, check_needs, check_shapes, family_experiment, family_settings
+from befit.runs.clients import check_clients, family_experiment, family_settings, refuse
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 
@@ -66,10 +67,10 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     experiment = _with_largest_batch(experiment, [method for _, method in runs])
     known = {client.id: client.info for client in federation.clients}
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
-    if problems := [p for name, method in runs for p in check_needs(name, method, federation, members)]:
-        raise ConfigError(problems)
     newcomers = {one.id: one.info for one in federation.newcomers} if experiment.evaluate.newcomers else {}
     arriving = family_settings(experiment, newcomers, whole=False)
+    context = Context(federation, {**members, **arriving}, experiment.train)
+    refuse((label, problem) for label, method in runs for problem in check(method, context))
     name = runs[0][0]
     families: list[dict[str, Any]] = []
     warnings: list[str] = []
@@ -77,18 +78,18 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
-        measured = [client.id for client in clients] + [name for name, one in arriving.items() if one == family]
         row, found, shapes[family] = _of_family(
             own,
+            family,
             replace(federation, clients=tuple(clients)),
             runs,
-            measured,
+            context,
             lambda what, look, family=family: once(f"{what} {family}", look),
         )
         families.append({"family": family, **row})
         warnings += found
-    if mismatches := [f"method {label}: {reason}" for label, one in runs for reason in one.mismatches(shapes)]:
-        raise ConfigError(mismatches)
+    found = [(label, problem) for label, one in runs for problem in check(one, replace(context, shapes=shapes))]
+    refuse(found)
     first = {key: value for key, value in families[0].items() if key != "family"}
     memory = {
         part: (sum if part == "backbone" else max)(one["memory_parts_mib"][part] for one in families)
@@ -105,12 +106,12 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "memory_parts_mib": memory,
         "families": families if len(families) > 1 else [],
         "stages": [
-            {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.uplink}
+            {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}
             for label, one in runs
             for stage in resolved_stages(one, experiment.federation.rounds, experiment.limit.rounds)
         ],
         "warnings": [
-            *dict.fromkeys(remark for _, one in runs for remark in one.remarks(experiment.train)),
+            *dict.fromkeys(f"method {label}: {problem}" for label, problem in found),
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
             *warnings,
         ],
@@ -130,19 +131,20 @@ def _with_the_model(error: DataError, experiment: Experiment) -> DataError:
 
 def _of_family(
     experiment: Experiment,
+    family: str,
     federation: Federation,
     runs: Sequence[tuple[str, Method]],
-    measured: Sequence[str],
+    context: Context,
     once: Once,
 ) -> tuple[dict[str, Any], list[str], ModelShapes]:
     """What clients with one backbone take, warnings, and the backbone's shapes.
 
-    measured  these clients and the newcomers with that backbone
+    federation, context  of these clients, and of all of them
     """
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
-    if faults := [fault for label, one in runs for fault in check_shapes(label, one, shapes, measured)]:
-        raise ConfigError(faults)
+    known = replace(context, shapes={family: shapes})
+    refuse((label, problem) for label, one in runs for problem in check(one, known))
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings = once("records", lambda: precheck(experiment, federation, backbone))
@@ -215,8 +217,8 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
     """With the largest batch of the run, which may be that of a method's base."""
-    openings = [opening for method in methods if (opening := method.opening()) is not None]
-    largest = max(opening.settings.get("train", {}).get("batch_size", 0) for opening in openings) if openings else 0
+    openings = [found[0].settings for method in methods if (found := opening_of(method)) is not None]
+    largest = max((settings.get("train", {}).get("batch_size", 0) for settings in openings), default=0)
     if largest <= experiment.train.batch_size:
         return experiment
     return replace(experiment, train=replace(experiment.train, batch_size=largest))

@@ -16,6 +16,7 @@ from befit.core.values import ClientInfo, State
 from befit.data.federation import ClientData, Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.data.streams import Stream
+from befit.protocol.check import Context, check
 from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
@@ -23,8 +24,6 @@ from befit.protocol.site import Backbone, ServerSite, Site
 from befit.runs.clients import (
     check_clients,
     check_families,
-    check_needs,
-    check_shapes,
     family_experiment,
     family_settings,
     values_of,
@@ -133,15 +132,14 @@ class Host:
 
     def problems(self, label: str, config: Mapping[str, Any]) -> list[str]:
         """Why this method cannot run here; nothing where it can."""
-        method = build_method(config)
-        found = check_needs(label, method, self.federation, self.families)
-        for key, one in self.backbones.items():
-            clients = [info.id for info in (*self.infos, *self.newcomers) if info.backbone == key]
-            found += check_shapes(label, method, one.model.shapes, clients)
-        if found:
-            return found
+        problems = check(build_method(config), self.context)
+        return [f"method {label}: {problem}" for problem in problems if problem.severity == "error"]
+
+    @property
+    def context(self) -> Context:
+        """What methods are to run on here."""
         shapes = {one.name: one.model.shapes for one in self.backbones.values()}
-        return [f"method {label}: {reason}" for reason in method.mismatches(shapes)]
+        return Context(self.federation, self.families, self.experiment.train, shapes)
 
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""

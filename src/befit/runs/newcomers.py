@@ -19,7 +19,7 @@ from befit.core.errors import BefitError
 from befit.core.storage import read_json, write_json
 from befit.core.values import ClientInfo, Failure, Payload, Tick
 from befit.protocol.federate import final_download
-from befit.protocol.method import Method
+from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import taken_away, write_client
@@ -98,7 +98,7 @@ def _measure(
         "reason": "",
         "failures": [],
     }
-    personal = [stage for stage in stages if not stage.uplink]
+    personal = [stage for stage in stages if not stage.federated]
     bare = _backbone(host, info)
     row["backbone"] = bare[metric]
     request: dict[str, Payload] = {}
@@ -118,7 +118,7 @@ def _measure(
                 (found,) = engine.score(request, at, experiment.evaluate.split)
             else:
                 found = failure
-    if method.arrival() is not None:
+    if newcomer_stage(method) is not None:
         write_json(folder / "outbound.json", engine.outbound.as_dict())
     if isinstance(found, Failure):
         row["reason"] = found.reason
@@ -156,7 +156,7 @@ def arrive(
     """The server's memory as it is for this newcomer, after what the method has it send first; `server` where that is
     nothing. Adds the cost to the row.
     """
-    if (stage := method.arrival()) is None:
+    if (stage := newcomer_stage(method)) is None:
         return server
     at = Tick(stage.name, 1, 1, host.experiment.federation.seed)
     (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)

@@ -21,7 +21,6 @@ from befit.core.errors import RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast
 from befit.protocol.method import Deployment
-from befit.protocol.per_family import join, part
 from befit.protocol.store import ClientStore
 from befit.runs.outbound import Outbound
 from befit.runs.workers import Line, Worker, parent
@@ -99,11 +98,11 @@ class PoolEngine:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
         others = {
-            name: Deployment(part(Payload(arrays), name).arrays, tuple(one["slots"]), mix_from(one["mixer"]))
+            name: Deployment(Payload(arrays).part(name).arrays, tuple(one["slots"]), mix_from(one["mixer"]))
             for name, one in header["others"].items()
         }
         own = {key: value for key, value in arrays.items() if "@" not in key}
-        about = part(Payload(arrays), _ABOUT).arrays
+        about = Payload(arrays).part(_ABOUT).arrays
         return Deployment(own, tuple(header["slots"]), mix_from(header["mixer"]), others, about)
 
     def _failure(self, fields: dict[str, Any]) -> Failure:
@@ -253,7 +252,7 @@ def _answer(
             name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
         }
         copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
-        marked = join({name: Payload(arrays) for name, arrays in copies.items()})
+        marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})
         header = {"slots": list(deployed.slots), "mixer": plain_mix(deployed.mixer), "others": others}
         return header, {**deployed.arrays, **marked.arrays}
     replies = engine.exchange({client: request}, at) if do == "exchange" else None

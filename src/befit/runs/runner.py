@@ -27,14 +27,15 @@ from befit.core.storage import read_json, write_json
 from befit.core.values import Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
+from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.guard import Guard
-from befit.protocol.method import Method
+from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.report.results import RunResults
+from befit.runs.artifacts import export, predict, taken_away, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
 from befit.runs.groups import Rows, by_budget, by_group, by_record
@@ -172,8 +173,8 @@ def run_method(
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
         return results
     experiment, method = host.experiment, host.build(config)
-    for remark in method.remarks(experiment.train):
-        _LOG.warning("%s", remark)
+    for problem in check_method(method, host.context):
+        _LOG.warning("method %s: %s", label, problem)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
     with contextlib.ExitStack() as cleanup:
@@ -187,9 +188,9 @@ def run_method(
             committed = share_opening(openings, host, method, config, directory, store, server_site)
         kept = {
             (number, round_)
-            for number, stage in enumerate(method.plan())
+            for number, stage in enumerate(run_stages(method))
             for round_ in experiment.checkpoint.keep
-            if stage.uplink
+            if stage.federated
         }
         journal = RunJournal(directory, store, label, observer, committed, kept)
         engine.outbound = journal.outbound
@@ -212,7 +213,7 @@ def run_method(
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
-    federated = {stage.name for stage in stages if stage.uplink} or {stage.name for stage in stages}
+    federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
     for client, row in results["clients"].items():
         if client in missing:
@@ -321,7 +322,7 @@ def schedule_of(experiment: Experiment) -> Schedule:
 
 def _curve_stages(stages: Sequence[Stage]) -> list[str]:
     """The stage whose rounds are the curve's, then those after it: the federated one, or the first of all."""
-    federated = [index for index, stage in enumerate(stages) if stage.uplink]
+    federated = [index for index, stage in enumerate(stages) if stage.federated]
     return [stage.name for stage in stages[federated[0] if federated else 0 :]]
 
 

@@ -20,12 +20,12 @@ from typing import Any
 from befit.config.experiment import Experiment
 from befit.core.errors import PayloadMismatch, RunError
 from befit.core.storage import read_bytes, read_json, write_json
-from befit.core.values import Payload
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import resolved_stages
-from befit.protocol.method import Method
+from befit.protocol.method import Method, federated_stage, opening_of, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
+from befit.protocol.stage import Opening
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
@@ -44,9 +44,10 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
     None also where scores of the whole method are taken during those stages: those are not the opening's.
     """
     method = build_method(block)
-    if (opening := method.opening()) is None:
+    if (found := opening_of(method)) is None:
         return None
-    if experiment.evaluate.every and not any(stage.uplink for stage in method.plan()[opening.stages :]):
+    opening, count = found
+    if experiment.evaluate.every and federated_stage(run_stages(method)[count:]) is None:
         return None
     blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
     return settings_hash(replace(experiment, method=dict(opening.block), baselines=[], **blocks))
@@ -70,14 +71,13 @@ def share_opening(
 
     Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
     """
-    opening, key = method.opening(), opening_key(host.experiment, block)
-    if opening is None or key is None:
+    found, key = opening_of(method), opening_key(host.experiment, block)
+    if found is None or key is None:
         return None
+    opening, count = found
     limits = host.experiment.federation.rounds, host.experiment.limit.rounds
-    last = opening.stages - 1
-    shared = _Shared(
-        folder / key, host, method, opening.own, (last, resolved_stages(method, *limits)[last].rounds or 0)
-    )
+    end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
+    shared = _Shared(folder / key, host, method, opening, end)
     shared.begin(directory, store, site)
     return lambda point, outbound: shared.keep(point, directory, store, outbound)
 
@@ -89,7 +89,7 @@ class _Shared:
     path: Path
     host: Host
     method: Method
-    own: Callable[[Payload], Payload]
+    opening: Opening
     end: tuple[int, int]
 
     def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
@@ -106,9 +106,10 @@ class _Shared:
             _copy_logs(self.path, directory.path)
             for info in self.host.infos:
                 if (path := self._client(self.path, info.id)).exists():
-                    mine = self.own(self.method.client_init(self.host.site(info)))
-                    store.save(info.id, _joined(mine, read_payload(path)))
-            server = _joined(self.own(self.method.server_init(site)), read_payload(self.path / "server.safetensors"))
+                    _, own = self.opening.divide(self.method.client_init(self.host.site(info)))
+                    store.save(info.id, read_payload(path) | own)
+            _, own = self.opening.divide(self.method.server_init(site))
+            server = read_payload(self.path / "server.safetensors") | own
         except (OSError, RunError, PayloadMismatch) as problem:
             _LOG.warning("%s is not used, and made again: %s", self.path, problem)
             shutil.rmtree(self.path, ignore_errors=True)
@@ -129,10 +130,10 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
         try:
             _copy_logs(directory.path, draft)
-            write_payload(draft / "server.safetensors", _other(point.server, self.own))
+            write_payload(draft / "server.safetensors", self.opening.divide(point.server)[0])
             for info in self.host.infos:
                 if (memory := store.load(info.id)) is not None:
-                    write_payload(self._client(draft, info.id), _other(memory, self.own))
+                    write_payload(self._client(draft, info.id), self.opening.divide(memory)[0])
             write_json(draft / "outbound.json", outbound.saved())
             write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
             with contextlib.suppress(OSError):  # another run was first
@@ -178,16 +179,3 @@ def _copy_logs(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in LOGS:
         shutil.copyfile(source / name, target / name)
-
-
-def _other(memory: Payload, own: Callable[[Payload], Payload]) -> Payload:
-    """A memory without a method's own part."""
-    mine = own(memory)
-    return Payload(
-        {key: value for key, value in memory.arrays.items() if key not in mine.arrays},
-        {key: value for key, value in memory.scalars.items() if key not in mine.scalars},
-    )
-
-
-def _joined(one: Payload, other: Payload) -> Payload:
-    return Payload({**other.arrays, **one.arrays}, {**other.scalars, **one.scalars})

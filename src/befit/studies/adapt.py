@@ -74,12 +74,12 @@ def fast_adaptation(
     model.reset()
     model.load(start)
     one = Pass(trainable or slot(name), (name,), keep_optimiser=True)
-    part, moments, found = replace(site.budget, max_steps=every), {}, []
+    part, memory, found = replace(site.budget, max_steps=every), Payload(), []
     site = replace(site, budget=part)
     rounds = steps // every
     for number in range(rounds + 1):
         if number:
-            moments = train(site, [one], Tick("adapt", number, rounds, seed), moments=moments).moments
+            memory = train(site, [one], Tick("adapt", number, rounds, seed), memory=memory).memory
         with model.active(name):
             found.append(site.task.evaluate(model.backbone, site.examples(split), batch_size, model.device))
     model.reset()

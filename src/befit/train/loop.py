@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from befit.adapters.keys import Selector, slot
 from befit.adapters.mixers import Mix, forward_passes
-from befit.core.values import State, Tick
+from befit.core.values import Payload, State, Tick
 from befit.protocol.work import Work
 from befit.train.blend import Blend
-from befit.train.optim import dump_moments, learning_rate, load_moments, make_optimiser
+from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments, make_optimiser
 from befit.train.terms import Guide, Term
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class TrainingReport:
     losses: dict[str, float]
     moments: State = field(default_factory=dict)
 
+    @property
+    def memory(self) -> Payload:
+        """The kept averages as a part of a client's memory: what the next round's `train` finds there."""
+        return Payload().with_part(MOMENTS, Payload(self.moments))
+
     def numbers(self) -> dict[str, float]:
         """For the log: `loss` is the first pass's, the others carry their pass's name."""
         (_, first), *others = self.losses.items()
@@ -84,7 +89,7 @@ def train(
     at: Tick,
     *,
     steps: int | None = None,
-    moments: Mapping[str, Tensor] | None = None,
+    memory: Payload | None = None,
     split: str = "train",
     in_sequence: bool = False,
 ) -> TrainingReport:
@@ -94,6 +99,8 @@ def train(
     `in_sequence` each pass goes over all batches before the next one starts. Terms keep to the values from before the
     first batch. Passes whose first round is still to come are left out. Raises TrainingDiverged if a pass's mean loss
     is not finite.
+
+    memory  the client's, in which an earlier round may have left what its report says `memory` is
     """
     model, budget = site.model, site.budget
     steps = budget.max_steps if steps is None else steps
@@ -101,8 +108,9 @@ def train(
     optimisers = [make_optimiser(_groups(model, current), budget) for current in passes]
     guides = [[term.bind(site) for term in current.terms] for current in passes]
     strengths = [current.blend.strength(site, at) if current.blend else None for current in passes]
+    moments = {} if memory is None else memory.part(MOMENTS).arrays
     for current, optimiser in zip(passes, optimisers, strict=True):
-        if current.keep_optimiser and moments:
+        if current.keep_optimiser:
             load_moments(optimiser, current.name, moments)
     totals = [torch.zeros((), device=model.device) for _ in passes]
     with model.training(True):

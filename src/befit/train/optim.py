@@ -15,7 +15,9 @@ from befit.core.values import State, Tick
 if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
 
-__all__ = ["dump_moments", "learning_rate", "load_moments", "make_optimiser"]
+__all__ = ["MOMENTS", "dump_moments", "learning_rate", "load_moments", "make_optimiser"]
+
+MOMENTS = "optimiser"  # the part of a client's memory that holds them
 
 
 def make_optimiser(
@@ -51,9 +53,9 @@ def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
 
 
 def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:
-    """The optimiser's running averages and step counts, as arrays `optimiser:<name>/<parameter>/<quantity>`."""
+    """The optimiser's running averages and step counts, as arrays `<name>/<parameter>/<quantity>`."""
     return {
-        join(f"optimiser:{name}", str(index), quantity): value.detach().cpu().clone()
+        join(name, str(index), quantity): value.detach().cpu().clone()
         for index, parameter in enumerate(_parameters(optimiser))
         for quantity, value in optimiser.state.get(parameter, {}).items()
         if isinstance(value, torch.Tensor)
@@ -62,7 +64,7 @@ def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:
 
 def load_moments(optimiser: torch.optim.Optimizer, name: str, state: Mapping[str, torch.Tensor]) -> None:
     """Put back what `dump_moments` took; without any, the optimiser starts fresh."""
-    prefix, parameters = f"optimiser:{name}/", _parameters(optimiser)
+    prefix, parameters = f"{name}/", _parameters(optimiser)
     for key, value in state.items():
         if key.startswith(prefix):
             _, index, quantity = key.split("/")

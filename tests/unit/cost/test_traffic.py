@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import pytest
 
 from befit.adapters.forms import DENSE, ModuleShape
+from befit.adapters.keys import factor, module, slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.core.values import TensorSpec
 from befit.cost.compute import count, slot_sizes
 from befit.cost.traffic import communication, stage_traffic, totals
 from befit.protocol.method import Method
-from befit.protocol.stage import Personal, Stage
+from befit.protocol.stage import Message, Personal, Stage
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,6 @@ class Download(Personal):
 
     def client_update(self, client, received, site, at):
         raise NotImplementedError
-
-    def downlink(self, stage, specs):
-        return {"shared/block.00.q_proj/A": specs["shared/block.00.q_proj/A"]}
 
 
 @dataclass(frozen=True)
@@ -32,23 +30,23 @@ class ByHand(Method):
 
     def plan(self):
         return [
-            Stage("alone", Download(), 7, uplink=False),
-            Stage("federate", self),
-            Stage("last", Download(), 1, False),
+            Stage("alone", Download(), None, A, 7),
+            Stage(
+                "federate",
+                Download(),
+                Message(slot("shared"), become=lambda adapter: {**adapter, **COUNTS}),
+                Message(slot("shared") & module("block.*")),
+            ),
+            Stage("last", Download(), None, A, 1),
         ]
-
-    def uplink(self, stage, specs):
-        return {**{key: spec for key, spec in specs.items() if key.startswith("shared/")}, **COUNTS}
-
-    def downlink(self, stage, specs):
-        return {key: spec for key, spec in specs.items() if key.startswith("shared/block")}
 
     def _unused(self, *_):
         raise NotImplementedError
 
-    server_init = client_init = client_update = dispatch = aggregate = deploy = _unused
+    server_init = client_init = deploy = _unused
 
 
+A = Message(slot("shared") & factor("A"))
 COUNTS = {"statistics/block.00.q_proj/count": TensorSpec((5,), "int64")}
 SHAPES = ModelShapes({"block.00.q_proj": ModuleShape(10, 20)}, {"classifier": ModuleShape(20, 4, bias=True)})
 SPECS = ByHand.layout.specs(SHAPES)

@@ -22,6 +22,7 @@ from befit.protocol.federate import final_download
 from befit.protocol.method import Deployment
 from befit.train.paired_fisher import estimate
 from befit.train.persample import sample_gradients
+from tests.conftest import federated
 from tests.unit.methods.federation import Clients
 
 AT = Tick("merge", 1, 1, 0)
@@ -81,7 +82,7 @@ def test_feddpa_f_starts_the_personal_adapter_at_the_final_shared_one() -> None:
     method = clients.method
     adopt = next(stage for stage in method.plan() if stage.name == "adopt")
     site = clients.fresh("a")
-    memory, _ = adopt.exchange.client_update(Payload(), method.dispatch(server, site.info, AT), site, AT)
+    memory, _ = adopt.exchange.client_update(Payload(), federated(method).dispatch(server, site.info, AT), site, AT)
     for key, tensor in server.arrays.items():
         assert torch.equal(memory.arrays[to_slot(key, "personal")], tensor)
 
@@ -97,8 +98,8 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
     _randomise(clients, ("shared", "personal"))
     memory, _ = (
         method.then[-1]
-        .exchange(method)
-        .client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
+        .stage(method)
+        .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
     )
     model.load(memory.arrays)
     references = memory.arrays["instance/references/H"]
@@ -127,7 +128,7 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
     site = clients.sites["a"]
     count = len(site.examples("train"))
     assert count < 20
-    memory, _ = method.then[-1].exchange(method).client_update(Payload(), Payload(), site, AT)
+    memory, _ = method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT)
     held = memory.arrays["instance/references/H"]
     assert torch.equal(held[: 20 - count], held[count:]) and len(held[:count].unique(dim=0)) == count
 

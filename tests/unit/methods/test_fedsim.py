@@ -18,7 +18,7 @@ from befit.protocol.work import Work
 from befit.runs.peft_io import write_adapter
 from befit.tasks.causal_lm import CausalLM
 from befit.train.loop import train
-from tests.conftest import assert_near, make_site, random_state, tiny_model, tiny_task
+from tests.conftest import assert_near, federated, make_site, random_state, tiny_model, tiny_task
 from tests.unit.methods.federation import Clients
 
 BOTH = ("shared", "personal")
@@ -173,6 +173,6 @@ def test_an_export_says_that_it_is_one_of_two_models(tmp_path: Path) -> None:
 
 def test_one_optimiser_keeps_its_averages_of_both() -> None:
     site = make_site("vit", method().layout)
-    memory, _ = method().client_update(Payload(), Payload(), site, AT)
+    memory, _ = federated(method()).client_update(Payload(), Payload(), site, AT)
     averages = [value for key, value in memory.arrays.items() if key.endswith("/exp_avg")]
     assert sum(one.numel() for one in averages) == site.model.count(slot(*BOTH))

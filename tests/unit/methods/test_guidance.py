@@ -27,7 +27,7 @@ from befit.methods.scaffold import CONTROL, Scaffold
 from befit.protocol.site import Site
 from befit.train.blend import Blend
 from befit.train.terms import L2, Distil, ProductDistance
-from tests.conftest import make_site, random_state
+from tests.conftest import federated, make_site, random_state
 from tests.unit.methods.federation import Clients
 
 SMALL = {"rank": 2, "alpha": 4.0}
@@ -286,7 +286,7 @@ def test_the_servers_averages_never_travel(make) -> None:  # type: ignore[no-unt
     clients = Clients(make(**SMALL))
     server = clients.run(2)
     assert any(key.startswith("server:") for key in server.arrays)
-    received = clients.method.dispatch(server, clients.infos[0], LATER)
+    received = federated(clients.method).dispatch(server, clients.infos[0], LATER)
     assert received.arrays.keys() == {key for key in clients.initial if key.startswith("shared/")}
 
 

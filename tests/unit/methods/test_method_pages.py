@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from befit.core.schema import plain
+from befit.protocol.method import describe
 from befit.protocol.registry import get_method, method_names
 
 PAGES = Path(__file__).parents[3] / "docs" / "methods"
@@ -57,7 +58,7 @@ def test_a_page_names_every_option_with_its_default_and_no_other(name: str) -> N
 @pytest.mark.parametrize("name", METHODS)
 def test_what_travels_on_a_page_is_what_the_method_declares(name: str) -> None:
     """The selectors of `befit explain`, word for word."""
-    described: Any = get_method(name).factory().describe()
+    described: Any = describe(get_method(name).factory())
     text = section(page(name), "What travels")
     for way in ("up", "down"):
         if described[way] == "nothing":

@@ -17,7 +17,7 @@ from befit.methods.hetlora import RankDecay, SelfPruning, by_norm
 from befit.methods.parts.recipe.ranked import Ranked, to_rank
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
-from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.conftest import assert_near, assert_same, federated, make_site, random_state
 
 AT = Tick("federate", 1, 2, 0)
 
@@ -41,7 +41,7 @@ def uploads(ranks: Mapping[str, int], examples: Mapping[str, int] | None = None)
 
 def aggregated(method: Ranked, updates: list[Update]) -> State:
     before = updates[0].payload.arrays
-    return method.aggregate(Payload(before), updates, ServerSite({}, ()), AT).arrays
+    return federated(method).aggregate(Payload(before), updates, ServerSite({}, ()), AT).arrays
 
 
 def products(state: State) -> dict[str, torch.Tensor]:
@@ -57,13 +57,13 @@ def test_ranks_beyond_a_clients_own_stay_zero_and_the_others_learn(name: str) ->
     start = Payload(select(site.model.dump(slot("shared")), slot("shared")))
     memory = method.client_init(site)
     assert memory.scalars == {"rank": 2}
-    _, reply = method.client_update(memory, start, site, AT)
+    _, reply = federated(method).client_update(memory, start, site, AT)
     for key, value in reply.arrays.items():
         kept, gone = (value[:2], value[2:]) if split(key)[2] == "A" else (value[:, :2], value[:, 2:])
         assert kept.any() and not gone.any(), key
     small = make_site("llama", lora(2, 8.0))  # the same scale
     small.model.load({key: value[:2] if split(key)[2] == "A" else value[:, :2] for key, value in start.arrays.items()})
-    alone = ranked("flexlora").client_update(
+    alone = federated(ranked("flexlora")).client_update(
         Payload({}, {"rank": 2}), Payload(small.model.dump(slot("shared"))), small, AT
     )
     if name == "flexlora":  # without HETLoRA's decay: as an adapter of rank 2 would train

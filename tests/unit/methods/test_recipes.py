@@ -16,7 +16,7 @@ from befit.methods.parts.recipe.route import LeaveOneOut
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
-from tests.conftest import assert_near, assert_same
+from tests.conftest import assert_near, assert_same, federated
 from tests.golden.reference import mean
 from tests.unit.methods.federation import BUDGET, Clients
 
@@ -103,7 +103,7 @@ def test_fedalts_rest_of_the_world_gets_no_gradient() -> None:
     clients = Clients(method)
     received = {key: tensor + 0.1 for key, tensor in clients.initial.items() if key.startswith("shared/")}
     site = clients.fresh("a")
-    method.client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0))
+    federated(method).client_update(Payload(), Payload(received), site, Tick("federate", 1, 1, 0))
     assert_same(site.model.dump(slot("shared")), received)
     for key, leaf in site.model.leaves(EVERYTHING).items():
         assert leaf.grad is not None

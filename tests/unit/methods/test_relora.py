@@ -10,6 +10,7 @@ from befit.core.values import Tick
 from befit.merge.merge import Merge
 from befit.methods.relora import Relora
 from befit.protocol.federate import final_download
+from tests.conftest import federated
 from tests.unit.methods.federation import Clients
 
 
@@ -21,8 +22,8 @@ def test_adapters_start_at_zero_and_everybody_draws_the_same_anew_in_every_round
         site = clients.fresh("b")
         stopped = Tick("federate", number, 3, 0)
         site.budget = type(site.budget)(max_steps=1, lr=1e-30, batch_size=4)
-        memory, _ = clients.method.client_update(
-            clients.memory("b"), clients.method.dispatch(clients.run(1), site.info, stopped), site, stopped
+        memory, _ = federated(clients.method).client_update(
+            clients.memory("b"), federated(clients.method).dispatch(clients.run(1), site.info, stopped), site, stopped
         )
         starts.append({key: value for key, value in memory.arrays.items() if key.endswith("/A") and "personal" in key})
         assert all(
@@ -43,8 +44,8 @@ def test_a_client_that_missed_rounds_gets_all_of_them_and_then_only_what_is_new(
     }
     assert len(set(took_part.values())) > 1
     for info in clients.infos:
-        received = clients.method.dispatch(server, info, Tick("federate", 4, 4, 0))
-        numbers = {int(key.split("/")[0].split()[1]) for key in received.arrays}
+        received = federated(clients.method).dispatch(server, info, Tick("federate", 4, 4, 0))
+        numbers = {int(number) for number in received.part("pieces").parts()}
         missing_from = max(took_part[info.id], 1)  # who trained in round t has what was merged before it
         assert numbers == set(range(missing_from, 4))
 

@@ -185,7 +185,7 @@ def test_what_a_method_says_of_the_training_is_told_once_before_it(experiment, c
 @pytest.mark.parametrize(
     ("limits", "text"),
     [
-        ("{a: {rank: 1}, 'phone-*': {rank: 1}}", "phone-*, which is no client. The clients are a, b"),
+        ("{a: {rank: 1}, 'phone-*': {rank: 1}}", "limits.phone-*: phone-* is no client. The clients are a, b"),
         (
             "{a: {rank: 1}, '*': {parameters: 3}}",
             "limits.*: a limit of 3 parameters (1.2e-05 megabytes), as client b "

@@ -10,7 +10,7 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, slot
 from befit.adapters.layout import lora
-from befit.core.values import State, Tick
+from befit.core.values import Payload, State, Tick
 from befit.core.wire import from_bytes, to_bytes
 from befit.models.backbone import checkpoint_activations
 from befit.protocol.settings import TrainSettings
@@ -132,8 +132,8 @@ def test_a_kept_optimiser_makes_two_rounds_one_uninterrupted_run_bit_for_bit(opt
     mine = make_site("bert", budget=BUDGETS[optimiser])
     first = train(mine, [keeping], FIRST)
     assert first.moments
-    moments, _ = from_bytes(to_bytes(first.moments, {}))
-    train(mine, [keeping], SECOND, moments=moments)
+    memory = Payload(from_bytes(to_bytes(first.memory.arrays, {}))[0])
+    train(mine, [keeping], SECOND, memory=memory)
 
     hand = make_site("bert", budget=BUDGETS[optimiser])
     model = hand.model
@@ -148,7 +148,7 @@ def test_a_kept_optimiser_makes_two_rounds_one_uninterrupted_run_bit_for_bit(opt
 
     forgetful = make_site("bert", budget=BUDGETS[optimiser])
     assert not train(forgetful, [SHARED], FIRST).moments
-    train(forgetful, [SHARED], SECOND, moments=moments)
+    train(forgetful, [SHARED], SECOND, memory=memory)
     assert not torch.equal(
         forgetful.model.dump(EVERYTHING)["shared/block.00.q_proj/A"], model.dump(EVERYTHING)["shared/block.00.q_proj/A"]
     )

@@ -247,4 +247,4 @@ class Pair:
 def federated_rounds(experiment: Experiment) -> int:
     """How many rounds the federated branch takes."""
     stages = resolved_stages(build_method(experiment.method), experiment.federation.rounds, experiment.limit.rounds)
-    return next(stage.rounds or 0 for stage in stages if stage.uplink)
+    return next(stage.rounds or 0 for stage in stages if stage.federated)

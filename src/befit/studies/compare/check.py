@@ -53,7 +53,7 @@ def _look(plan: Plan) -> list[str]:
     once = _Once()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
-        asks = cell.experiment.method if type(method).faults is not Method.faults else None  # of the model's shapes
+        asks = cell.experiment.method if type(method).check is not Method.check else None  # of the model's shapes
         setting = shared(cell.experiment), method.needs, asks, _refusable(method.layout)
         if setting in seen:
             continue

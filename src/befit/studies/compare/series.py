@@ -1,4 +1,4 @@
-"""Which runs are one method at several budgets, and which of them can be set beside each other."""
+"""Group runs by method over budgets, and by comparable setting."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import join, slot
-from befit.core.values import State
+from befit.core.values import Payload
 from befit.methods.parts.budget.budget import order
 from befit.train.terms import Guide
 
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
-__all__ = ["RUNNING", "Allocator", "Orthogonality", "Timetable"]
+__all__ = ["ALLOCATION", "Allocator", "Orthogonality", "Timetable"]
 
-_KEPT = "allocation/all/kept"
+ALLOCATION = "allocation"  # the part of a client's memory that an allocator goes on from
+_KEPT = "choice/all/kept"
 _AVERAGES = ("sensitivity", "uncertainty")
-RUNNING = (*_AVERAGES, "allocation")  # the first parts of the keys of what an allocator keeps between rounds
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Allocator:
     its lambda and the means over its row of A and its column of B (eq. 7). The ranks with the largest scores of the
     whole model stay; of equal ones the earlier, so that a budget is met exactly.
 
-    stored  what `dump` gave, to go on from there
+    memory  the client's, in which an earlier round may have left what `dump` gave
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Allocator:
         table: Timetable,
         betas: tuple[float, float] = (0.85, 0.85),
         first_step: int = 0,
-        stored: Mapping[str, Tensor] | None = None,
+        memory: Payload | None = None,
     ) -> None:
         self._leaves = {key.partition("/")[2]: leaf for key, leaf in model.leaves(slot(name)).items()}
         self._modules = list(model.shapes.targets)
         self._table, self._betas, self._first = table, betas, first_step
-        stored = stored or {}
+        stored = {} if memory is None else memory.part(ALLOCATION).arrays
         self._averages = {
             kind: {
                 f"{module}/{part}": self._start(stored.get(join(kind, module, part)), f"{module}/{part}")
@@ -141,14 +140,15 @@ class Allocator:
     def _score(self, key: str) -> Tensor:
         return self._averages["sensitivity"][key] * self._averages["uncertainty"][key]
 
-    def dump(self) -> State:
-        """Averages and the last choice, as arrays to keep until the next round."""
+    def dump(self) -> Payload:
+        """Averages and the last choice, as a part of a client's memory until the next round."""
         state = {
             f"{kind}/{key}": value.cpu().clone()
             for kind, averages in self._averages.items()
             for key, value in averages.items()
         }
-        return state if self._kept is None else {**state, _KEPT: self._kept.float().cpu()}
+        choice = {} if self._kept is None else {_KEPT: self._kept.float().cpu()}
+        return Payload().with_part(ALLOCATION, Payload({**state, **choice}))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Personalising what another method made: its stages first, then one in which each client fixes its model as it is.
 
-What the other method keeps, at the server and at the clients, stands in our memories under names marked "base@".
+What the other method keeps, at the server and at the clients, is the part `base` of our memories.
 """
 
 from __future__ import annotations
@@ -11,38 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import EVERYTHING, slot_of, split
+from befit.adapters.keys import EVERYTHING, NOTHING, select, slot, slot_of, split
 from befit.adapters.layout import Layout
 from befit.adapters.mixers import Mix, Weighted, constant_weights
 from befit.core.errors import ConfigError, NotTrained
 from befit.core.schema import Mark, check_values, parameters_of, show
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.rates import RATES, VALIDATION
-from befit.protocol.method import Deployment, Method, Opening
-from befit.protocol.per_family import join, part
+from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Personal, Stage
+from befit.protocol.stage import Exchange, Message, Opening, Personal, Stage
 
-__all__ = [
-    "MethodBlock",
-    "base_opening",
-    "base_slots",
-    "base_stages",
-    "load_base",
-    "make_base",
-    "own",
-    "with_base",
-    "with_layout",
-]
+__all__ = ["MethodBlock", "base_slots", "base_stages", "fixed", "load_base", "make_base", "with_base", "with_layout"]
 
 MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
 BASE, FIXED = "base", "fixed"
 _OF_A_BASE = ("rounds", "train", "dropout")
-_SLOTS = "fixed@slots"
+_SLOTS = "slots"
 _LINEAR = ("B", "weight", "bias")  # of an adapter and of a dense update: the output is as many times as large as they
-_OURS = (BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
+_OURS = slot(BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
@@ -74,8 +63,8 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
         raise ConfigError(
             [f"base: {block['name']} has a stage {min(clash)!r} as {owner} has; they cannot follow each other"], owner
         )
-    if method.mixer != "sum" and not isinstance(method.mixer, Weighted):
-        raise ConfigError([_no_sum(str(block["name"]), method.mixer)], owner)
+    if method.use.mixer != "sum" and not isinstance(method.use.mixer, Weighted):
+        raise ConfigError([_no_sum(str(block["name"]), method.use.mixer)], owner)
     return method
 
 
@@ -121,19 +110,7 @@ def with_layout(layout: Layout, base: Method | None) -> Layout:
 
 def with_base(ours: Payload, base: Payload | None) -> Payload:
     """One memory from the base's and ours."""
-    if base is None:
-        return ours
-    marked = join({BASE: base})
-    return Payload({**marked.arrays, **ours.arrays}, {**marked.scalars, **ours.scalars})
-
-
-def own(memory: Payload, *others: str) -> Payload:
-    """What a memory holds beside the base's, and beside what is marked with one of the other names."""
-    marks = tuple(f"{name}@" for name in (BASE, *others))
-    return Payload(
-        {key: value for key, value in memory.arrays.items() if not key.startswith(marks)},
-        {key: value for key, value in memory.scalars.items() if not key.startswith(marks)},
-    )
+    return ours if base is None else ours.with_part(BASE, base)
 
 
 def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[Stage]:
@@ -147,35 +124,39 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
         replace(
             stage,
             exchange=_OfBase(stage.exchange, train, dropout),
+            up=None if stage.up is None else stage.up.without(_OURS),
+            down=stage.down.without(_OURS),
             rounds=rounds if stage.rounds is None else stage.rounds,
+            lasts=False,
+            opening=None,  # of the base alone; ours has what it comes to, and ends with the next stage
         )
-        for stage in base.plan()
+        for stage in run_stages(base)
     ]
-    return [*stages, Stage(BASE, _Fix(base), 1, uplink=False)]
+    last = federated_stage(stages)
+    down, opening = Message() if last is None else last.down, _opening(block)
+    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, opening=opening)]
 
 
-def base_opening(block: Mapping[str, Any] | None, base: Method | None) -> Opening | None:
+def _opening(block: Mapping[str, Any]) -> Opening:
     """Those stages, for runs that share them."""
-    if block is None or base is None:
-        return None
     from befit.protocol.registry import check_method
 
     options, given = _apart(block)
     rounds, dropout = given.get("rounds"), given.get("dropout")
     resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
     settings = {"train": _otherwise(given.get("train"))[0], "adapter": {} if dropout is None else {"dropout": dropout}}
-    return Opening(resolved, len(base_stages(block, base)), lambda memory: own(memory, FIXED), settings)
+    return Opening(resolved, (BASE, FIXED), settings)
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:
     """The slots of the model that the client fixed; none without a base."""
-    found = client.scalars.get(_SLOTS, [])
+    found = client.part(FIXED).scalars.get(_SLOTS, [])
     return tuple(str(one) for one in found) if isinstance(found, list) else ()
 
 
 def fixed(client: Payload) -> State:
     """The values of those slots."""
-    return part(client, FIXED).arrays
+    return client.part(FIXED).arrays
 
 
 def load_base(client: Payload, site: Site) -> tuple[str, ...]:
@@ -197,28 +178,19 @@ class _OfBase(Exchange):
     dropout: float | None
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.exchange.dispatch(part(server, BASE), client, at)
+        return self.exchange.dispatch(server.part(BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         site = replace(site, budget=replace(site.budget, **self.train))
         dropping = nullcontext() if self.dropout is None else site.model.dropping(self.dropout)
         with dropping:
-            memory, reply = self.exchange.client_update(part(client, BASE), _of(received), site, at)
-        return with_base(own(client), memory), reply
+            memory, reply = self.exchange.client_update(client.part(BASE), _of(received), site, at)
+        return client.with_part(BASE, memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         budget = None if site.budget is None else replace(site.budget, **self.train)
         site = replace(site, budget=budget)
-        return with_base(own(server), self.exchange.aggregate(part(server, BASE), updates, site, at))
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.exchange.uplink(stage, _specs(specs))
-
-    def uplink_numbers(self, stage: Stage) -> frozenset[str]:
-        return self.exchange.uplink_numbers(stage)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.exchange.downlink(stage, _specs(specs))
+        return server.with_part(BASE, self.exchange.aggregate(server.part(BASE), updates, site, at))
 
 
 @dataclass(frozen=True)
@@ -229,25 +201,22 @@ class _Fix(Personal):
     method: Method
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.method.dispatch(part(server, BASE), client, at)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.method.downlink(stage, _specs(specs))
+        last = federated_stage(run_stages(self.method))
+        return Payload() if last is None else last.exchange.dispatch(server.part(BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        memory = part(client, BASE)
+        memory = client.part(BASE)
         try:
             deployed = self.method.deploy(memory, _of(received), site)
         except NotTrained:
             # A small cohort may never have come to this client: its own part is then as it starts.
-            mine = {slot.name for slot in self.method.layout.slots}
+            mine = {one.name for one in self.method.layout.slots}
             site.model.reset()
             start = {key: value for key, value in site.model.dump(EVERYTHING).items() if slot_of(key) in mine}
-            deployed = self.method.deploy(Payload({**start, **memory.arrays}, memory.scalars), _of(received), site)
+            deployed = self.method.deploy(Payload(start) | memory, _of(received), site)
             site.report["base_untrained"] = 1.0
-        held = join({FIXED: Payload(_summed(deployed, self.method.layout))}).arrays
-        slots: list[str] = list(deployed.slots)
-        return Payload({**client.arrays, **held}, {**client.scalars, _SLOTS: slots}), Payload()
+        model = Payload(_summed(deployed, self.method.layout), {_SLOTS: list(deployed.slots)})
+        return client.with_part(FIXED, model), Payload()
 
 
 def _summed(deployed: Deployment, layout: Layout) -> State:
@@ -272,13 +241,6 @@ def _no_sum(name: str, mixer: Mix) -> str:
     )
 
 
-def _specs(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The arrays of the base alone."""
-    return {key: spec for key, spec in specs.items() if slot_of(key) not in _OURS}
-
-
 def _of(received: Payload) -> Payload:
     """What arrived for the base: a download for several stages holds our generator too."""
-    return Payload(
-        {key: value for key, value in received.arrays.items() if slot_of(key) not in _OURS}, received.scalars
-    )
+    return Payload(select(received.arrays, ~_OURS), received.scalars)

@@ -13,8 +13,9 @@ from befit.adapters.bayestune import BUDGETED, SCALES, Budgeted, Scales
 from befit.adapters.keys import Selector, factor, join, select, slot
 from befit.adapters.layout import Extra, Layout, ModelShapes, Slot
 from befit.core.errors import ConfigError, ModelError
-from befit.core.values import State, Tick
+from befit.core.values import Payload, State, Tick
 from befit.methods.parts.budget.budget import affordable, compact, expand, keep, kept_ranks
+from befit.protocol.check import Context, Problem, unknown_clients
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
 
@@ -73,16 +74,18 @@ class Budgets:
         own = (limit for pattern, limit in self.limits if fnmatchcase(client, pattern))
         return next(own, Limit(self.rank, self.parameters))
 
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The patterns of clients with a budget of their own."""
-        return tuple(pattern for pattern, _ in self.limits)
-
-    def faults(self, shapes: ModelShapes, clients: Sequence[str]) -> list[str]:
-        """Limits into which a rank of the largest module does not fit, a line for each with its first client.
+    def check(self, context: Context) -> list[Problem]:
+        """Limits for nobody, and limits into which a rank of the largest module does not fit, each with its first
+        client.
 
         Which module the scales put first is known only after the search, and a limit is used up in their order.
         """
+        found = unknown_clients("limits", [pattern for pattern, _ in self.limits], context)
+        for family, shapes in context.shapes.items():
+            found += self._too_small(shapes, context.members(family))
+        return found
+
+    def _too_small(self, shapes: ModelShapes, clients: Sequence[str]) -> list[Problem]:
         widths = {name: shape.d_in + shape.d_out for name, shape in shapes.targets.items()}
         largest = max(widths, key=lambda name: widths[name], default="")
         asked: dict[tuple[str, int], str] = {}
@@ -90,13 +93,17 @@ class Budgets:
             if limited := self.limit(client).parameters:
                 asked.setdefault((self._key(client), limited), client)
         return [
-            f"{key}: a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
-            + (
-                f"holds no rank: the smallest module takes {min(widths.values())} a rank. "
-                if parameters < min(widths.values())
-                else f"may hold no rank: {largest} takes {widths[largest]}, and the scales may put it first. "
+            Problem(
+                "error",
+                key,
+                f"a limit of {parameters} parameters ({parameters * 4 / 1e6:g} megabytes), as client {client} has, "
+                + (
+                    f"holds no rank: the smallest module takes {min(widths.values())} a rank. "
+                    if parameters < min(widths.values())
+                    else f"may hold no rank: {largest} takes {widths[largest]}, and the scales may put it first. "
+                )
+                + f"Give it {widths[largest]} or more, or rank in its place",
             )
-            + f"Give it {widths[largest]} or more, or rank in its place"
             for (key, parameters), client in asked.items()
             if largest and parameters < widths[largest]
         ]
@@ -107,7 +114,7 @@ class Budgets:
         return "parameters or megabytes" if own is None else f"limits.{own}"
 
     def count(self, name: str, scales: Tensor, site: Site) -> int:
-        """How many ranks the adapter `name` keeps. Raises ModelError where it is none, which `faults` says before."""
+        """How many ranks the adapter `name` keeps. Raises ModelError where it is none, which `check` says before."""
         if name != BUDGETED:
             return self.names[name] * len(scales)
         limit = self.limit(site.info.id)
@@ -140,19 +147,20 @@ def fine_tune(
     at: Tick,
     name: str,
     start: Mapping[str, Tensor],
-    moments: Mapping[str, Tensor],
+    memory: Payload,
     steps: int,
     base: tuple[str, ...],
-) -> tuple[State, State]:
+) -> tuple[State, Payload]:
     """Train A and B of one budget's adapter from `start`, its scales frozen; only the task's loss.
 
-    start  the budgeted slot's arrays
-    ->     the adapter as it is stored under `name`, and the optimiser's moments
+    start   the budgeted slot's arrays
+    memory  the client's, with what the optimiser goes on from
+    ->      the adapter as it is stored under `name`, and what the optimiser goes on from next
     """
     model = site.model
     model.load(start)
     report = train(
-        site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps, moments=moments
+        site, [Pass(WEIGHTS, (*base, BUDGETED), name=name, keep_optimiser=True)], at, steps=steps, memory=memory
     )
     ranks = kept_ranks({key: value for key, value in start.items() if key.endswith("/lambda")})
     suffix = "" if name == BUDGETED else f"_{name}"
@@ -163,7 +171,7 @@ def fine_tune(
         "adapter_parameters": trained(site, {key.split("/")[1]: rank for key, rank in ranks.items()}),
     }
     site.report.update({f"{key}{suffix}": float(value) for key, value in numbers.items()})
-    return compact(model.dump(slot(BUDGETED)), name), report.moments
+    return compact(model.dump(slot(BUDGETED)), name), report.memory
 
 
 def trained(site: Site, ranks: Mapping[str, int]) -> int:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED, SCALES
-from befit.adapters.keys import join, select, slot
+from befit.adapters.keys import NOTHING, join, select, slot
 from befit.core.errors import NotTrained
 from befit.core.metrics import relative_range
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick
+from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.base import base_slots, fixed, load_base
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
-from befit.methods.parts.budget.personal import Budgets, Limit, fine_tune, pruned, restored, steps_for
+from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.methods.parts.budget.search import Search, search
 from befit.protocol.method import Deployment
 from befit.protocol.site import Site
-from befit.protocol.stage import Personal, Stage
+from befit.protocol.stage import Message, Personal, Stage
+from befit.train.optim import MOMENTS
 
 __all__ = [
     "FineTune",
@@ -30,15 +30,10 @@ __all__ = [
     "features_of",
     "generator_of",
     "load_scales",
-    "only_generator",
 ]
 
 LEARNT = "scales/all/lambda"
 _SEEN = "features/all/f"
-
-
-def only_generator(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    return {key: spec for key, spec in specs.items() if key.startswith(f"{GENERATOR}/")}
 
 
 def generator_of(received: Payload) -> State:
@@ -72,10 +67,13 @@ class SearchAlone(Personal):
     epochs: int | None
     rounds: int
 
+    def stage(self) -> Stage:
+        return Stage("search", self, rounds=1, trains=NOTHING)
+
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         base = load_base(client, site)
         learnt = search(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
-        return Payload({**client.arrays, LEARNT: learnt}, client.scalars), Payload()
+        return client | Payload({LEARNT: learnt}), Payload()
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,11 @@ class Predict(Personal):
     all_padding: bool
     held: torch.dtype = torch.float32
 
+    def stage(self) -> Stage:
+        return Stage("scales", self, None, Message(slot(GENERATOR)), rounds=1, trains=NOTHING)
+
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return Payload(select(server.arrays, slot(GENERATOR)))
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return only_generator(specs)
 
     @torch.no_grad()
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
@@ -98,7 +96,7 @@ class Predict(Personal):
         seen, kept = features_of(client, site, self.mask_padding, self.all_padding)
         scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
         site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
-        return Payload({**client.arrays, **kept, LEARNT: scales}, client.scalars), Payload()
+        return client | Payload({**kept, LEARNT: scales}), Payload()
 
 
 @dataclass(frozen=True)
@@ -108,16 +106,17 @@ class FineTune(Personal):
     budgets: Budgets
     epochs: int | None
 
+    def stage(self) -> Stage:
+        return Stage("budget", self, rounds=None if self.epochs is None else 1, trains=WEIGHTS)
+
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        base, arrays = load_base(client, site), dict(client.arrays)
-        moments = {key: value for key, value in arrays.items() if key.startswith("optimiser:")}
-        arrays = {key: value for key, value in arrays.items() if key not in moments}
+        base, memory = load_base(client, site), client.with_part(MOMENTS, Payload())
         site.report["scale_spread"] = relative_range(client.arrays[LEARNT].flatten().tolist())
         for name in self.budgets.names:
             site.model.reset()
             load_base(client, site)
-            if any(key.startswith(f"{name}/") for key in arrays):
-                start = restored(arrays, name, site)
+            if select(memory.arrays, slot(name)):
+                start = restored(memory.arrays, name, site)
             else:
                 scales = client.arrays[LEARNT]
                 start = {
@@ -125,16 +124,16 @@ class FineTune(Personal):
                     **pruned(site, scales, self.budgets.count(name, scales, site)),
                 }
             steps = steps_for(site, self.epochs)
-            stored, running = fine_tune(site, at, name, start, moments, steps, base)
-            arrays |= stored
+            stored, running = fine_tune(site, at, name, start, client, steps, base)
+            memory |= Payload(stored)
             if at.round < at.rounds:  # nothing goes on after the last round
-                arrays |= running
-        return Payload(arrays, client.scalars), Payload()
+                memory |= running
+        return memory, Payload()
 
 
 def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
     """The base and the budgeted adapter; those of the other budgets beside it. Raises NotTrained without one."""
-    if not any(key.startswith(f"{BUDGETED}/") for key in client.arrays):
+    if not select(client.arrays, slot(BUDGETED)):
         raise NotTrained(
             f"client {site.info.id} has no {BUDGETED!r} adapter: it never completed the stage that makes "
             "it, so there is nothing to deploy"

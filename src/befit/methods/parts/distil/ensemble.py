@@ -15,7 +15,6 @@ from befit.core.values import Payload, State, Tick, Update
 from befit.methods.parts.distil.settings import Distillation
 from befit.methods.parts.distil.student import Seeing, Student, rows_of, view
 from befit.methods.parts.distil.translate import View, alike, translated
-from befit.protocol.per_family import join, part
 from befit.protocol.site import ServerSite
 
 if TYPE_CHECKING:
@@ -99,15 +98,16 @@ def students(
     budget = budget_of(site)
     rate = settings.rate(budget, at)
     return {
-        family: Student(site.backbones[family], select(part(server, family).arrays, slot("shared")), budget, rate)
+        family: Student(site.backbones[family], select(server.part(family).arrays, slot("shared")), budget, rate)
         for family in _replied(site, updates)
     }
 
 
 def with_states(server: Payload, states: Mapping[str, State]) -> Payload:
     """The server's memory with the shared adapters of some families replaced."""
-    learnt = join({family: Payload(state) for family, state in states.items()})
-    return Payload({**server.arrays, **learnt.arrays}, server.scalars)
+    for family, state in states.items():
+        server = server.with_part(family, server.part(family) | Payload(state))
+    return server
 
 
 def _replied(site: ServerSite, updates: Sequence[Update]) -> dict[str, list[Update]]:

@@ -1,9 +1,12 @@
 """The last uploads of all clients, stacked: one array for each key, with a row for each client.
 
-Arrays of a family (clients of one backbone) are stacked over that family, under `own:FAMILY/module/factor`; the cores
-of PQ sites over all clients, under `own/K.projection/P`: what lies at the same place of two backbones meets there, and
-nothing else does. Rows are in the order of client ids, so nothing depends on who answers first. Mixtures are made of
-these rows when a client asks for its own, with weights that lie beside them: `befit.methods.parts.mosaic.blocks`.
+A group is the clients of one family (of one backbone), or everybody. Arrays of a family are stacked over that family,
+the cores of PQ sites over everybody, as `own/K.projection/P`: what lies at the same place of two backbones meets there,
+and nothing else does. Rows are in the order of client ids, so nothing depends on who answers first. Mixtures are made
+of these rows when a client asks for its own, with weights that lie beside them: `befit.methods.parts.mosaic.blocks`.
+
+The server's memory has these parts: `groups`, by group the stacks `own/module/factor` and the weights; `clients` and
+`sites`, by family the ids of its rows and where its PQ sites are; `bases`, by family its aligned basis.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from befit.adapters.keys import join, split
+from befit.adapters.keys import join, slot_of, split
 from befit.adapters.pq import sites
 from befit.core.errors import ModelError
 from befit.core.values import Payload, Scalar, State, Update
@@ -22,6 +25,10 @@ from befit.methods.parts.mosaic.mixing import ServerBank
 from befit.methods.parts.mosaic.sketch import SKETCH
 
 __all__ = [
+    "BASES",
+    "EVERYBODY",
+    "GROUPS",
+    "WEIGHTS",
     "absorb",
     "described",
     "differing",
@@ -30,24 +37,31 @@ __all__ = [
     "mixed",
     "received_before",
     "received_by",
-    "weights_key",
+    "remembered",
 ]
 
 _LOG = logging.getLogger(__name__)
 
 Members = dict[str, list[str]]
-EVERYBODY = ""
+Stacks = dict[str, State]
+BASES, GROUPS, _CLIENTS, _SITES = "bases", "groups", "clients", "sites"
+EVERYBODY = "everybody"
+WEIGHTS = "relevance/clients/weights"  # (M, M)
 _CORES = ("P", "Q")
 
 
-def members(scalars: Mapping[str, Scalar]) -> Members:
-    """Ids of the clients with a row, by family, and under "" of all of them."""
-    found = {key.removeprefix("clients:"): list(value) for key, value in scalars.items() if key.startswith("clients:")}  # type: ignore[arg-type]
-    return {EVERYBODY: sorted(id_ for ids in found.values() for id_ in ids), **found}
+def members(server: Payload) -> Members:
+    """Ids of the clients with a row, by group."""
+    families = {family: [str(id_) for id_ in ids] for family, ids in _lists(server.part(_CLIENTS)).items()}
+    return {EVERYBODY: sorted(id_ for ids in families.values() for id_ in ids), **families}
 
 
-def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
-    """Where the PQ sites are in each family, from its initial adapters: `sites:FAMILY`, as "K.projection module".
+def _lists(payload: Payload) -> dict[str, list[str]]:
+    return {name: list(map(str, value)) for name, value in payload.scalars.items() if isinstance(value, list)}
+
+
+def described(starts: Mapping[str, State], blocks: int) -> Payload:
+    """A memory that says where the PQ sites are in each family, from its initial adapters: "K.projection module".
 
     Raises ModelError where families do not have the same sites.
     """
@@ -63,11 +77,11 @@ def described(starts: Mapping[str, State], blocks: int) -> dict[str, Scalar]:
                 family,
                 blocks,
             )
-        found[f"sites:{family}"] = [f"{site} {module}" for module, site in at.items()]
+        found[family] = [f"{site} {module}" for module, site in at.items()]
         names[family] = set(at.values())
     if reasons := differing(names):
         raise ModelError(reasons[0])
-    return found
+    return Payload().with_part(_SITES, Payload({}, found))
 
 
 def differing(names: Mapping[str, Collection[str]]) -> list[str]:
@@ -81,40 +95,41 @@ def differing(names: Mapping[str, Collection[str]]) -> list[str]:
     ]
 
 
-def _sites_of(scalars: Mapping[str, Scalar], family: str) -> dict[str, str]:
+def _sites_of(server: Payload, family: str) -> dict[str, str]:
     """Module of each PQ site in this family."""
-    pairs: list[str] = scalars[f"sites:{family}"]  # type: ignore[assignment]
-    return dict(pair.split(" ", 1) for pair in pairs)
+    return dict(pair.split(" ", 1) for pair in _lists(server.part(_SITES))[family])
 
 
-def absorb(server: Payload, updates: Sequence[Update]) -> tuple[State, Members]:
-    """The stacks with these updates' rows, and whose rows they are. Goes through the updates once.
+def absorb(server: Payload, updates: Sequence[Update]) -> tuple[Stacks, Members]:
+    """By group the stacks with these updates' rows, and whose rows they are. Goes through the updates once.
 
     Takes the stacks out of `server`, which whoever aggregates hands over, and writes into them: with another set beside
     them a thousand adapters would be in memory twice. Where somebody new comes, one stack at a time is made larger.
     """
-    before = members(server.scalars)
-    after = {key: list(ids) for key, ids in before.items()}
+    before = members(server)
+    after = {group: list(ids) for group, ids in before.items()}
     for update in updates:
         for group in (EVERYBODY, update.client.backbone):
             after.setdefault(group, []).append(update.client.id)
     after = {group: sorted(set(ids)) for group, ids in after.items()}
-    stacks = {key: server.arrays.pop(key) for key in [*server.arrays] if key == SKETCH or _slot(key) == "own"}
     rows = {group: {id_: row for row, id_ in enumerate(ids)} for group, ids in after.items()}
-    for name in list(stacks):
-        group = _group(name)
-        if before[group] != after[group]:
-            stacks[name] = _grown(stacks.pop(name), [rows[group][id_] for id_ in before[group]], len(after[group]))
+    groups = server.take_part(GROUPS)
+    stacks: Stacks = {group: groups.take_part(group).arrays for group in after}
+    for group, ids in before.items():
+        stacks[group].pop(WEIGHTS, None)
+        for name in list(stacks[group]) if ids != after[group] else ():
+            places = [rows[group][id_] for id_ in ids]
+            stacks[group][name] = _grown(stacks[group].pop(name), places, len(after[group]))
     modules: dict[str, dict[str, str]] = {}
     for update in updates:
         family = update.client.backbone
         if family not in modules:
-            modules[family] = {name: site for site, name in _sites_of(server.scalars, family).items()}
+            modules[family] = {name: site for site, name in _sites_of(server, family).items()}
         for key, tensor in update.payload.arrays.items():
             name, group = _place(key, family, modules[family])
-            if name not in stacks:
-                stacks[name] = torch.zeros(len(after[group]), *tensor.shape)
-            stacks[name][rows[group][update.client.id]] = tensor
+            if name not in stacks[group]:
+                stacks[group][name] = torch.zeros(len(after[group]), *tensor.shape)
+            stacks[group][name][rows[group][update.client.id]] = tensor
     return stacks, after
 
 
@@ -133,48 +148,42 @@ def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]
     if factor in _CORES:
         return join("own", modules[module], factor), EVERYBODY
     assert module not in modules, f"{key}: the frozen factors of a PQ site are nobody's to send"
-    return join(f"own:{family}", module, factor), family
+    return join("own", module, factor), family
 
 
-def _slot(key: str) -> str:
-    return split(key)[0].partition(":")[0]
-
-
-def _group(key: str) -> str:
-    return split(key)[0].partition(":")[2]
-
-
-def weights_key(group: str) -> str:
-    """Where a group's weights (M, M) are in the server's memory."""
-    return join(f"relevance:{group}" if group else "relevance", "clients", "weights")
-
-
-def held_by(stacks: State, whose: Members, before: State) -> ServerBank:
+def held_by(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> ServerBank:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
     before  as `received_before` says, for a mixing that compares with it
     """
     order = {id_: place for place, id_ in enumerate(whose[EVERYBODY])}
-    owners: dict[str, list[str]] = {group: [] for group in whose}
-    for name in sorted(stacks):  # sums over them come out the same after a resumption
-        if _slot(name) == "own":
-            owners[_group(name)].append(name)
-    return ServerBank(stacks, {group: [order[id_] for id_ in ids] for group, ids in whose.items()}, owners, before)
+    groups = {group: [order[id_] for id_ in ids] for group, ids in whose.items()}
+    shared = {group: {name: own[name] for name in sorted(own) if name != SKETCH} for group, own in stacks.items()}
+    return ServerBank(shared, groups, before, stacks[EVERYBODY].get(SKETCH))
 
 
-def received_before(server: Payload, starts: Mapping[str, State]) -> State:
-    """What the first client of every group received last, by a stack's name; the initial value before any mixture.
+def remembered(server: Payload, stacks: Stacks, whose: Members, weights: Mapping[str, torch.Tensor]) -> Payload:
+    """The server's memory with these stacks, whose rows they are, and the weights of each group."""
+    groups = Payload.of_parts({group: Payload({**own, WEIGHTS: weights[group]}) for group, own in stacks.items()})
+    clients: dict[str, Scalar] = {family: ids for family, ids in whose.items() if family != EVERYBODY}
+    return server.with_part(GROUPS, groups).with_part(_CLIENTS, Payload({}, clients))
+
+
+def received_before(server: Payload, starts: Mapping[str, State]) -> Stacks:
+    """By group and a stack's name, what the group's first client received last; the initial value before any mixture.
 
     starts  initial adapters by family
     """
-    found: State = {}
+    found: Stacks = {}
     for family, start in starts.items():
-        modules = {name: site for site, name in _sites_of(server.scalars, family).items()}
-        own = {key: value for key, value in start.items() if _slot(key) == "personal"}
-        found |= {_place(key, family, modules)[0]: value for key, value in own.items()}
-    for name in found:
-        if name in server.arrays:
-            found[name] = mixture(server.arrays[weights_key(_group(name))], server.arrays[name], 0).clone()
+        modules = {name: site for site, name in _sites_of(server, family).items()}
+        for key, value in start.items():
+            if slot_of(key) == "personal":
+                name, group = _place(key, family, modules)
+                found.setdefault(group, {})[name] = value
+    for group, arrays in found.items():
+        memory = server.part(GROUPS, group).arrays
+        arrays |= {name: mixture(memory[WEIGHTS], memory[name], 0).clone() for name in arrays if name in memory}
     return found
 
 
@@ -184,14 +193,16 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     The weights of a family's arrays run over the family alone, and whoever is the only one of a family gets its own
     back (docs/methods/fedmosaic.md).
     """
-    whose = members(server.scalars)
+    whose = members(server)
     if client not in whose.get(family, ()):
         return {}
-    rows = {group: whose[group].index(client) for group in (EVERYBODY, family)}
-    return {
-        key: mixture(server.arrays[weights_key(group)], stack, rows[group])
-        for key, group, stack in _in_terms_of(server, family, slot)
-    }
+    weights = {group: server.part(GROUPS, group).arrays.get(WEIGHTS) for group in (EVERYBODY, family)}
+    mixtures: State = {}
+    for key, group, stack in _in_terms_of(server, family, slot):
+        own = weights[group]
+        assert own is not None
+        mixtures[key] = mixture(own, stack, whose[group].index(client))
+    return mixtures
 
 
 def mixed(server: Payload, family: str, slot: str, weights: Mapping[str, torch.Tensor]) -> State:
@@ -201,9 +212,9 @@ def mixed(server: Payload, family: str, slot: str, weights: Mapping[str, torch.T
 
 def _in_terms_of(server: Payload, family: str, slot: str) -> Iterator[tuple[str, str, torch.Tensor]]:
     """What the clients of a backbone have sent, and of cores all clients: key in its terms, group, and stack."""
-    modules = _sites_of(server.scalars, family)
-    for key, stack in server.arrays.items():
-        group = _group(key)
-        if _slot(key) == "own" and group in (EVERYBODY, family):
-            _, module, factor = split(key)
-            yield join(slot, modules[module] if group == EVERYBODY else module, factor), group, stack
+    modules = _sites_of(server, family)
+    for group in (EVERYBODY, family):
+        for key, stack in server.part(GROUPS, group).arrays.items():
+            own, module, factor = split(key)
+            if own == "own":
+                yield join(slot, modules[module] if group == EVERYBODY else module, factor), group, stack

@@ -17,7 +17,7 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.values import State
 from befit.merge.nash import nash_weights
 from befit.methods.parts.mosaic.relevance import newcomer_weights, relevance, similarities
-from befit.methods.parts.mosaic.sketch import SKETCH, Sketch
+from befit.methods.parts.mosaic.sketch import Sketch
 
 __all__ = ["Equal", "Mixing", "Nash", "Relevance", "ServerBank", "make_mixing"]
 
@@ -28,16 +28,17 @@ _CHUNK = 2**22  # entries of a stack whose products are summed at a time
 class ServerBank:
     """What the server has of all clients.
 
-    stacks  their last uploads, a row for each client; see `befit.methods.parts.mosaic.bank`
-    groups  by group of clients (a backbone's, or everybody), the places of its members among all clients
-    owners  by group, the names of its stacks
-    before  by a stack's name, what all of them received last, for a mixing that says `compares`
+    stacks    by group of clients (a backbone's, or everybody), their last uploads, a row for each client, in the order
+              of names; see `befit.methods.parts.mosaic.bank`
+    groups    by group, the places of its members among all clients
+    before    by group and a stack's name, what all of them received last, for a mixing that says `compares`
+    sketches  everybody's gradients, a row for each client, where gradients are taken
     """
 
-    stacks: State
+    stacks: Mapping[str, State]
     groups: Mapping[str, Sequence[int]]
-    owners: Mapping[str, Sequence[str]]
-    before: Mapping[str, Tensor]
+    before: Mapping[str, State]
+    sketches: Tensor | None = None
 
 
 class Mixing(Protocol):
@@ -106,7 +107,8 @@ class Relevance:
         return self.noise if self.noise_at == place else 0.0
 
     def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
-        cosines = similarities(bank.stacks[SKETCH], self.similarity)
+        assert bank.sketches is not None
+        cosines = similarities(bank.sketches, self.similarity)
         return {
             group: relevance(cosines, self.temperature, members, self.include_self)
             for group, members in bank.groups.items()
@@ -146,8 +148,8 @@ class Nash:
         found: dict[str, Tensor] = {}
         for group, members in bank.groups.items():
             gram = torch.zeros(len(members), len(members), dtype=torch.float64)
-            for name in bank.owners.get(group, ()):
-                gram += _products(bank.stacks[name], bank.before[name])
+            for name, stack in bank.stacks[group].items():
+                gram += _products(stack, bank.before[group][name])
             found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
         return found
 

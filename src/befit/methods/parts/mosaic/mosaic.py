@@ -6,20 +6,19 @@ The equations: PQ-LoRA in `befit.adapters.pq`, the gate in `befit.adapters.gates
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from befit.adapters.keys import Selector, factor, select, slot, slot_of, to_slot
-from befit.adapters.layout import GATE, Layout, ModelShapes
-from befit.adapters.mixers import Mix
+from befit.adapters.keys import factor, select, slot, slot_of
+from befit.adapters.layout import GATE, Layout
 from befit.adapters.pq import BASIS, sites
 from befit.core.errors import NotTrained
-from befit.core.values import ClientInfo, Payload, Scalar, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
 from befit.methods.parts.mosaic.align.run import aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import (
-    EVERYBODY,
+    BASES,
     absorb,
     described,
     differing,
@@ -27,20 +26,22 @@ from befit.methods.parts.mosaic.bank import (
     members,
     received_before,
     received_by,
-    weights_key,
+    remembered,
 )
 from befit.methods.parts.mosaic.mixing import Mixing, Relevance
-from befit.methods.parts.mosaic.newcomer import Arrival, arrived
+from befit.methods.parts.mosaic.newcomer import ARRIVED, Arrival
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, mean_sketch
-from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.check import Context, Problem
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
 __all__ = ["BOTH", "Mosaic"]
 
 BOTH = ("personal", "shared")
+_TRAINED = slot("personal", GATE)
 
 
 @final
@@ -64,43 +65,29 @@ class Mosaic(Method):
     align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
-    mixer: Mix = "gate"
+    use = Use(BOTH, "gate")
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
-        return (Pass(self.trainable(), BOTH, mixer=self.mixer, keep_optimiser=True, rates=rates),)
-
-    @property
-    def _sent(self) -> tuple[str, ...]:
-        return ("personal",) if self.sketch is None else ("personal", slot_of(SKETCH))
+        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=rates),)
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", self)]
+        gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
+        up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed)
+        arrival, sent = Arrival(self.mixing, self.sketch), Message(slot(*gradient)) if gradient else Message()
+        return [
+            Stage("federate", _Federate(self), up, down, trains=_TRAINED),
+            Stage("arrive", arrival, sent, Message(numbers=agreed), rounds=1, who="newcomer"),
+        ]
 
-    def arrival(self) -> Stage:
-        return Stage("arrive", Arrival(self.mixing, self.sketch), rounds=1)
-
-    def describe(self) -> dict[str, object]:
-        return {
-            **super().describe(),
-            "up": str(slot(*self._sent)),
-            "down": str(slot("shared")),
-            "trained": str(self.trainable()),
-            "deployed": f"{' + '.join(BOTH)}, mixed by: gate",
-        }
-
-    def trainable(self) -> Selector:
-        return slot("personal", GATE)
-
-    def mismatches(self, families: Mapping[str, ModelShapes]) -> list[str]:
+    def check(self, context: Context) -> list[Problem]:
         """Backbones whose PQ sites are not at the same places have no cores to share."""
-        return differing(
-            {
-                family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
-                for family, shapes in families.items()
-            }
-        )
+        places = {
+            family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
+            for family, shapes in context.shapes.items()
+        }
+        return [Problem("error", "", text) for text in (differing(places) if places else [])]
 
     def work(self) -> tuple[Work, ...]:
         """Training beside the frozen mixture, and a bare pass of the smallest backbone at every `every`-th step."""
@@ -108,73 +95,19 @@ class Mosaic(Method):
         if isinstance(self.mixing, Relevance):
             now_and_then = (Work((), times=1 / self.mixing.every, smallest=True),)
         active = (*BOTH, BASIS) if self.blocks else BOTH
-        return (Work(active, self.trainable()), *now_and_then)
+        return (Work(active, _TRAINED), *now_and_then)
 
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1
         bases = aligned_bases(site, self.blocks, self.align) if several else {}
-        return Payload(bases, {**described(site.starts, self.blocks), **self._smallest(site)})
+        about = described(site.starts, self.blocks) | Payload({}, self._smallest(site))
+        return about.with_part(BASES, Payload.of_parts({family: Payload(basis) for family, basis in bases.items()}))
 
     def _smallest(self, site: ServerSite) -> dict[str, Scalar]:
         """Whose gradients are compared, where there are any."""
         if self.sketch is None or site.smallest is None:
             return {}
         return {"smallest": site.smallest.fingerprint, "last": list(site.smallest.model.shapes.last)}
-
-    def client_init(self, site: Site) -> Payload:
-        return Payload()
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if slot_of(key) in self._sent}
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if slot_of(key) == "shared"}
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """The client's mixture of the round before; before it has sent anything, its backbone's aligned basis, and with
-        it what was mixed for a newcomer. A hash of what gradients are compared by goes along: a client refuses where
-        its own is another."""
-        agreed = agreement(server.scalars, self.sketch, at.seed)
-        if client.id not in members(server.scalars)[EVERYBODY]:
-            prefix = f"{BASIS}:{client.backbone}"
-            aligned = {to_slot(key, BASIS): value for key, value in server.arrays.items() if slot_of(key) == prefix}
-            return Payload({**aligned, **arrived(server, client.id, "shared")}, agreed)
-        return Payload(received_by(server, client.id, client.backbone, "shared"), agreed)
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        if self.sketch is not None:
-            check_agreed(received, site, self.sketch, at.seed)
-        _restore(client, received, site)
-        report = train(site, self.passes, at, moments=client.arrays)
-        site.report.update(report.numbers())
-        running, sent = self._gradients(client, site, at)
-        kept = {
-            **client.arrays,
-            **select(received.arrays, slot(BASIS)),
-            **site.model.dump(self.trainable()),
-            **report.moments,
-            **running,
-        }
-        return Payload(kept), Payload({**site.model.dump(slot("personal")), **sent})
-
-    def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
-        """The running mean of what the client's data ask of the frozen model, where anybody wants it; kept and sent."""
-        mixing = self.mixing
-        if self.sketch is None or not isinstance(mixing, Relevance):
-            return {}, {}
-        running = mean_sketch(site, at, self.sketch, mixing.every, mixing.noise_on("gradient"))
-        if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
-            running = client.arrays[SKETCH].lerp(running, mixing.ema)
-        return {SKETCH: running}, {SKETCH: disturbed(running, site, at, mixing.noise_on("upload"))}
-
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        before = received_before(server, site.starts) if self.mixing.compares else {}
-        stacks, whose = absorb(server, updates)
-        weights = self.mixing(held_by(stacks, whose, before))
-        bases = {key: value for key, value in server.arrays.items() if slot_of(key).startswith(f"{BASIS}:")}
-        clients = {f"clients:{family}": ids for family, ids in whose.items() if family != EVERYBODY}
-        kept = {weights_key(group): value for group, value in weights.items()}
-        return Payload({**bases, **stacks, **kept}, {**server.scalars, **clients})
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture
@@ -186,7 +119,48 @@ class Mosaic(Method):
                 "is nothing to deploy"
             )
         _restore(client, received, site)
-        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), BOTH, self.mixer)
+        return Deployment(site.model.dump(slot(BASIS, *BOTH, GATE)), self.use.slots, self.use.mixer)
+
+
+@final
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    method: Mosaic
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        """The client's mixture of the round before; before it has sent anything, its backbone's aligned basis, and with
+        it what was mixed for a newcomer. A hash of what gradients are compared by goes along: a client refuses where
+        its own is another."""
+        agreed = agreement(server.scalars, self.method.sketch, at.seed)
+        if client.id not in members(server).get(client.backbone, ()):
+            return Payload({}, agreed) | server.part(BASES, client.backbone) | server.part(ARRIVED, client.id)
+        return Payload(received_by(server, client.id, client.backbone, "shared"), agreed)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if self.method.sketch is not None:
+            check_agreed(received, site, self.method.sketch, at.seed)
+        _restore(client, received, site)
+        report = train(site, self.method.passes, at, memory=client)
+        site.report.update(report.numbers())
+        running, sent = self._gradients(client, site, at)
+        kept = Payload({**select(received.arrays, slot(BASIS)), **site.model.dump(_TRAINED), **running})
+        return client | kept | report.memory, Payload({**site.model.dump(slot("personal")), **sent})
+
+    def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
+        """The running mean of what the client's data ask of the frozen model, where anybody wants it; kept and sent."""
+        mixing, sketch = self.method.mixing, self.method.sketch
+        if sketch is None or not isinstance(mixing, Relevance):
+            return {}, {}
+        running = mean_sketch(site, at, sketch, mixing.every, mixing.noise_on("gradient"))
+        if SKETCH in client.arrays:  # the first round's mean is taken whole: released code, not Algorithm 1's zeros
+            running = client.arrays[SKETCH].lerp(running, mixing.ema)
+        return {SKETCH: running}, {SKETCH: disturbed(running, site, at, mixing.noise_on("upload"))}
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        mixing = self.method.mixing
+        before = received_before(server, site.starts) if mixing.compares else {}
+        stacks, whose = absorb(server, updates)
+        return remembered(server, stacks, whose, mixing(held_by(stacks, whose, before)))
 
 
 def _restore(client: Payload, received: Payload, site: Site) -> None:

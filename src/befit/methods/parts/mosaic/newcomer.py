@@ -7,24 +7,25 @@ of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from befit.adapters.keys import slot_of, to_slot
 from befit.core.errors import NotTrained
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
-from befit.methods.parts.mosaic.bank import EVERYBODY, members, mixed, weights_key
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, members, mixed
 from befit.methods.parts.mosaic.mixing import Mixing, Relevance
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, newcomer_sketch
-from befit.protocol.stage import Exchange, Stage
+from befit.protocol.stage import Exchange
 
 if TYPE_CHECKING:
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["Arrival", "arrived", "newcomer_mixture"]
+__all__ = ["ARRIVED", "Arrival", "newcomer_mixture"]
+
+ARRIVED = "arrived"  # the part of the server's memory with what was mixed for newcomers
 
 
 def newcomer_mixture(
@@ -41,15 +42,15 @@ def newcomer_mixture(
     Cores of PQ sites are mixed over all clients, the rest over those of the backbone, each with weights of sum 1.
     Raises NotTrained where nobody has this backbone, PayloadMismatch where no gradients are held.
     """
-    whose = members(server.scalars)
+    whose = members(server)
     if family not in whose:
         raise NotTrained("a newcomer cannot be given a mixture: nobody of its backbone has sent anything")
     weights: dict[str, Tensor] = {}
     for group in (EVERYBODY, family):
-        sketches = server.arrays.get(SKETCH)
+        sketches = server.part(GROUPS, EVERYBODY).arrays.get(SKETCH)
         if sketches is not None and group != EVERYBODY:
             sketches = sketches[[whose[EVERYBODY].index(client) for client in whose[group]]]
-        weights[group] = mixing.newcomer(sketches, own, server.arrays[weights_key(group)])
+        weights[group] = mixing.newcomer(sketches, own, server.part(GROUPS, group).arrays[WEIGHTS])
     return mixed(server, family, name, weights)
 
 
@@ -72,17 +73,9 @@ class Arrival(Exchange):
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The server's memory with a mixture for each of them beside it."""
-        found: State = {}
+        arrived = Payload()
         for update in updates:
-            info = update.client
-            own = update.payload.arrays.get(SKETCH)
-            found |= newcomer_mixture(server, own, info.backbone, self.mixing, f"arrived:{info.id}")
-        return Payload({**server.arrays, **found}, server.scalars)
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {SKETCH: specs[SKETCH]} if SKETCH in specs else {}
-
-
-def arrived(server: Payload, client: str, name: str) -> State:
-    """The mixture that was made for a newcomer, in slot `name`; nothing for anybody else."""
-    return {to_slot(key, name): value for key, value in server.arrays.items() if slot_of(key) == f"arrived:{client}"}
+            info, own = update.client, update.payload.arrays.get(SKETCH)
+            mixture = newcomer_mixture(server, own, info.backbone, self.mixing, "shared")
+            arrived = arrived.with_part(info.id, Payload(mixture))
+        return server.with_part(ARRIVED, arrived)

@@ -6,28 +6,23 @@ The federated branch is in slot `shared`, the local one in `personal`; the resul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from befit.adapters.keys import NOTHING, Selector, slot
+from befit.adapters.keys import NOTHING, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import IncompatibleAdapters
 from befit.core.schema import plain
-from befit.core.values import ClientInfo, Payload, Scalar, State, TensorSpec, Tick
+from befit.core.values import ClientInfo, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import LocalTraining, Use
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.method import Needs, Opening
+from befit.protocol.method import Needs
 from befit.protocol.site import Site
-from befit.protocol.stage import Exchange, Personal, Stage
+from befit.protocol.stage import Opening, Personal, Stage
 from befit.train.loop import Pass
 
 __all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
-
-
-def _nothing(memory: Payload) -> Payload:
-    """The part of a memory that the branches neither read nor write."""
-    return Payload()
 
 
 class BranchMerge(Protocol):
@@ -79,7 +74,7 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
-        begins=Opening(branches, stages=2, own=_nothing),
+        begins=Opening(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
     )
 
@@ -92,10 +87,10 @@ class MergeBranches:
     name: str = "merge"
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
-    trainable: Selector = NOTHING
 
-    def exchange(self, recipe: Recipe) -> Exchange:
-        return _Merging(self.rule, recipe)
+    def stage(self, recipe: Recipe) -> Stage:
+        down = replace(recipe.download, numbers=("initial",))
+        return Stage(self.name, _Merging(self.rule, recipe), None, down, self.rounds, trains=NOTHING)
 
 
 @dataclass(frozen=True)
@@ -104,16 +99,13 @@ class _Merging(Personal):
     recipe: Recipe
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(self.recipe.dispatch(server, client, at).arrays, {"initial": server.scalars["initial"]})
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.recipe.downlink(stage, specs)
+        return self.recipe.dispatch(server, client) | Payload({}, {"initial": server.scalars["initial"]})
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         check_same_start(client, received, site.info.id)
         self.recipe.restore(client, received, site)
         merged, numbers = self.rule(site, at)
-        return Payload({**client.arrays, **merged}, {**client.scalars, **numbers}), Payload()
+        return client | Payload(merged, numbers), Payload()
 
 
 def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:

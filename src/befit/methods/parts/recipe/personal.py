@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,38 +11,22 @@ import torch
 
 from befit.adapters.instance import summaries
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
-from befit.adapters.layout import GATE, REFERENCES, Layout
-from befit.adapters.mixers import Mix
+from befit.adapters.layout import REFERENCES, Layout
 from befit.adapters.state import fingerprint, rename
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick
-from befit.protocol.method import Deployment
+from befit.core.values import ClientInfo, Payload, State, Tick
+from befit.protocol.method import Use
 from befit.protocol.site import Site
-from befit.protocol.stage import Exchange, Personal, Stage
+from befit.protocol.stage import Message, Personal, Stage
 from befit.train.loop import Pass, train
 
 if TYPE_CHECKING:
     from befit.methods.parts.recipe.recipe import Recipe
 
-__all__ = ["Adopt", "LocalTraining", "PersonalStage", "Remember", "Use", "start_of"]
-
-
-@dataclass(frozen=True)
-class Use:
-    """What is deployed: the active slots and how they are mixed."""
-
-    slots: tuple[str, ...]
-    mixer: Mix = "sum"
-
-    def deployment(self, site: Site) -> Deployment:
-        """The slots with the values that the model holds now, and the gate's where there is one."""
-        return Deployment(site.model.dump(slot(*self.slots, GATE, slot_of(REFERENCES))), self.slots, self.mixer)
+__all__ = ["Adopt", "LocalTraining", "PersonalStage", "Remember", "Use", "start_of", "trained"]
 
 
 class PersonalStage(Protocol):
-    """A stage as a value; it becomes an exchange once it knows the recipe it belongs to."""
-
-    @property
-    def name(self) -> str: ...
+    """A personal stage as a value; it can be run once it knows the recipe it belongs to."""
 
     @property
     def rounds(self) -> int | None: ...
@@ -50,10 +34,12 @@ class PersonalStage(Protocol):
     @property
     def passes(self) -> tuple[Pass, ...]: ...
 
-    @property
-    def trainable(self) -> Selector: ...
+    def stage(self, recipe: Recipe) -> Stage: ...
 
-    def exchange(self, recipe: Recipe) -> Exchange: ...
+
+def trained(passes: Iterable[Pass]) -> Selector:
+    """Everything that some of the passes train."""
+    return union(dict.fromkeys(one.trainable for one in passes))
 
 
 def start_of(layout: Layout, initial: State, backbone: str) -> str:
@@ -83,12 +69,9 @@ class LocalTraining:
     rounds: int | None = None
     receives: bool = False
 
-    @property
-    def trainable(self) -> Selector:
-        return union(one.trainable for one in self.passes)
-
-    def exchange(self, recipe: Recipe) -> Exchange:
-        return _LocalTraining(self, recipe)
+    def stage(self, recipe: Recipe) -> Stage:
+        down = recipe.download if self.receives else Message()
+        return Stage(self.name, _LocalTraining(self, recipe), None, down, self.rounds, trains=trained(self.passes))
 
 
 @dataclass(frozen=True)
@@ -97,20 +80,17 @@ class _LocalTraining(Personal):
     recipe: Recipe
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.recipe.dispatch(server, client, at) if self.stage.receives else Payload()
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.recipe.downlink(stage, specs) if self.stage.receives else {}
+        return self.recipe.dispatch(server, client) if self.stage.receives else Payload()
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        trained = self.stage.trainable
-        scalars = client.scalars
-        if "initial" not in scalars:
-            scalars = {**scalars, "initial": start_of(self.recipe.layout, site.model.dump(trained), site.info.backbone)}
+        chosen = trained(self.stage.passes)
+        if "initial" not in client.scalars:
+            start = start_of(self.recipe.layout, site.model.dump(chosen), site.info.backbone)
+            client |= Payload({}, {"initial": start})
         self.recipe.restore(client, received, site)
-        report = train(site, self.stage.passes, at, moments=client.arrays)
+        report = train(site, self.stage.passes, at, memory=client)
         site.report.update(report.numbers())
-        return Payload({**client.arrays, **site.model.dump(trained), **report.moments}, scalars), Payload()
+        return client | Payload(site.model.dump(chosen)) | report.memory, Payload()
 
 
 @dataclass(frozen=True)
@@ -122,10 +102,9 @@ class Adopt:
     name: str = "adopt"
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
-    trainable: Selector = NOTHING
 
-    def exchange(self, recipe: Recipe) -> Exchange:
-        return _Adopt(self, recipe)
+    def stage(self, recipe: Recipe) -> Stage:
+        return Stage(self.name, _Adopt(self, recipe), None, recipe.download, self.rounds, trains=NOTHING)
 
 
 @dataclass(frozen=True)
@@ -134,15 +113,12 @@ class _Adopt(Personal):
     recipe: Recipe
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return self.recipe.dispatch(server, client, at)
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.recipe.downlink(stage, specs)
+        return self.recipe.dispatch(server, client)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         self.recipe.restore(client, received, site)
         adopted = rename(site.model.dump(slot(self.stage.source)), self.stage.into)
-        return Payload({**client.arrays, **adopted}, client.scalars), Payload()
+        return client | Payload(adopted), Payload()
 
 
 @dataclass(frozen=True)
@@ -157,10 +133,9 @@ class Remember:
     name: str = "remember"
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
-    trainable: Selector = NOTHING
 
-    def exchange(self, recipe: Recipe) -> Exchange:
-        return _Remember(self, recipe)
+    def stage(self, recipe: Recipe) -> Stage:
+        return Stage(self.name, _Remember(self, recipe), rounds=self.rounds, trains=NOTHING)
 
 
 @dataclass(frozen=True)
@@ -178,4 +153,4 @@ class _Remember(Personal):
         with torch.no_grad(), model.training(False), model.active(self.stage.under), summaries(model.backbone) as found:
             site.logits(batch)
         places = torch.arange(self.stage.count) % len(chosen)
-        return Payload({**client.arrays, REFERENCES: found[0].cpu()[places]}, client.scalars), Payload()
+        return client | Payload({REFERENCES: found[0].cpu()[places]}), Payload()

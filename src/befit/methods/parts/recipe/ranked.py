@@ -13,13 +13,13 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from befit.adapters.keys import Selector, select, slot, split
+from befit.adapters.keys import select, slot, split
 from befit.adapters.layout import Layout
-from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.merge.merge import MergeContext
-from befit.protocol.method import Deployment, Method, Needs
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 from befit.train.terms import Term
@@ -67,15 +67,11 @@ class Ranked(Method):
     rule: RankRule = field(default_factory=FixedRank)
     needs: Needs = field(default_factory=Needs)
 
+    use = Use(("shared",))
+
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", self)]
-
-    def describe(self) -> dict[str, object]:
-        shared = str(slot("shared"))
-        return {**super().describe(), "up": shared, "down": shared, "trained": shared, "deployed": "shared"}
-
-    def trainable(self) -> Selector:
-        return slot("shared")
+        adapter = Message(slot("shared"))
+        return [Stage("federate", _Federate(self), up=adapter, down=adapter, trains=slot("shared"))]
 
     def work(self) -> tuple[Work, ...]:
         return (Work(("shared",), slot("shared")),)
@@ -86,32 +82,30 @@ class Ranked(Method):
     def client_init(self, site: Site) -> Payload:
         return Payload({}, {"rank": rank_of(site.info.id, self.ranks, self.layout.slot("shared").rank)})
 
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if split(key)[0] == "shared"}
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return Deployment(to_rank(received.arrays, int(client.number("rank"))), self.use.slots)
 
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return self.uplink(stage, specs)
+
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    method: Ranked
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(server.arrays)
+        return server
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        rank = int(client.scalars["rank"])  # type: ignore[arg-type]
+        rule, rank = self.method.rule, int(client.number("rank"))
         before = to_rank(received.arrays, rank)
         site.model.load(before)
-        report = train(site, [Pass(slot("shared"), ("shared",), self.rule.terms(rank))], at)
+        report = train(site, [Pass(slot("shared"), ("shared",), rule.terms(rank))], at)
         site.report.update({**report.numbers(), "rank": float(rank)})
         after = site.model.dump(slot("shared"))
-        return Payload({}, {"rank": self.rule.next_rank(rank, before, after)}), Payload(after)
+        return Payload({}, {"rank": rule.next_rank(rank, before, after)}), Payload(after)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        scale = self.layout.slot("shared").scale
+        scale = self.method.layout.slot("shared").scale
         scales = {update.client.id: scale for update in updates}
-        return Payload(self.merge(updates, MergeContext(server.arrays, at.seed, at.round, scales, scale)))
-
-    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
-        rank = int(client.scalars["rank"])  # type: ignore[arg-type]
-        return Deployment(to_rank(received.arrays, rank), ("shared",))
+        return Payload(self.method.merge(updates, MergeContext(server.arrays, at.seed, at.round, scales, scale)))
 
 
 def to_rank(state: Mapping[str, Tensor], rank: int) -> State:

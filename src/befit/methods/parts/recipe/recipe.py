@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of, union
+from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
 from befit.adapters.layout import Layout
-from befit.adapters.mixers import Mix
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
-from befit.core.values import ClientInfo, Payload, Scalar, TensorSpec, Tick, Update
+from befit.core.values import ClientInfo, Payload, Scalar, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import ServerOptimiser
-from befit.methods.parts.recipe.personal import PersonalStage, Use, start_of
+from befit.methods.parts.recipe.personal import PersonalStage, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
-from befit.protocol.method import Deployment, Method, Needs, Opening
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Stage
+from befit.protocol.stage import Exchange, Message, Opening, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
@@ -42,7 +41,7 @@ class Recipe(Method):
     then    personal stages after it
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
-    begins  the first stages, where other methods begin with the same ones
+    begins  what ends with the federated stage, where other methods begin with the same stages
     """
 
     layout: Layout
@@ -60,34 +59,21 @@ class Recipe(Method):
     begins: Opening | None = None
     needs: Needs = field(default_factory=Needs)
 
-    def opening(self) -> Opening | None:
-        return self.begins
-
     def plan(self) -> Sequence[Stage]:
-        federated = [Stage("federate", self, self.rounds)] if self.share != NOTHING else []
+        federated = Stage(
+            "federate",
+            _Federate(self),
+            up=Message(self.share),
+            down=self.download,
+            rounds=self.rounds,
+            trains=trained(self.passes),
+            opening=self.begins,
+        )
         return [
-            *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.before),
-            *federated,
-            *(Stage(stage.name, stage.exchange(self), stage.rounds, uplink=False) for stage in self.then),
+            *(stage.stage(self) for stage in self.before),
+            *([federated] if self.share != NOTHING else []),
+            *(stage.stage(self) for stage in self.then),
         ]
-
-    @property
-    def mixer(self) -> Mix:  # type: ignore[override]
-        return self.use.mixer
-
-    def describe(self) -> dict[str, object]:
-        arrives = self.route.arrives(self.share) if self.share != NOTHING else NOTHING
-        return {
-            **super().describe(),
-            "up": str(self.share),
-            "down": str(arrives),
-            "trained": str(self.trainable()),
-            "deployed": " + ".join(self.use.slots)
-            + (f", mixed by: {self.use.mixer}" if self.use.mixer != "sum" else ""),
-        }
-
-    def trainable(self) -> Selector:
-        return union(part.trainable for part in (*self.passes, *self.before, *self.then))
 
     def work(self) -> tuple[Work, ...]:
         passes = self.passes or tuple(one for stage in (*self.before, *self.then) for one in stage.passes)
@@ -98,35 +84,6 @@ class Recipe(Method):
         backbone = ", ".join(sorted({info.backbone for info in site.clients}))
         start: dict[str, Scalar] = {"initial": start_of(self.layout, shared, backbone)} if shared else {}
         return self.route.initial(Payload(shared, start))
-
-    def client_init(self, site: Site) -> Payload:
-        return Payload()
-
-    def uplink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if self.share(key)} if stage.uplink else {}
-
-    def downlink(self, stage: Stage, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        return {key: spec for key, spec in specs.items() if self.route.arrives(self.share)(key)}
-
-    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        return Payload(self.route.dispatch(server, client).arrays)
-
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        self.restore(client, received, site)
-        if self.start is not None and received.arrays:
-            site.model.load(rename(site.model.dump(slot(self.start[0])), self.start[1]))
-        report = train(site, self.passes, at, moments=client.arrays, in_sequence=self.in_sequence)
-        site.report.update(report.numbers())
-        kept = {**client.arrays, **site.model.dump(self.kept), **report.moments}
-        return Payload(kept, client.scalars), Payload(site.model.dump(self.share))
-
-    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        sent = updates[0].payload.arrays
-        scale = self.layout.slot(slot_of(next(iter(sent)))).scale
-        start = self.route.start(server, sent)
-        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
-        merged = self.route.absorb(server, updates, lambda updates: self.merge(updates, context))
-        return merged if self.after is None else Payload(self.after.step(server.arrays, merged.arrays), merged.scalars)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         arrives = self.route.arrives(self.share)
@@ -152,12 +109,44 @@ class Recipe(Method):
                 raise ValueError(f"a stage needs at least one round, got {rounds}")
 
     @property
-    def kept(self) -> Selector:
-        """What a client trains and no download overwrites."""
-        return union(one.trainable for one in self.passes) & ~self.route.arrives(self.share)
+    def download(self) -> Message:
+        """What arrives at a client in every stage that sends anything."""
+        return Message(self.route.arrives(self.share))
+
+    def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
+        return Payload(self.route.dispatch(server, client).arrays)
 
     def restore(self, client: Payload, received: Payload, site: Site) -> None:
         """Load what the client keeps, then what it received: the download wins where both have a key."""
         known = set(site.model.keys)
         site.model.load({key: tensor for key, tensor in client.arrays.items() if key in known})
         site.model.load(received.arrays)
+
+
+@dataclass(frozen=True)
+class _Federate(Exchange):
+    recipe: Recipe
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return self.recipe.dispatch(server, client)
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        recipe = self.recipe
+        recipe.restore(client, received, site)
+        if recipe.start is not None and received.arrays:
+            site.model.load(rename(site.model.dump(slot(recipe.start[0])), recipe.start[1]))
+        report = train(site, recipe.passes, at, memory=client, in_sequence=recipe.in_sequence)
+        site.report.update(report.numbers())
+        # What a client trains and no download overwrites is its own to keep.
+        kept = site.model.dump(trained(recipe.passes) & ~recipe.download.arrays)
+        return client | Payload(kept) | report.memory, Payload(site.model.dump(recipe.share))
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        recipe, sent = self.recipe, updates[0].payload.arrays
+        scale = recipe.layout.slot(slot_of(next(iter(sent)))).scale
+        start = recipe.route.start(server, sent)
+        context = MergeContext(start, at.seed, at.round, {update.client.id: scale for update in updates}, scale)
+        merged = recipe.route.absorb(server, updates, lambda updates: recipe.merge(updates, context))
+        if recipe.after is None:
+            return merged
+        return Payload(recipe.after.step(server.arrays, merged.arrays), merged.scalars)

@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-from befit.adapters.keys import Selector, slot, slot_of, to_slot
-from befit.adapters.state import rename
+from befit.adapters.keys import Selector, slot, to_slot
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.server_opt import PRIVATE
 
@@ -71,7 +70,7 @@ class Broadcast:
 class LeaveOneOut:
     """Everybody gets the mean of the others' last uploads, in slot `to` (FedALT, Bian et al. 2025, eq. 3).
 
-    The server keeps each client's last upload in a bank and their sum beside it, so a round costs O(clients):
+    The server keeps each client's last upload, as part `bank`, and their sum beside it, so a round costs O(clients):
     `(sum - own) / (clients - 1)`. Before anybody else has uploaded nothing is sent, and the slot stays initial.
     """
 
@@ -81,33 +80,24 @@ class LeaveOneOut:
         return Payload()
 
     def dispatch(self, server: Payload, client: ClientInfo) -> Payload:
-        own = f"bank:{client.id}"
-        total = {key: tensor for key, tensor in server.arrays.items() if slot_of(key) == "total"}
-        members = len({slot_of(key) for key in server.arrays}) - (1 if total else 0)
-        others = members - (any(slot_of(key) == own for key in server.arrays) if members else 0)
+        bank = server.part("bank")
+        own, total, members = bank.part(client.id).arrays, server.part("total").arrays, len(bank.parts())
+        others = members - bool(own)
         if others < 1:
             return Payload()
-        if others == members:
-            return Payload({to_slot(key, self.to): tensor / members for key, tensor in total.items()})
-        return Payload(
-            {
-                to_slot(key, self.to): (tensor - server.arrays[to_slot(key, own)]) / others
-                for key, tensor in total.items()
-            }
-        )
+        rest = {key: tensor - own[key] if own else tensor for key, tensor in total.items()}
+        return Payload({to_slot(key, self.to): tensor / others for key, tensor in rest.items()})
 
     def start(self, server: Payload, sent: State) -> State:
         return {}
 
     def absorb(self, server: Payload, updates: Sequence[Update], merge: MergeRule) -> Payload:
-        bank = {key: tensor for key, tensor in server.arrays.items() if slot_of(key) != "total"}
-        for update in updates:
-            bank |= rename(update.payload.arrays, f"bank:{update.client.id}")
+        bank = server.part("bank").parts() | {update.client.id: update.payload for update in updates}
         total: State = {}
-        for key in sorted(bank):  # by client id, so that the sum does not depend on the order of arrival
-            name = to_slot(key, "total")
-            total[name] = total[name] + bank[key] if name in total else bank[key].to(torch.float32)
-        return Payload({**bank, **total}, server.scalars)
+        for client in sorted(bank, key="{}/".format):  # so that the sum does not depend on the order of arrival
+            for key, sent in bank[client].arrays.items():
+                total[key] = total[key] + sent if key in total else sent.to(torch.float32)
+        return server.with_part("bank", Payload.of_parts(bank)).with_part("total", Payload(total))
 
     def arrives(self, share: Selector) -> Selector:
         return slot(self.to)

@@ -20,7 +20,7 @@ from befit.methods.parts.budget.meta import MetaStep, _limit, directions, improv
 from befit.methods.parts.budget.rates import ETA, RATES, RateNet, rate_multiples, ratenet_parameters
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
-from tests.conftest import assert_near, assert_same, make_site, random_state
+from tests.conftest import assert_near, assert_same, federated, make_site, random_state
 from tests.unit.methods.federation import BUDGET, Clients
 
 AT = Tick("meta", 1, 1, 0)
@@ -216,7 +216,7 @@ def personalised(change: str = "") -> tuple[State, State, State]:
         part.examples.columns["pixel_values"][part.places] += 1.0  # type: ignore[attr-defined]
     net = {key: value + 0.1 for key, value in select(clients.initial, slot(RATES)).items()}
     last = {key: value + 0.5 for key, value in net.items()}
-    server = Payload({**last, **{key.replace(RATES, "best"): value for key, value in net.items()}}, {"stale": 1})
+    server = Payload(last, {"stale": 1}).with_part("best", Payload(net))
     memory = Payload()
     for stage in clients.method.plan()[1:]:
         at = Tick(stage.name, 1, 1, 0)
@@ -294,11 +294,11 @@ def test_gradients_are_limited_entry_by_entry_or_as_released_by_their_norms() ->
 def server_after(method: FedL2P, losses: list[float]) -> Payload:
     site = make_site("vit", method.layout)
     net = site.model.dump(slot(RATES))
-    state = Payload({**net, **{key.replace(RATES, "best"): value for key, value in net.items()}}, {"stale": 0})
+    state = Payload(net, {"stale": 0}).with_part("best", Payload(net))
     for number, loss in enumerate(losses, start=1):
         arrays = {key: torch.full_like(value, float(number)) for key, value in net.items()}
         reply = Update(ClientInfo("a", "tiny", 4), Payload({**arrays, LOSS: torch.tensor([loss])}))
-        state = method.aggregate(state, [reply], None, Tick("meta", number, 99, 0))  # type: ignore[arg-type]
+        state = federated(method).aggregate(state, [reply], None, Tick("meta", number, 99, 0))  # type: ignore[arg-type]
     return state
 
 
@@ -306,10 +306,10 @@ def test_training_stops_after_exactly_so_many_rounds_without_a_lower_loss_and_th
     method = FedL2P(patience=50)
     almost, over = server_after(method, [2.0, 1.0, *[1.0] * 49]), server_after(method, [2.0, 1.0, *[1.5] * 60])
     info = ClientInfo("a", "tiny", 4)
-    assert almost.scalars["stale"] == 49 and not method.dispatch(almost, info, AT).scalars["stopped"]
-    assert over.scalars["stale"] == 50 and method.dispatch(over, info, AT).scalars["stopped"]
+    assert almost.scalars["stale"] == 49 and not federated(method).dispatch(almost, info, AT).scalars["stopped"]
+    assert over.scalars["stale"] == 50 and federated(method).dispatch(over, info, AT).scalars["stopped"]
     assert float(over.arrays[ETA][0]) == 52  # rounds after the fiftieth change nothing
-    assert float(over.arrays["best/eta/value"][0]) == 2 and over.scalars["lowest"] == 1.0
+    assert float(over.part("best").arrays[ETA][0]) == 2 and over.scalars["lowest"] == 1.0
 
 
 def test_clients_of_a_stopped_federation_reply_without_training() -> None:
@@ -317,7 +317,7 @@ def test_clients_of_a_stopped_federation_reply_without_training() -> None:
     method = clients.method
     net = clients.model.dump(slot(RATES))
     site = clients.fresh("a")
-    memory, reply = method.client_update(Payload(), Payload(net, {"stopped": True}), site, AT)
+    memory, reply = federated(method).client_update(Payload(), Payload(net, {"stopped": True}), site, AT)
     assert_same(reply.arrays, {**net, LOSS: torch.zeros(1)})
     assert not memory.arrays and not site.report
 

@@ -24,14 +24,13 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.generator import GENERATOR
 from befit.models.source import find_model
 from befit.protocol.federate import final_download
-from befit.protocol.per_family import part
 from befit.protocol.registry import build_method
 from befit.protocol.serve import deployment, score
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 from befit.runs.peft_io import write_adapter
 from befit.runs.runner import run
-from tests.conftest import assert_same, tiny_model
+from tests.conftest import assert_same, federated, tiny_model
 from tests.contract.test_newcomers import arrivals
 from tests.unit.methods.federation import Clients
 
@@ -87,7 +86,7 @@ def test_all_budgets_come_from_one_set_of_scales_and_nest(method: Any) -> None:
         assert sum(int((value != 0).sum()) for value in ranks[r].values()) == r * modules
     for less, more in ((1, 2), (2, 4)):
         assert all(bool((ranks[more][name] != 0)[value != 0].all()) for name, value in ranks[less].items())
-    assert not any(key.startswith("optimiser:") for key in memory.arrays)  # after the last round nothing goes on
+    assert "optimiser" not in memory.parts()  # after the last round nothing goes on
     received, at = ended(clients, method, server, "a")
     found = score(method, clients.fresh("a"), clients.store, received, at, 2, "test", 8).metrics
     assert {"accuracy", "accuracy r1", "accuracy r2", "accuracy r4"} <= found.keys()
@@ -102,13 +101,13 @@ def test_a_client_keeps_its_features_alone_and_starts_each_round_from_fresh_rank
     assert not any(clients.initial[key].any() for key in clients.initial if key.endswith("/B"))
     updates = {(at.round, u.client.id): u for at, u in clients.notes.updates if at.stage == "generate"}
     start = method.server_init(clients.server_site)
-    first = method.aggregate(
+    first = federated(method).aggregate(
         start, [updates[1, client] for client in "abc"], clients.server_site, Tick("generate", 1, 2, 0)
     )
     for client in "abc":
-        memory, sent = method.client_update(
+        memory, sent = federated(method).client_update(
             Payload(),
-            method.dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
+            federated(method).dispatch(first, clients.sites[client].info, Tick("generate", 2, 2, 0)),
             clients.fresh(client),
             Tick("generate", 2, 2, 0),
         )
@@ -258,7 +257,7 @@ def test_a_client_that_the_base_never_asked_has_its_own_part_as_it_starts(name: 
             for key, value in clients.memory(client).arrays.items()
             if key.startswith("fixed@")
         }
-        mine = {key: value for key, value in held.items() if own in key and key not in part(server, "base").arrays}
+        mine = {key: value for key, value in held.items() if own in key and key not in server.part("base").arrays}
         moved = any(not torch.equal(value, clients.initial[key]) for key, value in mine.items())
         assert mine and moved == (client == took_part)
 

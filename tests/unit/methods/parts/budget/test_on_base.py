@@ -17,7 +17,6 @@ from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.protocol.method import Method
-from befit.protocol.per_family import part
 from befit.protocol.registry import build_method
 from befit.runs.directory import read_lines
 from befit.runs.runner import check, run
@@ -36,7 +35,7 @@ WAYS: dict[str, tuple[Callable[..., Method], dict[str, Any]]] = {
 
 def merge_base(clients: Clients, into: Clients) -> None:
     """Add `scale B A` of what the clients fixed to the dense weights of another federation's backbone."""
-    fixed, scale = part(clients.memory("a"), "fixed").arrays, clients.model.layout.slot("shared").scale
+    fixed, scale = clients.memory("a").part("fixed").arrays, clients.model.layout.slot("shared").scale
     for name, layer in into.model.layers.items():
         A, B = (fixed[join("shared", name, factor)] for factor in ("A", "B"))
         assert float(B.abs().max()) > 0.01  # a base that says something

@@ -28,7 +28,7 @@ from befit.methods.parts.budget.search import Search, search
 from befit.methods.parts.budget.stages import load_scales
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
-from tests.conftest import assert_same, make_site, random_state, tiny_model
+from tests.conftest import assert_same, federated, make_site, random_state, tiny_model
 
 SHARE, MEANS = 0.03, 0.002
 WIDE = 8
@@ -124,7 +124,7 @@ def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Site, "loss", watching)
     generator = Payload(select(site.model.dump(slot(GENERATOR)), slot(GENERATOR)))
-    method.client_update(method.client_init(site), generator, site, Tick("generate", 1, 1, 0))
+    federated(method).client_update(method.client_init(site), generator, site, Tick("generate", 1, 1, 0))
     assert seen == [{1}] * BUDGET.max_steps
     twin = copy.deepcopy(site.model.backbone)
     assert copies(site.model.backbone) == {2} and isinstance(twin, nn.Module)
@@ -145,7 +145,7 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     # What the parity preset pads to; the tiny model has 16 positions.
     site.task.max_length = 14  # type: ignore[attr-defined]
     state = select(random_state(site.model, size=0.1), slot(GENERATOR))
-    _, sent = method.client_update(Payload(), Payload(state), site, at)
+    _, sent = federated(method).client_update(Payload(), Payload(state), site, at)
     report = dict(site.report)
     exact = {key: torch.equal(value, coarse(value)) for key, value in sent.arrays.items()}
     assert exact == dict.fromkeys(exact, preset == "parity")

@@ -23,7 +23,7 @@ from befit.methods.parts.budget.stages import load_scales
 from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
-from tests.conftest import assert_same, make_site, tiny_model
+from tests.conftest import assert_same, federated, make_site, tiny_model
 from tests.unit.methods.federation import Clients
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -118,7 +118,7 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
     for make in (FedP2EFT, BayesTune):
         forms = [make(preset=preset).layout.slot(SCALES).form for preset in ("recommended", "parity")]
         assert forms == [Scales(clamped=True), Scales(clamped=False)]
-    ours, released = FedP2EFT()._search(), FedP2EFT(preset="parity")._search()
+    ours, released = FedP2EFT().search, FedP2EFT(preset="parity").search
     assert (ours.accumulate, ours.return_raw) == (False, False)
     assert (released.accumulate, released.return_raw) == (True, True)
     assert (ours.held, released.held) == (torch.float32, torch.bfloat16)
@@ -164,7 +164,7 @@ def test_a_parity_round_fits_the_generator_to_unclamped_scales() -> None:
         clients = Clients(method)
         site = replace(clients.fresh("a"), budget=replace(BUDGET, max_steps=1))
         received = Payload(select(clients.initial, slot(GENERATOR)))
-        method.client_update(Payload(), received, site, Tick("generate", 1, 2, 0))
+        federated(method).client_update(Payload(), received, site, Tick("generate", 1, 2, 0))
         means[preset] = site.report["scale_mean"]
     coarse = float((torch.tensor(LOW).bfloat16() - 1e-2).float())  # the released code's scales have 8 bits
     assert means == pytest.approx({"recommended": LOW, "parity": coarse}, rel=4e-3)
@@ -229,7 +229,7 @@ def test_a_round_gives_the_received_generator_no_gradient_and_leaves_it() -> Non
     clients = Clients(method)
     sent = {key: value.clone() for key, value in select(clients.initial, slot(GENERATOR)).items()}
     received = Payload({key: value.clone() for key, value in sent.items()})
-    _, reply = method.client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
+    _, reply = federated(method).client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
     assert_same(received.arrays, sent)
     assert all(value.grad is None and not value.requires_grad for value in received.arrays.values())
     assert sum(value.numel() for value in reply.arrays.values()) * 4 == sum(

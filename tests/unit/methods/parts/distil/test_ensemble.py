@@ -11,10 +11,9 @@ from torch import Tensor
 from befit.adapters.keys import select, slot, slot_of
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Update
-from befit.protocol.per_family import part
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone
-from tests.conftest import assert_near, assert_same, tiny_examples
+from tests.conftest import assert_near, assert_same, federated, tiny_examples
 from tests.unit.methods.parts.distil.families import RECORDS, SGD, Public, started
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL
 
@@ -36,7 +35,7 @@ def averages(updates: Mapping[str, Update], family: str) -> State:
 
 
 def shared(federation: Public, family: str) -> State:
-    return select(part(federation.server, family).arrays, slot("shared"))
+    return select(federation.server.part(family).arrays, slot("shared"))
 
 
 def sgd_step(one: Backbone, start: State, target: Tensor, temperature: float, factor: float) -> State:
@@ -93,14 +92,14 @@ def test_peradas_legacy_flag_averages_what_should_be_personal_inside_a_family_an
     sent = {client: legacy.update(client, 1)[1] for client in FAMILIES}
     turned = [Update(one.client, Payload(dict(reversed(one.payload.arrays.items())))) for one in sent.values()]
     assert [slot_of(next(iter(one.payload.arrays))) for one in turned] == ["personal"] * 5
-    legacy.server = legacy.method.aggregate(legacy.server, turned, legacy.server_site, legacy.tick(1))
+    legacy.server = federated(legacy.method).aggregate(legacy.server, turned, legacy.server_site, legacy.tick(1))
     for family in legacy.backbones:
         assert_same(shared(legacy, family), shared(plain, family))
         mean = select(averages(sent, family), slot("personal"))
-        assert_near(select(part(legacy.server, family).arrays, slot("personal")), mean)
+        assert_near(select(legacy.server.part(family).arrays, slot("personal")), mean)
     for client in "ab":
         received, _ = legacy.update(client, 2)
-        assert_same(received.arrays, part(legacy.server, FAMILIES[client]).arrays)
+        assert_same(received.arrays, legacy.server.part(FAMILIES[client]).arrays)
         assert not select(legacy.memories[client].arrays, slot("personal"))
     assert len(select(sent["a"].payload.arrays, slot("personal"))) == len(
         select(plain.memories["a"].arrays, slot("personal"))
@@ -211,4 +210,4 @@ def test_a_server_without_backbones_says_what_it_lacks() -> None:
     updates = [federation.update("a", 1)[1]]
     bare = type(federation.server_site)(federation.server_site.starts, federation.server_site.clients, {}, None, SGD)
     with pytest.raises(ConfigError, match=r"no public records or not all backbones"):
-        federation.method.aggregate(Payload(federation.server.arrays), updates, bare, federation.tick(1))
+        federated(federation.method).aggregate(Payload(federation.server.arrays), updates, bare, federation.tick(1))

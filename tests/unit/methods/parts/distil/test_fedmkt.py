@@ -15,9 +15,8 @@ from befit.core.values import Payload, State, TensorSpec, Update
 from befit.cost.traffic import communication
 from befit.methods.parts.distil.knowledge import LOSSES, TOKENS, VALUES
 from befit.protocol.guard import check_declared
-from befit.protocol.per_family import part
 from befit.protocol.registry import build_method
-from tests.conftest import assert_same
+from tests.conftest import assert_same, federated
 from tests.unit.methods.parts.distil.families import RECORDS, Public, started
 from tests.unit.methods.parts.distil.test_ensemble import BATCH, rows
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, SMALL, llama
@@ -28,11 +27,11 @@ STARTS = [sum(TOKENS_OF[:number]) for number in range(RECORDS)]
 
 
 def server_model(federation: Public, family: str) -> State:
-    return rename(select(part(federation.server, family).arrays, slot("server")), "personal")
+    return rename(select(federation.server.part(family).arrays, slot("server")), "personal")
 
 
 def server_losses(federation: Public, family: str) -> torch.Tensor:
-    return part(federation.server, family).arrays[LOSSES]
+    return federation.server.part(family).arrays[LOSSES]
 
 
 def losses_by_hand(federation: Public, family: str, state: State) -> torch.Tensor:
@@ -72,9 +71,8 @@ def test_uploads_are_what_the_model_says_and_nothing_of_its_adapter(
             )
             assert not arrays[VALUES][record, len(there) :].any()
         torch.testing.assert_close(arrays[LOSSES], losses_by_hand(federation, family, own))
-        declared = federation.method.uplink(
-            federation.method.plan()[0], specs_of(federation.server_site.starts[family])
-        )
+        (stage,) = federation.method.plan()
+        declared = stage.reply.specs(specs_of(federation.server_site.starts[family]))
         check_declared(client, updates[client].payload, declared, ())
 
 
@@ -109,7 +107,7 @@ def test_the_server_learns_a_record_from_whoever_has_the_lowest_loss_there() -> 
     claims = {"a": high, "b": [1e-3] * 2 + high[2:], "c": high[:2] + [1e-3] * (RECORDS - 3) + high[:1]}
     changed = [with_losses(update, claims[client]) for client, update in updates.items()]
     before = {family: server_model(federation, family) for family in federation.backbones}
-    federation.server = federation.method.aggregate(
+    federation.server = federated(federation.method).aggregate(
         federation.server, changed, federation.server_site, federation.tick(1)
     )
     for family, one in federation.backbones.items():
@@ -134,25 +132,25 @@ def test_where_nobody_knows_better_the_server_models_stay_and_still_answer() -> 
     federation = started("fedmkt", **SETTINGS)
     updates = [with_losses(federation.update(client, 1)[1], [50.0] * RECORDS) for client in "ab"]
     before = {family: server_model(federation, family) for family in federation.backbones}
-    federation.server = federation.method.aggregate(
+    federation.server = federated(federation.method).aggregate(
         federation.server, updates, federation.server_site, federation.tick(1)
     )
     for family, state in before.items():
         assert_same(server_model(federation, family), state)
-        assert federation.method.dispatch(federation.server, federation.info("a"), federation.tick(2)).arrays
+        assert federated(federation.method).dispatch(federation.server, federation.info("a"), federation.tick(2)).arrays
 
 
 def test_a_client_learns_only_where_the_server_is_better(round_one: tuple[Public, dict[str, Update]]) -> None:
     """Claimed losses that are never lower change nothing; those of three records are three lessons."""
     federation, _ = round_one
-    received = federation.method.dispatch(federation.server, federation.info("a"), federation.tick(2))
+    received = federated(federation.method).dispatch(federation.server, federation.info("a"), federation.tick(2))
     assert {slot_of(key) for key in received.arrays} == {"knowledge"}
     found, lessons = [], []
     for better in (0, 0, 3):
         losses = torch.tensor([0.0] * better + [60.0] * (RECORDS - better))
         values = torch.rand(received.arrays[VALUES].shape, generator=torch.Generator().manual_seed(better))
         site = federation.site("a")
-        memory, _ = federation.method.client_update(
+        memory, _ = federated(federation.method).client_update(
             federation.memories["a"],
             Payload({**received.arrays, LOSSES: losses, VALUES: values}),
             site,
@@ -177,7 +175,7 @@ def test_claims_of_tokens_that_do_not_exist_harm_nobody() -> None:
     arrays = update.payload.arrays
     wild = {**arrays, TOKENS: torch.full_like(arrays[TOKENS], 2**31 - 1), LOSSES: torch.full((RECORDS,), -1.0)}
     wild[TOKENS][0], wild[VALUES] = -5, torch.ones_like(arrays[VALUES])
-    federation.server = federation.method.aggregate(
+    federation.server = federated(federation.method).aggregate(
         federation.server, [replace(update, payload=Payload(wild))], federation.server_site, federation.tick(1)
     )
     assert all(torch.isfinite(value).all() for value in federation.server.arrays.values())
@@ -192,7 +190,7 @@ def test_whole_numbers_have_no_norm() -> None:
 def test_a_classifier_sends_all_its_classes_at_one_place() -> None:
     method = build_method({"name": "fedmkt", "distil": {"samples": 7}})
     shapes = replace(model_shapes(llama(SMALL), "auto", False), outputs=3, generates=False)
-    declared = method.uplink(method.plan()[0], method.layout.specs(shapes))
+    declared = method.plan()[0].reply.specs(method.layout.specs(shapes))
     assert declared == {LOSSES: TensorSpec((7,)), VALUES: TensorSpec((7, 1, 3))}
 
 

@@ -15,6 +15,7 @@ from befit.methods.parts.mosaic.blocks import ROWS, mixture
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
+from tests.conftest import federated
 
 COUNT = 150  # two whole blocks and a part
 
@@ -101,15 +102,15 @@ def test_the_server_sends_what_a_loop_over_clients_gives() -> None:
     method = build_method({"name": "fedmosaic", "blocks": 1})
     starts = {family: {k: v for k, v in sent(0, family).items() if slot_of(k) == "personal"} for family in "fg"}
     site = ServerSite(starts, tuple(infos.values()), {}, None)
-    server = Payload({}, described(starts, 1))
+    server = described(starts, 1)
     at = Tick("federate", 1, 3, 0)
     updates = [Update(infos[name], Payload(arrays)) for name, (_, arrays) in clients.items()]
-    server = method.aggregate(server, updates, site, at)
+    server = federated(method).aggregate(server, updates, site, at)
     for name in clients:
-        received = method.dispatch(server, infos[name], at).arrays
+        received = federated(method).dispatch(server, infos[name], at).arrays
         expected = naive(clients, name)
         assert received.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(received[key], value, rtol=0, atol=2e-6)
-    stored = sum(value.numel() for key, value in server.arrays.items() if slot_of(key).startswith("own"))
+    stored = sum(value.numel() for key, value in server.arrays.items() if slot_of(key).endswith("@own"))
     assert stored == sum(v.numel() for _, arrays in clients.values() for k, v in arrays.items() if k != SKETCH)

@@ -16,11 +16,11 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, RunError
 from befit.core.values import Payload, Tick
 from befit.methods.parts.mosaic.align.features import Paired
+from befit.methods.parts.mosaic.bank import BASES, EVERYBODY, GROUPS, WEIGHTS
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method
-from befit.protocol.per_family import part
 from befit.protocol.site import Backbone, ServerSite
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -28,6 +28,7 @@ from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.runs.runner import run
+from tests.conftest import federated
 from tests.contract.conftest import Memo
 from tests.unit.models.tiny_models import save_speller
 
@@ -63,8 +64,8 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
     d_out, d_in = host.smallest.model.shapes.last
     shapes = {tuple(update.payload.arrays[SKETCH].shape) for _, update in memo.updates}
-    assert shapes == {(int(0.4 * d_out * d_in),)} and server.arrays[SKETCH].shape[0] == 4
-    assert server.arrays["own/0.q_proj/P"].shape == (4, 4, 4)
+    assert shapes == {(int(0.4 * d_out * d_in),)} and server.part(GROUPS, EVERYBODY).arrays[SKETCH].shape[0] == 4
+    assert server.part(GROUPS, EVERYBODY).arrays["own/0.q_proj/P"].shape == (4, 4, 4)
     large = next(info for info in host.infos if info.backbone != host.smallest.key)
     memory = store.load(large.id)
     assert memory is not None
@@ -73,8 +74,8 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     assert len(basis) == 8 and not any(torch.equal(value, start[key]) for key, value in basis.items())
     if not serialise:
         return
-    mixture = method.dispatch(server, large, memo.updates[-1][0]).arrays
-    weights = server.arrays["relevance/clients/weights"]
+    mixture = federated(method).dispatch(server, large, memo.updates[-1][0]).arrays
+    weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     clients = sorted(info.id for info in host.infos)
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
     key = "block.03.q_proj/P"
@@ -112,8 +113,8 @@ def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> N
     indices = list(client.indices("train", 2, at))
     small = host.examples(info.id, "train", host.smallest)
     whole = torch.stack([last_gradient(host.smallest, small.batch(one)) for one in indices]).mean(0)
-    received = method.dispatch(method.server_init(site), info, at)
-    _, reply = method.client_update(method.client_init(client), received, client, at)
+    received = federated(method).dispatch(method.server_init(site), info, at)
+    _, reply = federated(method).client_update(method.client_init(client), received, client, at)
     torch.testing.assert_close(reply.arrays[SKETCH], Sketch().take(whole, 0))
     (done.path / "report.html").unlink()
     basis = json.loads((done.path / "run.json").read_text())
@@ -196,7 +197,7 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
     W = relevance(similarities(torch.stack([last[one][SKETCH] for one in clients])), 0.5, range(4))
     blocks = {info.id: {4: "01", 3: "00", 2: "00"}[_depth(spellers, info.id)] for info in spellers.infos}
     for info in spellers.infos:
-        mixture = method.dispatch(server, info, replace(at, round=3)).arrays
+        mixture = federated(method).dispatch(server, info, replace(at, round=3)).arrays
         cores = torch.stack([last[one][f"personal/block.{blocks[one]}.q_proj/P"] for one in clients])
         expected = torch.tensordot(W[clients.index(info.id)], cores, 1)
         assert expected.any()
@@ -205,11 +206,10 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
         (peer,) = [one for one in peers if one != info.id] or peers  # who is alone gets its own back
         for key in (one for one in mixture if split(one)[2] in ("A", "B")):
             torch.testing.assert_close(mixture[key], last[peer][key.replace("shared", "personal")])
-    families = {key.partition("/")[0].partition(":")[2] for key in server.arrays if key.startswith("basis:")}
-    assert families == spellers.backbones.keys() - {small.key}
-    for key in (one for one in server.arrays if one.startswith("basis:")):
-        family, _, rest = key.partition(":")[2].partition("/")
-        assert not torch.equal(server.arrays[key], site.starts[family][f"basis/{rest}"])
+    bases = server.part(BASES).parts()
+    assert bases.keys() == spellers.backbones.keys() - {small.key}
+    for family, basis in bases.items():
+        assert not any(torch.equal(value, site.starts[family][key]) for key, value in basis.arrays.items())
 
 
 def _depth(host: Host, client: str) -> int:
@@ -252,7 +252,7 @@ def test_takfl_teaches_across_tokenizers_what_the_others_clients_say(spellers: H
             else one
             for one in updates
         ]
-        found = method.aggregate(before, louder, site, at)
+        found = federated(method).aggregate(before, louder, site, at)
         for other in spellers.backbones.keys() - {family}:
-            plain, taught = (part(one, other).arrays for one in (server, found))
+            plain, taught = (one.part(other).arrays for one in (server, found))
             assert max(float((plain[key] - taught[key]).abs().max()) for key in plain) > 1e-3

@@ -12,17 +12,19 @@ from befit.adapters.keys import select, slot, slot_of, split
 from befit.core.errors import ConfigError
 from befit.core.values import State, Tick, Update
 from befit.merge.nash import nash_weights
+from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS
 from befit.methods.parts.mosaic.mixing import Equal, Nash, ServerBank
 from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH
+from befit.protocol.method import describe
 from befit.protocol.registry import build_method
-from tests.conftest import assert_near
+from tests.conftest import assert_near, federated
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
 
 
 def mixture(federation: Federation, client: str, number: int = 3) -> State:
     at = Tick("federate", number, 3, 0)
-    return federation.method.dispatch(federation.server, federation.info(client), at).arrays
+    return federated(federation.method).dispatch(federation.server, federation.info(client), at).arrays
 
 
 def sent(update: Update) -> State:
@@ -37,7 +39,7 @@ def test_no_gradient_is_taken_or_sent(name: str, mixing: str) -> None:
         assert {slot_of(key) for key in update.payload.arrays} == {"personal"}
     assert not any(slot_of(key) == "sketch" for memory in federation.memories.values() for key in memory.arrays)
     assert len(federation.method.work()) == 1
-    assert "sketch" not in str(federation.method.describe()["up"])
+    assert "sketch" not in str(describe(federation.method)["up"])
 
 
 @pytest.mark.parametrize("include_self", [False, True])
@@ -81,7 +83,7 @@ def test_cores_are_bargained_for_by_everybody_and_plain_factors_within_a_backbon
     ]
     D = torch.stack(cores, 1).double()  # P and Q start at zero
     w = nash_weights(D.T @ D)
-    torch.testing.assert_close(federation.server.arrays["relevance/clients/weights"], w.float().expand(5, 5))
+    torch.testing.assert_close(federation.server.part(GROUPS, EVERYBODY).arrays[WEIGHTS], w.float().expand(5, 5))
     small, large = "block.00.q_proj/P", "block.01.q_proj/P"
     places = {SMALL: f"personal/{small}", LARGE: f"personal/{large}"}
     expected = sum(float(p) * sent(updates[c])[places[FAMILIES[c]]] for p, c in zip(w, "abcde", strict=True))
@@ -103,7 +105,7 @@ def test_products_are_summed_over_stacks_in_pieces(monkeypatch: pytest.MonkeyPat
     generator = torch.Generator().manual_seed(0)
     stacks = {name: torch.randn(3, 4, 5, generator=generator) for name in ("own/a/P", "own/b/P")}
     before = {name: torch.randn(4, 5, generator=generator) for name in stacks}
-    held = ServerBank(stacks, {"": [0, 1, 2]}, {"": list(stacks)}, before)
+    held = ServerBank({"": stacks}, {"": [0, 1, 2]}, {"": before})
     whole = Nash()(held)[""]
     monkeypatch.setattr("befit.methods.parts.mosaic.mixing._CHUNK", 7)
     torch.testing.assert_close(Nash()(held)[""], whole)
@@ -153,13 +155,13 @@ def test_weights_are_those_that_the_methods_options_ask_for(name: str, settings:
         likeness = cosine(sketches[one], sketches[other], settings.get("similarity", "flat"))
         return math.exp(likeness / settings.get("temperature", 0.5))
 
-    for group, clients in (("", "abcde"), (f":{SMALL}", "ace"), (f":{LARGE}", "bd")):
+    for group, clients in ((EVERYBODY, "abcde"), (SMALL, "ace"), (LARGE, "bd")):
         expected = [
             [share(one, other) if one != other or "include_self" in settings else 0.0 for other in clients]
             for one in clients
         ]
         rows = torch.tensor(expected)
-        found = federation.server.arrays[f"relevance{group}/clients/weights"]
+        found = federation.server.part(GROUPS, group).arrays[WEIGHTS]
         torch.testing.assert_close(found, rows / rows.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
     method = federation.method
     assert isinstance(method, Mosaic)

@@ -21,7 +21,7 @@ from befit.adapters.state import specs_of
 from befit.core.errors import ConfigError, ModelError, NotTrained, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
-from befit.methods.parts.mosaic.bank import absorb, described
+from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb, described
 from befit.methods.parts.mosaic.relevance import relevance, similarities
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared
@@ -29,7 +29,7 @@ from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, ServerSite, Site
-from tests.conftest import assert_same, tiny_examples, tiny_task
+from tests.conftest import assert_same, federated, tiny_examples, tiny_task
 
 SMALL, MIDDLE, LARGE = "5" * 16, "3" * 16, "1" * 16
 FAMILIES = {"a": SMALL, "b": LARGE, "c": SMALL, "d": LARGE, "e": SMALL}
@@ -81,14 +81,16 @@ class Federation:
     def update(self, client: str, number: int) -> tuple[Payload, Update]:
         """One client's reply, and what it received for it."""
         at = Tick("federate", number, 3, 0)
-        received = self.method.dispatch(self.server, self.info(client), at)
-        memory, reply = self.method.client_update(self.memories.get(client, Payload()), received, self.site(client), at)
+        received = federated(self.method).dispatch(self.server, self.info(client), at)
+        memory, reply = federated(self.method).client_update(
+            self.memories.get(client, Payload()), received, self.site(client), at
+        )
         self.memories[client] = memory
         return received, Update(self.info(client), reply)
 
     def round(self, number: int, clients: str = "abcde") -> dict[str, Update]:
         updates = {client: self.update(client, number)[1] for client in clients}
-        self.server = self.method.aggregate(
+        self.server = federated(self.method).aggregate(
             self.server, list(updates.values()), self.server_site, Tick("federate", number, 3, 0)
         )
         return updates
@@ -119,7 +121,8 @@ def twice() -> Iterator[tuple[Federation, dict[str, Update], dict[str, Payload]]
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
     received = {
-        client: federation.method.dispatch(federation.server, federation.info(client), at) for client in FAMILIES
+        client: federated(federation.method).dispatch(federation.server, federation.info(client), at)
+        for client in FAMILIES
     }
     yield federation, federation.round(2), received
 
@@ -136,7 +139,9 @@ def test_cores_of_both_backbones_mix_at_the_same_place(twice: Twice) -> None:
     """Blocks 0 and 1 of the small model, 1 and 4 of the large: client b's core of block 1 goes to a's block 0."""
     federation, updates, _ = twice
     W = weights_of(updates, "abcde")
-    mixture = federation.method.dispatch(federation.server, federation.info("a"), Tick("federate", 3, 3, 0)).arrays
+    mixture = (
+        federated(federation.method).dispatch(federation.server, federation.info("a"), Tick("federate", 3, 3, 0)).arrays
+    )
     for k, (small, large) in enumerate(((0, 1), (1, 4))):
         for part in ("q_proj/P", "down_proj/Q"):
 
@@ -153,7 +158,9 @@ def test_cores_of_both_backbones_mix_at_the_same_place(twice: Twice) -> None:
 
 def test_plain_factors_mix_within_a_backbone_with_weights_that_sum_to_one_there(twice: Twice) -> None:
     federation, updates, _ = twice
-    mixture = federation.method.dispatch(federation.server, federation.info("d"), Tick("federate", 3, 3, 0)).arrays
+    mixture = (
+        federated(federation.method).dispatch(federation.server, federation.info("d"), Tick("federate", 3, 3, 0)).arrays
+    )
     for part in ("q_proj/A", "up_proj/B"):  # b is the only other client with this backbone
         expected = updates["b"].payload.arrays[f"personal/block.02.{part}"]
         torch.testing.assert_close(mixture[f"shared/block.02.{part}"], expected)
@@ -166,9 +173,8 @@ def test_frozen_factors_and_gates_never_leave_and_nothing_else_is_missing(twice:
         assert {slot_of(key) for key in arrays} == {"personal", "sketch"}
         cores = {split(key)[1] for key in arrays if split(key)[2] in ("P", "Q")}
         assert not any(split(key)[2] in ("A", "B") and split(key)[1] in cores for key in arrays)
-        declared = federation.method.uplink(
-            federation.method.plan()[0], specs_of(federation.server_site.starts[FAMILIES[client]])
-        )
+        stage = federation.method.plan()[0]
+        declared = stage.reply.specs(specs_of(federation.server_site.starts[FAMILIES[client]]))
         assert {key: tuple(value.shape) for key, value in arrays.items()} == {
             key: spec.shape for key, spec in declared.items()
         }
@@ -200,7 +206,7 @@ def test_local_training_leaves_the_mixture_and_the_basis_as_received() -> None:
 
 def test_before_anybody_has_sent_anything_the_mixture_is_the_initial_adapter() -> None:
     federation = start("rela")
-    received = federation.method.dispatch(federation.server, federation.info("a"), Tick("federate", 1, 3, 0))
+    received = federated(federation.method).dispatch(federation.server, federation.info("a"), Tick("federate", 1, 3, 0))
     assert not received.arrays
     initial = federation.server_site.starts[SMALL]
     own, mixture = (
@@ -214,7 +220,11 @@ def test_whoever_is_alone_with_its_backbone_gets_its_own_adapter_back() -> None:
     federation = start("rela")
     updates = federation.round(1, "ab")
     for client in "ab":
-        got = federation.method.dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0)).arrays
+        got = (
+            federated(federation.method)
+            .dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0))
+            .arrays
+        )
         own = {
             f"shared/{key.partition('/')[2]}": value
             for key, value in updates[client].payload.arrays.items()
@@ -228,7 +238,11 @@ def test_mixtures_are_of_one_snapshot_whoever_is_first(twice: Twice) -> None:
     federation = start("rela")
     updates = federation.round(1, "ac")
     for client, other in (("a", "c"), ("c", "a")):
-        got = federation.method.dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0)).arrays
+        got = (
+            federated(federation.method)
+            .dispatch(federation.server, federation.info(client), Tick("federate", 2, 3, 0))
+            .arrays
+        )
         for key, value in got.items():
             assert torch.equal(value, updates[other].payload.arrays[key.replace("shared", "personal")]), key
 
@@ -237,12 +251,12 @@ def test_a_client_that_sits_out_counts_with_what_it_sent_last() -> None:
     federation = start()
     first = federation.round(1)
     federation.round(2, "bd")
-    stacks = {key: value for key, value in federation.server.arrays.items() if slot_of(key) == f"own:{SMALL}"}
-    assert not stacks  # both blocks of the small model are PQ blocks
-    cores = federation.server.arrays["own/0.q_proj/P"]
+    groups = federation.server.part(GROUPS)
+    assert groups.part(SMALL).arrays.keys() == {WEIGHTS}  # both blocks of the small model are PQ blocks
+    cores = groups.part(EVERYBODY).arrays["own/0.q_proj/P"]
     assert torch.equal(cores[0], first["a"].payload.arrays["personal/block.00.q_proj/P"])
     assert not torch.equal(cores[1], first["b"].payload.arrays["personal/block.01.q_proj/P"])
-    assert federation.server.arrays[SKETCH].shape == (5, 153)
+    assert groups.part(EVERYBODY).arrays[SKETCH].shape == (5, 153)
 
 
 def test_the_running_gradient_starts_whole_and_then_takes_the_share_of_the_new_round() -> None:
@@ -270,7 +284,7 @@ def test_a_gradient_of_another_model_is_refused_by_its_shape() -> None:
     federation = start("rela")
     _, update = federation.update("b", 1)
     stage = federation.method.plan()[0]
-    declared = federation.method.uplink(stage, specs_of(federation.server_site.starts[LARGE]))
+    declared = stage.reply.specs(specs_of(federation.server_site.starts[LARGE]))
     check_declared("b", update.payload, declared, ())
     other = {**update.payload.arrays, SKETCH: torch.zeros(307)}
     with pytest.raises(PayloadMismatch, match=r"client b sent sketch/last/gradient with shape \(307,\).*\(153,\)"):
@@ -282,7 +296,7 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     """The server says by a hash what it compares; shapes alone would not tell other weights or another seed."""
     federation = start("rela")
     at = Tick("federate", 1, 3, 0)
-    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
     site, method = federation.site("b"), federation.method
     assert site.smallest is not None
     if "weights" in settings:
@@ -292,10 +306,10 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     elif settings:
         method = build_method({"name": "rela", "rank": 4, "relevance": settings})
     if not settings:
-        method.client_update(Payload(), received, site, at)
+        federated(method).client_update(Payload(), received, site, at)
         return
     with pytest.raises(PayloadMismatch, match=r"client b would take gradients .* the server compares .* share, mask"):
-        method.client_update(Payload(), received, site, at)
+        federated(method).client_update(Payload(), received, site, at)
 
 
 def test_backbones_without_the_same_sites_are_refused_with_the_first_that_differs() -> None:
@@ -315,7 +329,7 @@ def test_cores_learn_at_a_multiple_of_the_rate_and_the_rest_at_the_rate_itself()
     site = federation.site("b")
     site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
     before = site.model.dump(slot("personal"))
-    federation.method.client_update(Payload(), Payload(), site, Tick("federate", 1, 3, 0))
+    federated(federation.method).client_update(Payload(), Payload(), site, Tick("federate", 1, 3, 0))
     after = site.model.dump(slot("personal"))
     core, plain = "personal/block.01.v_proj/P", "personal/block.00.v_proj/B"
     assert float((after[core] - before[core]).abs().median()) == pytest.approx(2.5e-3, rel=1e-2)
@@ -328,11 +342,11 @@ def test_gates_learn_at_the_rate_itself_where_cores_have_a_multiple(gate: str, a
     federation = start(pq_rate=2.5, gate=gate)
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
-    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
     site = federation.site("b")
     site.budget = TrainSettings(max_steps=1, batch_size=4, lr=1e-3, weight_decay=0.0)
     before = site.model.dump(slot("personal", GATE))
-    federation.method.client_update(Payload(), received, site, at)
+    federated(federation.method).client_update(Payload(), received, site, at)
     after = site.model.dump(slot("personal", GATE))
     moved = {key: float((after[key] - before[key]).abs().median()) for key in before}
     for block in (0, 1):
@@ -389,16 +403,16 @@ def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stay
     """A second round is written into the stacks of the first; where somebody new comes, into larger ones."""
     federation = start("rela")
     first = federation.round(1, "abde")
-    name = f"own:{LARGE}/block.02.q_proj/B"
-    held = federation.server.arrays[name]
+    name = "own/block.02.q_proj/B"
+    held = federation.server.part(GROUPS, LARGE).arrays[name]
     (of_d,) = [first["d"].payload.arrays["personal/block.02.q_proj/B"]]
     assert torch.equal(held[1], of_d)
     second = federation.round(2, "abe")
-    assert federation.server.arrays[name] is held and torch.equal(held[1], of_d)
+    assert federation.server.part(GROUPS, LARGE).arrays[name] is held and torch.equal(held[1], of_d)
     assert torch.equal(held[0], second["b"].payload.arrays["personal/block.02.q_proj/B"])
-    sketches = federation.server.arrays[SKETCH].clone()
+    sketches = federation.server.part(GROUPS, EVERYBODY).arrays[SKETCH].clone()
     third = federation.round(3, "c")
-    grown = federation.server.arrays[SKETCH]
+    grown = federation.server.part(GROUPS, EVERYBODY).arrays[SKETCH]
     assert len(grown) == 5 and torch.equal(grown[[0, 1, 3, 4]], sketches)
     assert torch.equal(grown[2], third["c"].payload.arrays[SKETCH])
 
@@ -439,14 +453,14 @@ def test_of_three_backbones_cores_mix_over_all_and_plain_factors_within_each() -
     blocks = {SMALL: (0, 1), MIDDLE: (1, 3), LARGE: (1, 4)}
     at = Tick("federate", 3, 3, 0)
     for row, client in enumerate("abcdefg"):
-        mixture = federation.method.dispatch(federation.server, federation.info(client), at).arrays
+        mixture = federated(federation.method).dispatch(federation.server, federation.info(client), at).arrays
         for k in (0, 1):
             for part in ("q_proj/P", "down_proj/Q"):
                 cores = [sent[one][f"personal/block.{blocks[THREE[one]][k]:02d}.{part}"] for one in "abcdefg"]
                 expected = torch.tensordot(W[row], torch.stack(cores), 1)
                 torch.testing.assert_close(mixture[f"shared/block.{blocks[THREE[client]][k]:02d}.{part}"], expected)
     for client, other in ("bd", "db", "fg", "gf"):
-        mixture = federation.method.dispatch(federation.server, federation.info(client), at).arrays
+        mixture = federated(federation.method).dispatch(federation.server, federation.info(client), at).arrays
         plain = {key: value for key, value in mixture.items() if split(key)[2] in ("A", "B")}
         assert plain
         for key, value in plain.items():

@@ -17,11 +17,12 @@ from befit.methods.parts.mosaic.newcomer import Arrival, newcomer_mixture
 from befit.methods.parts.mosaic.relevance import newcomer_weights
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared
+from befit.protocol.method import newcomer_stage
 from befit.protocol.settings import TrainSettings
 from befit.studies.adapt import fast_adaptation, mean_start
 from befit.studies.select import gains, model_choice, scores_of_run
 from befit.train.loop import Pass, train
-from tests.conftest import assert_near, assert_same, make_site, random_state, tiny_examples
+from tests.conftest import assert_near, assert_same, federated, make_site, random_state, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import FAMILIES, LARGE, SMALL, Federation, start
 
 
@@ -60,14 +61,14 @@ def test_cores_come_from_everybody_and_the_rest_from_the_own_backbone() -> None:
 
 def arrive(federation: Federation, client: str = "f") -> tuple[Payload, Payload]:
     """The server's memory for a newcomer with the large model, and what it sent."""
-    stage, at = federation.method.arrival(), Tick("arrive", 1, 1, 0)
+    stage, at = newcomer_stage(federation.method), Tick("arrive", 1, 1, 0)
     assert stage is not None
     info = ClientInfo(client, LARGE, 12)
     received = stage.exchange.dispatch(federation.server, info, at)
     site = replace(federation.site("d"), info=info)
     memory, reply = stage.exchange.client_update(Payload(), received, site, at)
     assert memory == Payload()
-    check_declared(client, reply, stage.exchange.uplink(stage, site.model.specs), frozenset())
+    check_declared(client, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     return stage.exchange.aggregate(federation.server, [Update(info, reply)], federation.server_site, at), reply
 
 
@@ -76,15 +77,17 @@ def test_a_newcomer_sends_one_gradient_and_uses_its_mixture_at_full_strength() -
     federation = start()
     federation.round(1)
     method, at = federation.method, Tick("federate", 1, 1, 0)
-    before = {client: method.dispatch(federation.server, federation.info(client), at).arrays for client in "abcde"}
+    before = {
+        client: federated(method).dispatch(federation.server, federation.info(client), at).arrays for client in "abcde"
+    }
     memory, reply = arrive(federation)
     assert set(reply.arrays) == {SKETCH}
-    received = method.dispatch(memory, ClientInfo("f", LARGE, 12), at)
+    received = federated(method).dispatch(memory, ClientInfo("f", LARGE, 12), at)
     expected = newcomer_mixture(federation.server, reply.arrays[SKETCH], LARGE, name="shared")
     assert_same({k: v for k, v in received.arrays.items() if slot_of(k) == "shared"}, expected)
     assert {slot_of(key) for key in received.arrays} == {"shared", BASIS}
     for client, arrays in before.items():
-        assert_same(method.dispatch(memory, federation.info(client), at).arrays, arrays)
+        assert_same(federated(method).dispatch(memory, federation.info(client), at).arrays, arrays)
     site = federation.site("d")
     deployed = method.deploy(Payload(), received, site)
     assert deployed.slots == ("shared",) and deployed.mixer == "sum"
@@ -113,9 +116,9 @@ def test_without_gradients_a_newcomer_sends_nothing_and_gets_the_mean_or_the_bar
     memory, reply = arrive(federation)
     assert not reply.arrays
     at, key = Tick("federate", 1, 1, 0), "block.02.q_proj/B"
-    found = federation.method.dispatch(memory, ClientInfo("f", LARGE, 12), at).arrays[f"shared/{key}"]
+    found = federated(federation.method).dispatch(memory, ClientInfo("f", LARGE, 12), at).arrays[f"shared/{key}"]
     sent = [updates[client].payload.arrays[f"personal/{key}"] for client in "bd"]
-    bargain = federation.method.dispatch(federation.server, federation.info("b"), at).arrays[f"shared/{key}"]
+    bargain = federated(federation.method).dispatch(federation.server, federation.info("b"), at).arrays[f"shared/{key}"]
     torch.testing.assert_close(found, (sent[0] + sent[1]) / 2 if mixing == "equal" else bargain)
 
 
@@ -127,12 +130,12 @@ def test_the_curve_is_that_of_training_and_scoring_in_turn() -> None:
     assert found.steps == (0, 2, 4, 6) and len(found.metrics) == 4
     assert not site.model.dump(slot("personal"))["personal/block.00.q_proj/B"].any()
     site.model.load(begin)
-    expected, moments = [], {}
+    expected, memory = [], Payload()
     one = Pass(slot("personal"), ("personal",), keep_optimiser=True)
     for number in range(4):
         if number:
             part = replace(site, budget=replace(budget, max_steps=2))
-            moments = train(part, [one], Tick("adapt", number, 3, 0), moments=moments).moments
+            memory = train(part, [one], Tick("adapt", number, 3, 0), memory=memory).memory
         with site.model.active("personal"):
             expected.append(site.task.evaluate(site.model.backbone, site.examples("test"), 32, "cpu"))
     assert list(found.metrics) == expected

@@ -10,8 +10,10 @@ import pytest
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.data.registry import build
+from befit.protocol.check import Context
+from befit.protocol.check import check as check_method
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_needs
+from befit.protocol.settings import TrainSettings
 from befit.runs.host import Host
 from befit.runs.runner import check
 from tests.unit.models.tiny_models import save_gpt2
@@ -23,14 +25,11 @@ def test_two_backbones_without_public_records_are_refused_before_anything_is_tra
     ids = [client.id for client in federation.clients]
     two = {client: ("small", "model")[place % 2] for place, client in enumerate(ids)}
     method = build_method("fedmosaic")
-    (problem,) = check_needs("fedmosaic", method, bare, two)
-    assert (
-        "needs public records to let clients of different backbones learn from each other, and skills has none"
-        in problem
-    )
-    assert not check_needs("fedmosaic", method, federation, two)
-    assert not check_needs("fedmosaic", method, bare, dict.fromkeys(ids, "model"))
-    assert not check_needs("rela", build_method("rela"), bare, two)
+    (problem,) = check_method(method, Context(bare, two, TrainSettings()))
+    assert problem.severity == "error" and "public records" in problem.text and "skills has none" in problem.text
+    assert not check_method(method, Context(federation, two, TrainSettings()))
+    assert not check_method(method, Context(bare, dict.fromkeys(ids, "model"), TrainSettings()))
+    assert not check_method(build_method("rela"), Context(bare, two, TrainSettings()))
 
 
 def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_to_change(tmp_path: Path) -> None:

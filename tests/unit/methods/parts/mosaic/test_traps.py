@@ -14,7 +14,7 @@ from befit.adapters.pq import BASIS
 from befit.config.experiment import load_experiment
 from befit.core.seeds import derive_seed
 from befit.core.values import Payload, State, Tick
-from befit.methods.parts.mosaic.bank import absorb
+from befit.methods.parts.mosaic.bank import EVERYBODY, GROUPS, WEIGHTS, absorb
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.registry import build_method
@@ -25,7 +25,7 @@ from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.tasks.base import Examples
-from tests.conftest import assert_near, assert_same, make_site, tiny_model
+from tests.conftest import assert_near, assert_same, federated, make_site, tiny_model
 from tests.contract.conftest import Memo
 from tests.unit.methods.parts.mosaic.test_mosaic import SMALL, start
 
@@ -41,7 +41,7 @@ def one_round(name: str, checkpointing: bool) -> tuple[State, int]:
         backbone.activation_checkpointing_enable({"use_reentrant": False})
     site = make_site("llama", method.layout, model=AdaptedModel(backbone, "all", head=False))
     server = ServerSite({site.info.backbone: site.model.dump(EVERYTHING)}, (site.info,))
-    received = method.dispatch(method.server_init(server), site.info, AT)
+    received = federated(method).dispatch(method.server_init(server), site.info, AT)
     arrays = {
         key: torch.randn(value.shape, generator=torch.Generator().manual_seed(derive_seed(key))) / 4
         for key, value in site.model.dump(slot("shared")).items()
@@ -78,13 +78,15 @@ def test_a_server_mixes_what_came_in_bfloat16_in_float32() -> None:
         replace(one, payload=Payload({key: value.bfloat16() for key, value in one.payload.arrays.items()}))
         for one in updates.values()
     ]
-    server = federation.method.aggregate(start("rela", mixing="equal").server, narrow, federation.server_site, AT)
+    server = federated(federation.method).aggregate(
+        start("rela", mixing="equal").server, narrow, federation.server_site, AT
+    )
     key = "block.00.q_proj/A"
     sent = [one.payload.arrays[f"personal/{key}"] for one in narrow if one.client.id in "ce"]
-    found = federation.method.dispatch(server, federation.info("a"), AT).arrays[f"shared/{key}"]
+    found = federated(federation.method).dispatch(server, federation.info("a"), AT).arrays[f"shared/{key}"]
     torch.testing.assert_close(found.double(), (sent[0].double() + sent[1].double()) / 2, rtol=1e-6, atol=1e-8)
     stacks, _ = absorb(start("rela", mixing="equal").server, narrow)
-    assert {stack.dtype for stack in stacks.values()} == {torch.float32}
+    assert {stack.dtype for own in stacks.values() for stack in own.values()} == {torch.float32}
 
 
 def test_weight_decay_and_optimiser_leave_frozen_factors_alone() -> None:
@@ -92,10 +94,10 @@ def test_weight_decay_and_optimiser_leave_frozen_factors_alone() -> None:
     federation = start()
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
-    received = federation.method.dispatch(federation.server, federation.info("a"), at)
+    received = federated(federation.method).dispatch(federation.server, federation.info("a"), at)
     site = federation.site("a")
     site.budget = replace(site.budget, weight_decay=0.5)
-    memory, _ = federation.method.client_update(federation.memories["a"], received, site, at)
+    memory, _ = federated(federation.method).client_update(federation.memories["a"], received, site, at)
     model = federation.backbones[SMALL].model
     assert_same(model.dump(slot("shared")), received.arrays)
     start_of = federation.server_site.starts[SMALL]
@@ -143,7 +145,7 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
     federation = start(name, gate="input", relevance={"every": 1})
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
-    received = federation.method.dispatch(federation.server, federation.info("b"), at)
+    received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
     found = []
     for padded in (False, True):
         site = federation.site("b")
@@ -151,7 +153,7 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
         if padded:
             inner = site.examples
             site.examples = site.small_examples = lambda split, inner=inner: Wider(inner(split))
-        memory, reply = federation.method.client_update(Payload(), received, site, at)
+        memory, reply = federated(federation.method).client_update(Payload(), received, site, at)
         found.append({**memory.arrays, **reply.arrays})
     assert_near(found[1], found[0], rtol=1e-4, atol=1e-6)
     deployed = federation.method.deploy(memory, received, site)
@@ -191,7 +193,7 @@ def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_anot
     site = host.install(method)
     engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True), Outbound())
     server = federate(method, engine, site, Schedule(1, 0), Memo())
-    weights = server.arrays["relevance/clients/weights"]
+    weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     ids = sorted(info.id for info in host.infos)
     tasks = [one.rpartition("-")[0] for one in ids]
     assert len(set(tasks)) == 2

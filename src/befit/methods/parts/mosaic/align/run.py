@@ -39,8 +39,8 @@ class Aligned:
     report: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> State:
-    """The bases of a federation's backbones, under `basis:FAMILY/module/factor`: all but the pivot's, which stays.
+def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> dict[str, State]:
+    """The bases of a federation's backbones, by family: all but the pivot's, which stays.
 
     The pivot is the smallest backbone. Raises ConfigError without backbones or public records at the server.
     """
@@ -48,7 +48,7 @@ def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int 
         raise ConfigError(["families: different backbones are aligned on public records at the server, which has none"])
     backbones = {family: site.backbones[family] for family in site.families}
     pivot = min(backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
-    found: State = {}
+    found: dict[str, State] = {}
     for family, one in backbones.items():
         if one is pivot:
             continue
@@ -56,7 +56,7 @@ def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int 
         made = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed)
         for place, numbers in made.report.items():
             _LOG.info("%s aligned to %s at %s: %s", one.name, pivot.name, place, numbers)
-        found |= {f"{BASIS}:{family}/{key.partition('/')[2]}": value for key, value in made.arrays.items()}
+        found[family] = made.arrays
     return found
 
 

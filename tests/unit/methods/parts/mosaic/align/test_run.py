@@ -20,7 +20,8 @@ from befit.methods.parts.mosaic.align import run
 from befit.methods.parts.mosaic.align.features import Paired
 from befit.methods.parts.mosaic.align.run import Aligned, align, align_or_load, aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
-from tests.conftest import assert_same, tiny_examples
+from befit.methods.parts.mosaic.bank import BASES
+from tests.conftest import assert_same, federated, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
 PUBLIC = tiny_examples("llama", 60, 5)
@@ -143,7 +144,7 @@ def test_a_badly_conditioned_b_is_logged(federation: Federation, caplog: pytest.
 
 def test_only_backbones_other_than_the_smallest_get_a_basis_from_the_server(federation: Federation) -> None:
     found = aligned_bases(federation.server_site, 2, Alignment())
-    assert {key.partition("/")[0] for key in found} == {f"basis:{LARGE}"} and len(found) == 28
+    assert found.keys() == {LARGE} and len(found[LARGE]) == 28
 
 
 def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_another() -> None:
@@ -152,7 +153,7 @@ def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_ano
     federation = start(families=THREE)
     server = federation.server_site
     assert server.public is not None
-    assert {key.partition("/")[0] for key in federation.server.arrays} == {f"basis:{MIDDLE}", f"basis:{LARGE}"}
+    assert federation.server.part(BASES).parts().keys() == {MIDDLE, LARGE}
     for family in (MIDDLE, LARGE):
         pair = Paired.of(federation.backbones[SMALL], federation.backbones[family], server.public, 2)
         ends = [
@@ -160,33 +161,24 @@ def test_every_backbone_is_aligned_to_the_smallest_itself_and_none_by_way_of_ano
             for one in (SMALL, family)
         ]
         expected = align(pair, *ends, Alignment(), 0).arrays
-        found = {
-            key.replace(f":{family}", ""): value
-            for key, value in federation.server.arrays.items()
-            if key.startswith(f"basis:{family}")
-        }
-        assert_same(found, expected)
+        assert_same(federation.server.part(BASES, family).arrays, expected)
 
 
 def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
     federation = start()
-    expected = {
-        key.replace(f"basis:{LARGE}", "basis"): value
-        for key, value in federation.server.arrays.items()
-        if key.startswith(f"basis:{LARGE}")
-    }
-    first = federation.method.dispatch(federation.server, federation.info("b"), AT).arrays
+    expected = federation.server.part(BASES, LARGE).arrays
+    first = federated(federation.method).dispatch(federation.server, federation.info("b"), AT).arrays
     assert_same(first, expected)
-    assert not federation.method.dispatch(federation.server, federation.info("a"), AT).arrays
+    assert not federated(federation.method).dispatch(federation.server, federation.info("a"), AT).arrays
     federation.round(1, "ab")
-    second = federation.method.dispatch(federation.server, federation.info("b"), replace(AT, round=2)).arrays
+    second = federated(federation.method).dispatch(federation.server, federation.info("b"), replace(AT, round=2)).arrays
     assert {split(key)[0] for key in second} == {"shared"}
     kept = {key: value for key, value in federation.memories["b"].arrays.items() if split(key)[0] == "basis"}
     assert_same(kept, expected)
     deployed = federation.method.deploy(federation.memories["b"], Payload(second), federation.site("b"))
     assert_same({key: value for key, value in deployed.arrays.items() if split(key)[0] == "basis"}, expected)
     newcomer = ClientInfo("z", LARGE, 3)
-    assert_same(federation.method.dispatch(federation.server, newcomer, AT).arrays, expected)
+    assert_same(federated(federation.method).dispatch(federation.server, newcomer, AT).arrays, expected)
 
 
 def test_an_alignment_is_found_again_and_one_of_something_else_is_refused(

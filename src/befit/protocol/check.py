@@ -1,0 +1,111 @@
+"""What a method and a federation have against each other, before anything is trained: one list, for every caller."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+from befit.adapters.layout import ModelShapes
+from befit.core.errors import ModelError, did_you_mean
+from befit.data.federation import Federation
+from befit.protocol.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from befit.protocol.method import Method
+
+__all__ = ["Context", "Problem", "check", "client_hint", "unknown_clients"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """severity  an "error" refuses a run before it starts; a "warning" is told to the user
+    key       the option or setting that it is about; empty where it is not about a single one
+    """
+
+    severity: Literal["error", "warning"]
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}" if self.key else self.text
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is to run on, as far as it is known before a run.
+
+    families  the family of every client and newcomer that takes part or is measured, by its name in the configuration
+    shapes    of each family's model; of none or some of them where models have not been looked at
+    """
+
+    federation: Federation
+    families: Mapping[str, str]
+    train: TrainSettings
+    shapes: Mapping[str, ModelShapes] = field(default_factory=dict[str, ModelShapes])
+
+    def members(self, family: str) -> list[str]:
+        """The clients and newcomers of a family."""
+        return [client for client, name in self.families.items() if name == family]
+
+
+def check(method: Method, context: Context) -> list[Problem]:
+    """Everything that is wrong between a method and what it is to run on, and everything a user should know of both.
+
+    What the method says of models is asked only where its adapters fit them.
+    """
+    problems = [Problem("error", "", text) for text in _unmet(method, context)]
+    fitting = dict(context.shapes)
+    for family, shapes in context.shapes.items():
+        try:
+            method.layout.specs(shapes)
+        except ModelError as error:
+            problems.append(Problem("error", "", str(error)))
+            del fitting[family]
+    return [*problems, *method.check(replace(context, shapes=fitting))]
+
+
+def _unmet(method: Method, context: Context) -> Iterator[str]:
+    """What the method needs and the federation does not have."""
+    needs, federation = method.needs, context.federation
+    groups: dict[str, int] = {}
+    for client in federation.clients:
+        family = "" if needs.mixed else context.families.get(client.id, "")
+        groups[family] = groups.get(family, 0) + 1
+    for family, size in groups.items():
+        if size < needs.min_clients and len(groups) == 1:
+            yield f"needs at least {needs.min_clients} clients, there are {size}"
+        elif size < needs.min_clients:
+            yield (
+                f"serves each backbone by itself and needs at least {needs.min_clients} clients of each; the family "
+                f"{family} has {size}"
+            )
+    for split in needs.splits:
+        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
+            yield f"needs {split} examples at every client; {empty[0]} has none"
+    if needs.public and not len(federation.public):
+        yield f"needs public records, and {federation.name} has none"
+    several = len({context.families.get(client.id) for client in federation.clients}) > 1
+    if needs.public_mixed and several and not len(federation.public):
+        yield (
+            "needs public records to let clients of different backbones learn from each other, and "
+            f"{federation.name} has none; give one backbone to all, or take a method that serves each by itself"
+        )
+
+
+def unknown_clients(key: str, patterns: Collection[str], context: Context) -> list[Problem]:
+    """Patterns of client ids in an option that fit no client and no newcomer, where all of them are there."""
+    federation = context.federation
+    everybody = [client.id for client in (*federation.clients, *federation.newcomers)]
+    return [
+        Problem("error", f"{key}.{pattern}", f"{pattern} is no client.{client_hint(pattern, everybody)}")
+        for pattern in (patterns if "limit" not in federation.manifest else ())  # which leaves clients out on purpose
+        if not any(fnmatchcase(client, pattern) for client in everybody)
+    ]
+
+
+def client_hint(pattern: str, clients: Collection[str]) -> str:
+    """The client that may be meant, or who there is."""
+    known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
+    return did_you_mean(pattern, clients) or f" The clients are {known}"
