@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import Imports, load_imports, only_json, print_json, print_table, screen
+from befit.cli.output import Imports, Json, load_imports, only_json, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.core.schema import show
+from befit.report.table import Table
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -41,8 +42,7 @@ def cost(
         bool | None, typer.Option("--head/--no-head", help="Train and share the task head; with --labels it is.")
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="What the model is used for, where its configuration says otherwise."),
+        str | None, typer.Option("--task", help="What the model is used for, where its configuration says otherwise.")
     ] = None,
     smallest: Annotated[
         str | None,
@@ -50,7 +50,7 @@ def cost(
     ] = None,
     models: Annotated[bool, typer.Option("--models", help="List the built-in architectures, and stop.")] = False,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
 
@@ -68,8 +68,8 @@ def cost(
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
-        chosen, found = _chosen(method, [*every, *(assignments or ())])
-        if problems := [*problems, *found]:
+        chosen, mistakes = _chosen(method, [*every, *(assignments or ())])
+        if problems := [*problems, *mistakes]:
             raise ConfigError(problems, "the command")
         if task is not None:
             get_task(task, "--task")
@@ -80,7 +80,7 @@ def cost(
             )
         rows = compare(
             architecture,
-            {name: made for name, (_, made) in chosen.items()},
+            {name: built for name, (_, built) in chosen.items()},
             _targets(targets),
             rounds=rounds,
             dtype=dtype,
@@ -144,33 +144,27 @@ def _list_models(as_json: bool) -> None:
         print_json([{"name": name, **entry} for name, entry in known.items()])
         return
     rows = [(name, entry["task"], ", ".join(entry["hub"])) for name, entry in known.items()]
-    print_table(screen(), ("name", "task", "checkpoints of these shapes"), rows, wrap=2)
+    show_table(screen(), Table("", ["name", "task", "checkpoints of these shapes"], rows), wrap=2)
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    first, console = rows[0], screen()
-    console.print(
-        f"{first['model']}: {first['backbone_parameters']:,} parameters, frozen; adapters at "
-        f"{first['adapted_modules']} modules",
-        markup=False,
-        soft_wrap=True,
-    )
+    first = rows[0]
+    frozen = f"{first['backbone_parameters']:,} parameters, frozen"
+    say(f"{first['model']}: {frozen}; adapters at {first['adapted_modules']} modules")
     sizes = [row["parameters"] for row in rows]
-    same = all(one == sizes[0] for one in sizes)
-    parts = [part for part in ("A", "B", "head") if any(one[part] for one in sizes)]
+    same = all(size == sizes[0] for size in sizes)
+    parts = [part for part in ("A", "B", "head") if any(size[part] for size in sizes)]
     if same:
-        text = ", ".join(f"{part} {sizes[0][part]:,}" for part in parts)
-        console.print(f"one adapter: {text}", markup=False, soft_wrap=True)
-    beside = {name: one["total"] for name, one in [*first["slots"].items()][1:] if one["total"] and not one["A"]}
+        say(f"one adapter: {', '.join(f'{part} {sizes[0][part]:,}' for part in parts)}")
+    beside = {name: size["total"] for name, size in [*first["slots"].items()][1:] if size["total"] and not size["A"]}
     if len(rows) == 1 and beside:
-        text = ", ".join(f"{name} {total:,}" for name, total in beside.items())
-        console.print(f"beside it: {text}", markup=False, soft_wrap=True)
-    console.print()
+        say(f"beside it: {', '.join(f'{name} {total:,}' for name, total in beside.items())}")
+    say("")
     _print_columns(_columns(rows))
     if not same:
         names = [row["method"] for row in rows]
         _print_columns(
-            {"method": names, **{part: [f"{one[part]:,}" for one in sizes] for part in parts}}, "One adapter"
+            {"method": names, **{part: [f"{size[part]:,}" for size in sizes] for part in parts}}, "One adapter"
         )
     if "clients" in first:
         together = {"method": [row["method"] for row in rows]}
@@ -179,11 +173,11 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         _print_columns(together, f"{first['clients']:,} clients together")
     if len(rows) == 1:
         stages = {
-            "stage": [one["name"] for one in first["stages"]],
-            "rounds": [f"{one['rounds']:,}" for one in first["stages"]],
+            "stage": [stage["name"] for stage in first["stages"]],
+            "rounds": [f"{stage['rounds']:,}" for stage in first["stages"]],
         }
         for way in ("up", "down"):
-            _add_bytes(stages, f"{way}load / round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
+            _add_bytes(stages, f"{way}load / round", [stage[f"{way}load_bytes_per_round"] for stage in first["stages"]])
         _print_columns(stages, "Stages")
     text = (
         f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
@@ -195,12 +189,12 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             " Public: what a round computes on public records at every client and at the server, at most, in records "
             "of plain fine-tuning of the same length."
         )
-    console.print(text, style="dim", markup=False, soft_wrap=True)
+    say(text, "dim")
 
 
 def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
-    print_table(screen(), list(table), list(zip(*table.values(), strict=True)), title=title)
-    screen().print()
+    show_table(screen(), Table(title, list(table), list(zip(*table.values(), strict=True))))
+    say("")
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -224,7 +218,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, "head upload", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
-        table[f"saved against {rows[0]['saved_against']}"] = [_saving(one) for one in shares]
+        table[f"saved against {rows[0]['saved_against']}"] = [_saving(share) for share in shares]
     return table
 
 
@@ -237,14 +231,14 @@ def _saving(share: float | None) -> str:
 
 def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
     """A round's work on public records; what the server does for each client with their number, where it is known."""
-    found = row["public_records"]
-    if not found or not any(found[part] for part in parts):
+    records = row["public_records"]
+    if not records or not any(records[part] for part in parts):
         return "-"
     if "each" not in parts:
-        return f"{found['client']:,.0f}"
+        return f"{records['client']:,.0f}"
     if "clients" in row:
-        return f"{found['server'] + row['clients'] * found['each']:,.0f}"
-    return f"{found['server']:,.0f}" + (f" + {found['each']:,.0f} a client" if found["each"] else "")
+        return f"{records['server'] + row['clients'] * records['each']:,.0f}"
+    return f"{records['server']:,.0f}" + (f" + {records['each']:,.0f} a client" if records["each"] else "")
 
 
 def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.output import print_json, print_table, screen
+from befit.cli.output import Json, print_json, screen, show_table
+from befit.report.table import Table
 
 __all__ = ["doctor"]
 
@@ -23,7 +24,7 @@ def doctor(
         Path | None,
         typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look for what keeps a site or a server from taking part in a federation, and say how to mend it.
 
@@ -35,10 +36,11 @@ def doctor(
     if site is None and certificates is None:
         site = Path("site.yaml")
     findings = examine(site, server, ca, key, certificates)
+    in_order = not any(finding.mend for finding in findings)
     if as_json:
-        print_json({"in_order": not any(one.mend for one in findings), "findings": [vars(one) for one in findings]})
+        print_json({"in_order": in_order, "findings": [*map(vars, findings)]})
     else:
-        rows = [[one.what, one.found, one.mend or "in order"] for one in findings]
-        print_table(screen(), ["what", "found", "how to mend it"], rows, wrap=(1, 2))
-    if any(one.mend for one in findings):
+        rows = [[finding.what, finding.found, finding.mend or "in order"] for finding in findings]
+        show_table(screen(), Table("", ["what", "found", "how to mend it"], rows), wrap=(1, 2))
+    if not in_order:
         raise typer.Exit(2)

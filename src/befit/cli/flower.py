@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.output import Imports, print_json, print_table, screen
+from befit.cli.output import Imports, Json, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 @app.command("app")
@@ -47,7 +47,6 @@ def write(
     if as_json:
         print_json({"app": str(out), "run_dir": str(runs), "clients": clients, "start": start})
         return
-    console = screen()
     rows = [
         ("Flower app", str(out)),
         ("run directory", f"{runs} (on the SuperLink's machine)"),
@@ -58,7 +57,7 @@ def write(
         stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
         rows.append(("plugins", stay))
     for what, where in rows:
-        console.print(f"{what:22} {where}", markup=False, soft_wrap=True)
+        say(f"{what:22} {where}")
 
 
 @app.command("certificates")
@@ -115,7 +114,8 @@ def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:
     if as_json:
         print_json({path.name: str(path) for path in paths})
         return
-    print_table(screen(), ["file", "what to do with it"], [[str(path), meaning[path.name]] for path in paths], wrap=1)
+    rows = [[str(path), meaning[path.name]] for path in paths]
+    show_table(screen(), Table("", ["file", "what to do with it"], rows), wrap=1)
 
 
 @app.command("node-config")
@@ -131,21 +131,25 @@ def node_config(
     from befit.flower.site_file import SiteFile, load_site
 
     parameters = parameters_of(SiteFile)
-    found = load_site(site) if site.exists() else None
+    site_file = load_site(site) if site.exists() else None
     command = supernode_command(site, server)
     if as_json:
-        values = None if found is None else vars(found)
-        keys = {one.name: {"type": type_words(one.type), "means": one.description} for one in parameters}
+        values = None if site_file is None else vars(site_file)
+        keys = {
+            parameter.name: {"type": type_words(parameter.type), "means": parameter.description}
+            for parameter in parameters
+        }
         print_json({"keys": keys, "site": values, "command": command})
         return
     console = screen()
     rows = [
-        [one.name, "" if found is None else _short(getattr(found, one.name)), one.description] for one in parameters
+        [parameter.name, "" if site_file is None else _short(getattr(site_file, parameter.name)), parameter.description]
+        for parameter in parameters
     ]
-    print_table(console, ["key", "this site" if found else "", "meaning"], rows, title=f"{site}", wrap=2)
-    if found is None:
+    show_table(console, Table(f"{site}", ["key", "this site" if site_file else "", "meaning"], rows), wrap=2)
+    if site_file is None:
         console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
-    console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)
+    say(f"\nConnect the site with\n\n  {command}")
 
 
 EXAMPLE = """  client: hospital-a
@@ -165,7 +169,7 @@ def supernode_command(site: Path, server: str) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {one}" for key, one in value.items()) or "-"
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, print_warning, screen, warnings_to
+from befit.cli.output import Json, messages, only_json, print_json, print_warning, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def merge(
         typer.Option("--base", metavar="NAME", help="The base model, where the adapters call it by several names."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into one that PEFT loads: averages, TIES, DARE, Iso-C, in KnOTS or on the factors.
 
@@ -121,51 +122,43 @@ def _as_json(report: Report) -> dict[str, Any]:
     return {
         **vars(report),
         "merge": {key: value for key, value in vars(report.merge).items() if key != "weights"},
-        "modules": [vars(one) for one in report.modules],
+        "modules": [vars(module) for module in report.modules],
     }
 
 
 def _show(report: Report) -> None:
     groups = _groups(report.modules)
     where = _common([*groups])
-    headers = [
-        f"module of {where}" if where else "module",
-        "count",
-        "rank",
-        "energy kept",
-        "norm",
-        "norms in",
-        "seconds",
-    ]
+    headers = [f"module of {where}" if where else "module", "count", "rank", "energy kept", "norm", "norms of inputs"]
     rows: list[list[str]] = []
-    for name, ones in groups.items():
-        norms = [norm for one in ones for norm in one.norms]
+    for name, modules in groups.items():
+        norms = [norm for module in modules for norm in module.norms]
         spans = [
-            _span([one.energy for one in ones], ".1%"),
-            _span([one.norm for one in ones], ".3g"),
+            _span([module.energy for module in modules], ".1%"),
+            _span([module.norm for module in modules], ".3g"),
             _span(norms, ".3g"),
         ]
-        ranks, seconds = _span([one.rank for one in ones]), f"{sum(one.seconds for one in ones):.2f}"
-        rows.append([name.removeprefix(f"{where}."), str(len(ones)), ranks, *spans, seconds])
-    print_table(screen(), headers, rows, wrap=0)
+        ranks, seconds = _span([module.rank for module in modules]), f"{sum(module.seconds for module in modules):.2f}"
+        rows.append([name.removeprefix(f"{where}."), str(len(modules)), ranks, *spans, seconds])
+    show_table(screen(), Table("", [*headers, "seconds"], rows))
     if report.averaged:
-        screen().print(f"averaged as they are: {_some(report.averaged)}", markup=False, soft_wrap=True)
-    if filled := [one.name for one in report.modules if one.filled]:
+        say(f"averaged as they are: {_some(report.averaged)}")
+    if filled := [module.name for module in report.modules if module.filled]:
         text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B ({_some(filled)})"
         print_warning(messages(), text)
     how = report.merge
     line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
-    screen().print(f"{line}\nwrote {report.out}", markup=False, soft_wrap=True)
+    say(f"{line}\nwrote {report.out}")
 
 
 def _groups(modules: Sequence[MergedModule]) -> dict[str, list[MergedModule]]:
     """Modules by name; of many, those that differ by numbers in their names are together under a star."""
     if len(modules) <= SHOWN_MODULES:
-        return {one.name: [one] for one in modules}
+        return {module.name: [module] for module in modules}
     groups: dict[str, list[MergedModule]] = {}
-    for one in modules:
-        name = ".".join("*" if part.isdecimal() else part for part in one.name.split("."))
-        groups.setdefault(name, []).append(one)
+    for module in modules:
+        name = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
+        groups.setdefault(name, []).append(module)
     return groups
 
 

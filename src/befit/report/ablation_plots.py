@@ -122,8 +122,10 @@ def _fit(axes: Axes, bars: Sequence[Bars], heights: Any) -> None:
     """Begin the axis where differences can be seen; the note of such a figure says that it does not begin at zero."""
     reach = [
         (value, error)
-        for one in bars
-        for value, error in zip(heights(one.heights), heights(one.errors or [0.0] * len(one.heights)), strict=True)
+        for group in bars
+        for value, error in zip(
+            heights(group.heights), heights(group.errors or [0.0] * len(group.heights)), strict=True
+        )
         if math.isfinite(value)
     ]
     if not reach:

@@ -25,8 +25,8 @@ def group_tables(results: RunResults, who: str = "clients") -> list[Table]:
         title = f"{key}{' of the examples' * (grouped.get('of') == 'examples')}{whose}"
         title = title[:1].upper() + title[1:]
         tables.append(_group_table(results["metric"], key, title, grouped, who))
-        for budget, there in (grouped.get("budgets") or {}).items():
-            tables.append(_group_table(results["metric"], key, f"{title}, budget r = {budget[1:]}", there, who))
+        for budget, at_budget in (grouped.get("budgets") or {}).items():
+            tables.append(_group_table(results["metric"], key, f"{title}, budget r = {budget[1:]}", at_budget, who))
     return tables
 
 

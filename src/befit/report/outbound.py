@@ -64,7 +64,7 @@ def _table(lists: Sequence[Sequence[Entry]]) -> Table:
     rows = []
     for same in zip(*lists, strict=True):  # one entry in the words of every client of the group
         entry = same[0]
-        least, most = (bound(one["bytes"] for one in same) for bound in (min, max))
+        least, most = (bound(client_entry["bytes"] for client_entry in same) for bound in (min, max))
         shape = " \N{MULTIPLICATION SIGN} ".join(map(str, entry["shape"])) or (
             "one value" if _is_value(entry) else "scalar"
         )

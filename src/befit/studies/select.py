@@ -57,8 +57,8 @@ def model_choice(gained: Mapping[str, float], threshold: float = 2.0) -> dict[st
 def scores_of_run(results: Mapping[str, Any]) -> dict[str, float]:
     """Headline scores by client, in points of a hundred, of a finished run's `results.json`."""
     metric = results["metric"]
-    found = {client: row.get(metric) for client, row in results["clients"].items()}
-    return {client: 100 * (math.nan if score is None else score) for client, score in found.items()}
+    scores = {client: row.get(metric) for client, row in results["clients"].items()}
+    return {client: 100 * (math.nan if score is None else score) for client, score in scores.items()}
 
 
 _SIZE = ("rank", "alpha")
@@ -121,20 +121,20 @@ def choose_models(
     for which, host in (("small", small), ("large", large)):
         for index, seed in enumerate(seeds or [experiment.federation.seed]):
             path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
-            one = host if index == 0 else Host(_with_seed(host.experiment, seed))
+            host_of_seed = host if index == 0 else Host(_with_seed(host.experiment, seed))
             label = which if seeds is None else f"{which}, seed {seed}"
             done = run(
-                one.experiment,
+                host_of_seed.experiment,
                 out=path,
                 resume=(path / "config.yaml").exists(),
-                host=one,
+                host=host_of_seed,
                 observer=_named(observer, label),
             )
             scores[which].append(scores_of_run(done.results))
     by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
-    gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
+    gained = {client: mean(gain_of_seed[client] for gain_of_seed in by_seed) for client in by_seed[0]}
     chosen = model_choice(gained, threshold)
-    found = {
+    choice = {
         "metric": large.task.metric,
         "threshold": threshold,
         "limit": limit_sentence(asdict(experiment.limit)),
@@ -142,9 +142,9 @@ def choose_models(
         "seeds": list(seeds or [experiment.federation.seed]),
         "clients": {
             client: {
-                **{which: mean(one[client] for one in scores[which]) for which in scores},
+                **{which: mean(of_seed[client] for of_seed in scores[which]) for which in scores},
                 "gain": gain,
-                "gains": [one[client] for one in by_seed],
+                "gains": [of_seed[client] for of_seed in by_seed],
                 "model": chosen[client],
             }
             for client, gain in gained.items()
@@ -156,8 +156,8 @@ def choose_models(
             }
         },
     }
-    write_json(Path(out) / "select.json", found)
-    return found
+    write_json(Path(out) / "select.json", choice)
+    return choice
 
 
 def _named(observer: Observer | None, label: str) -> Observer | None:
@@ -178,8 +178,11 @@ def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[M
     if asked is not None:
         if asked[0] == asked[1]:
             raise ConfigError([f"models: {asked[0]} twice; name two of different size"], "the choice of models")
-        return [replace(experiment.model, id=one, revision=None) for one in asked]
-    known = {one.id: one for one in (experiment.model, *(family.model for family in experiment.families.values()))}
+        return [replace(experiment.model, id=name, revision=None) for name in asked]
+    known = {
+        settings.id: settings
+        for settings in (experiment.model, *(family.model for family in experiment.families.values()))
+    }
     if len(known) != 2:
         raise ConfigError(
             [f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"],

@@ -66,7 +66,7 @@ def ablate(
     keep = tuple(sorted({*ablation.checkpoints(total), total}))
     experiment = replace(experiment, checkpoint=replace(experiment.checkpoint, keep=keep))
     runner, tell = Runner(), observer or (lambda event: None)
-    all_seeds = [Seed(one, root, runner, keep, tell) for one in seeded(experiment, seeds)]
+    all_seeds = [Seed(seeded_experiment, root, runner, keep, tell) for seeded_experiment in seeded(experiment, seeds)]
     labels = [FEDERATED, *([LOCAL, *ablation.variants()] if ablation.variants() else ["measure"])]
     tell({"kind": "planned", "runs": [seed.label(label) for seed in all_seeds for label in labels]})
     rows: list[Row] = []
@@ -106,8 +106,8 @@ def ablate(
             "findings": {
                 "sentences": list(findings.sentences),
                 "tables": [
-                    {"title": one.title, "headers": one.titles, "rows": one.texts, "note": one.note}
-                    for one in findings.tables
+                    {"title": table.title, "headers": table.titles, "rows": table.texts, "note": table.note}
+                    for table in findings.tables
                 ],
             },
         }

@@ -71,14 +71,14 @@ def get(name: str) -> Entry:
 def build(name: str, options: Mapping[str, Any] | None = None) -> tuple[Ablation, dict[str, Any]]:
     """The ablation with these options, and all its options in plain form. Raises ConfigError with every problem."""
     entry = get(name)
-    given = dict(options or {})
-    values, problems = check_values(entry.parameters, given, "ablation.", name)
+    options_given = dict(options or {})
+    values, problems = check_values(entry.parameters, options_given, "ablation.", name)
     if not problems:
         try:
-            made = entry.factory(**values)
+            ablation = entry.factory(**values)
         except ValueError as error:
             problems = [f"ablation.{error}"]
         else:
-            defaults = {one.name: plain(one.default) for one in entry.parameters}
-            return made, {**defaults, **plain(given)}
+            defaults = {parameter.name: plain(parameter.default) for parameter in entry.parameters}
+            return ablation, {**defaults, **plain(options_given)}
     raise ConfigError(problems, "the ablation")

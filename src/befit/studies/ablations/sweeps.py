@@ -33,10 +33,7 @@ class Sweep(Tabulated):
 
     def rows(self, seed: Seed) -> Iterator[Row]:
         block = seed.experiment.method
-        ends = {
-            "federated": seed.scores(seed.federated()),
-            "local": seed.scores(seed.run(LOCAL, end_of(block, 0.0))),
-        }
+        ends = {"federated": seed.scores(seed.federated()), "local": seed.scores(seed.run(LOCAL, end_of(block, 0.0)))}
         runs = [seed.run(label, changed(block, changes)) for label, changes in self.variants().items()]
         measured = [(seed.scores(run), seed.reported(run)) for run in runs]
         for client in ends["local"]:

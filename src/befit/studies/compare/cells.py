@@ -69,9 +69,9 @@ class Collector:
                 problems.append(f"{key}: {problem}")
         problems += apply_overrides(values, self.overrides)
         values["name"] = slug(label)
-        experiment, found = parse_experiment(values, self.folder)
+        experiment, mistakes = parse_experiment(values, self.folder)
         if problems or experiment is None:
-            return None, problems + found
+            return None, problems + mistakes
         return replace(experiment, method=written_out(experiment.method)), []
 
     def run(self, label: str, changes: Mapping[str, Any], paper: float | None, where: str = "") -> list[str]:
@@ -89,8 +89,8 @@ class Collector:
             return
         cells = []
         for seed in self.seeds:
-            one = resolve_model(with_seed(experiment, seed))
-            cells.append(Cell(label, seed, one, settings_hash(one)))
+            resolved = resolve_model(with_seed(experiment, seed))
+            cells.append(Cell(label, seed, resolved, settings_hash(resolved)))
         same = next((run.label for run in self.runs.values() if run.cells[0].key == cells[0].key), label)
         self.labels[label] = same
         if same == label:
@@ -101,7 +101,7 @@ class Collector:
 
 def written_out(method: Mapping[str, Any]) -> dict[str, Any]:
     """A method's block with the defaults inside its blocks too, so that equal settings are equal blocks."""
-    blocks = {one.name: plain(one.default) for one in get_method(method["name"]).parameters}
+    blocks = {parameter.name: plain(parameter.default) for parameter in get_method(method["name"]).parameters}
     return {
         key: {**blocks[key], **value} if isinstance(value, dict) and isinstance(blocks.get(key), dict) else value
         for key, value in method.items()

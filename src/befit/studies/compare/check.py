@@ -64,8 +64,8 @@ def _look(plan: Plan) -> list[str]:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
     if problems:
-        said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
-        raise ConfigError(said, f"the cells of {plan.name}")
+        lines = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
+        raise ConfigError(lines, f"the cells of {plan.name}")
     return warnings
 
 

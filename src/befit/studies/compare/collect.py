@@ -60,8 +60,8 @@ class Finished:
 
 def collect(out: Path, run: PlannedRun) -> Finished:
     """Read all of a run's cells that are finished."""
-    found = [(cell, find_folder(out, cell)) for cell in run.cells]
-    return Finished(run, tuple(_scores(out, cell, path) for cell, path in found if (path / "report.html").exists()))
+    folders = [(cell, find_folder(out, cell)) for cell in run.cells]
+    return Finished(run, tuple(_scores(out, cell, path) for cell, path in folders if (path / "report.html").exists()))
 
 
 def _scores(out: Path, cell: Cell, path: Path) -> Scores:

@@ -54,10 +54,10 @@ class GridTable:
 
 def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axis]) -> GridTable:
     """Add the runs of a grid, and say where they stand in its table."""
-    row_axes = list(grid.rows) or [one for one in axes if one not in grid.columns][: None if grid.columns else 1]
-    column_axes = list(grid.columns) or [one for one in axes if one not in row_axes]
-    rows = list(itertools.product(*(axes[one] for one in row_axes)))
-    columns = list(itertools.product(*(axes[one] for one in column_axes)))
+    row_axes = list(grid.rows) or [axis for axis in axes if axis not in grid.columns][: None if grid.columns else 1]
+    column_axes = list(grid.columns) or [axis for axis in axes if axis not in row_axes]
+    rows = list(itertools.product(*(axes[axis] for axis in row_axes)))
+    columns = list(itertools.product(*(axes[axis] for axis in column_axes)))
     runs: dict[tuple[int, int], str] = {}
     reasons: dict[tuple[int, int], str] = {}
     refused: dict[tuple[int, int], tuple[dict[str, str], list[str]]] = {}
@@ -77,24 +77,24 @@ def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axi
             reasons[i, j] = because
             continue
         changes, problems = _changes(grid, axes, chosen)
-        experiment, found = collector.resolve(label, changes)
-        if problems or (found and grid.refused == "error"):
-            for one in problems + found:
-                collector.found(one, f"{where} ({label})")
+        experiment, mistakes = collector.resolve(label, changes)
+        if problems or (mistakes and grid.refused == "error"):
+            for problem in problems + mistakes:
+                collector.found(problem, f"{where} ({label})")
         elif experiment is None:
-            refused[i, j] = (chosen, found)
+            refused[i, j] = (chosen, mistakes)
         else:
             accepted |= set(chosen.items())
             collector.add(label, experiment, number)
             runs[i, j] = label
-    for place, (chosen, found) in refused.items():
+    for place, (chosen, mistakes) in refused.items():
         # A choice that is refused whatever it is combined with is a mistake, and no impossible combination.
         if never := [f"{axis} {label}" for axis, label in chosen.items() if (axis, label) not in accepted]:
-            for one in found:
-                collector.found(one, f"{where} ({SEPARATOR.join(never)})")
-        reasons[place] = "; ".join(found)
-    for one in _unused(grid.paper, list(axes.values())):
-        collector.found(f"{where}.paper: {one}")
+            for problem in mistakes:
+                collector.found(problem, f"{where} ({SEPARATOR.join(never)})")
+        reasons[place] = "; ".join(mistakes)
+    for problem in _unused(grid.paper, list(axes.values())):
+        collector.found(f"{where}.paper: {problem}")
     return GridTable(
         name,
         grid.title or name,

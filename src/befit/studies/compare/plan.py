@@ -94,11 +94,11 @@ def plan_config(
     if problems:
         raise ConfigError(problems, "the command")
     base = {**to_dict(experiment), "baselines": []}
-    made = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
+    collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
     for label, block in chosen.items():
-        made.run(label, {"method": block}, None)
+        collector.run(label, {"method": block}, None)
     head = Head(experiment.name)
-    return _planned(made, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
+    return _planned(collector, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
 
 
 def plan_study(
@@ -113,12 +113,12 @@ def plan_study(
     base = {**copy.deepcopy(study.base), "baselines": []}
     base.setdefault("name", study.name)
     own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0
-    made = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
+    collector = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
     for label, entry in study.runs.items():
         changes = {**({} if entry.method is None else {"method": entry.method}), **entry.set}
-        made.run(label, changes, entry.paper, f"runs.{label}")
-    tables = [add_grid(made, name, grid, study.axes[name]) for name, grid in study.grids.items()]
-    return _planned(made, study.name, study.head, tables, reference or study.head.reference, study.where)
+        collector.run(label, changes, entry.paper, f"runs.{label}")
+    tables = [add_grid(collector, name, grid, study.axes[name]) for name, grid in study.grids.items()]
+    return _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
 
 
 def _planned(
@@ -145,10 +145,10 @@ def _like(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **{key: own[key] for key in SIZE if key in own and key in known}}
 
 
-def _chosen_seeds(given: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
-    if given is not None and (not given or len(set(given)) < len(given) or min(given) < 0):
-        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(given)}"], "the command")
-    return tuple(given or usual or (own if isinstance(own, int) else 0,))
+def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
+    if requested is not None and (not requested or len(set(requested)) < len(requested) or min(requested) < 0):
+        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(requested)}"], "the command")
+    return tuple(requested or usual or (own if isinstance(own, int) else 0,))
 
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -34,9 +34,9 @@ class Series:
     def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
         """The run that has this budget, and the rows of its seeds; "" is what a run deploys, whatever its rank."""
         for run in self.runs:
-            found = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
-            if found:
-                return run.run.label, found
+            by_seed = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
+            if by_seed:
+                return run.run.label, by_seed
         return None
 
 
@@ -62,13 +62,13 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
             shared.setdefault(_text({**setting, "base": name}), []).append((run, setting, _text(rest)))
     settings: list[dict[str, Any]] = []
     groups: list[list[list[Finished]]] = []
-    for members in (part for found in shared.values() for part in _by_base(found)):
+    for members in (part for members_of_setting in shared.values() for part in _by_base(members_of_setting)):
         alike: dict[str, list[Finished]] = {}
         for run, _, rest in members:
             alike.setdefault(rest, []).append(run)
         settings.append(members[0][1])
-        groups.append([one for found in alike.values() for one in _series(found)])
-    named = {name for series in groups for found in series if len(found) > 1 for run in found for name in _budgets(run)}
+        groups.append([group for runs_alike in alike.values() for group in _series(runs_alike)])
+    named = {name for series in groups for group in series if len(group) > 1 for run in group for name in _budgets(run)}
     named |= {name for run in runs for cell in run.cells for name in measured_budgets(cell.rows, cell.metric)}
     budgets = sorted(named, key=lambda name: int(name[1:])) or [""]
     titles = _titles(settings)
@@ -81,11 +81,11 @@ def _by_base(members: _Members) -> list[_Members]:
     bases: dict[str, set[str]] = {}
     for _, setting, rest in members:
         bases.setdefault(rest, set()).add(_text(setting.get("base")))
-    if all(len(found) == 1 for found in bases.values()):
+    if all(len(settings) == 1 for settings in bases.values()):
         return [members]
     parts: dict[str, _Members] = {}
-    for one in members:
-        parts.setdefault(_text(one[1].get("base")), []).append(one)
+    for member in members:
+        parts.setdefault(_text(member[1].get("base")), []).append(member)
     return list(parts.values())
 
 
@@ -134,40 +134,42 @@ def _series(runs: list[Finished]) -> list[list[Finished]]:
 
 
 def _labelled(groups: Sequence[list[Finished]], budgets: Sequence[str]) -> tuple[Series, ...]:
-    labels = [_BUDGET.sub("", found[0].run.label).strip(" ,·") if budgets != [""] else "" for found in groups]
+    labels = [_BUDGET.sub("", runs[0].run.label).strip(" ,·") if budgets != [""] else "" for runs in groups]
     return tuple(
-        Series(label if label and labels.count(label) == 1 else found[0].run.label, tuple(found))
-        for label, found in zip(labels, groups, strict=True)
+        Series(label if label and labels.count(label) == 1 else runs[0].run.label, tuple(runs))
+        for label, runs in zip(labels, groups, strict=True)
     )
 
 
 def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """What each setup has otherwise than the others: its base, and any setting that differs."""
-    flat = [_flat(one) for one in settings]
+    flat = [_flat(setting) for setting in settings]
     differing = _differing(flat)
     based = any(key.startswith("base.") for key in differing)
     titles = []
-    for one in flat:
-        name = one.get("base.name")
+    for setting in flat:
+        name = setting.get("base.name")
         alike = _differing([other for other in flat if other.get("base.name") == name])  # the name does not say which
         parts = [f"on {run_title(str(name))}" if name else "without a base"] if based else []
         parts += [
-            f"{key}={one[key]}" for key in differing if key in one and (not key.startswith("base.") or key in alike)
+            f"{key}={setting[key]}"
+            for key in differing
+            if key in setting and (not key.startswith("base.") or key in alike)
         ]
         titles.append(", ".join(parts))
     return titles
 
 
 def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [key for key in keys if len({_text(one.get(key)) for one in flat}) > 1]
+    keys = dict.fromkeys(key for setting in flat for key in setting)
+    return [key for key in keys if len({_text(setting.get(key)) for setting in flat}) > 1]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _text(value: Any) -> str:

@@ -134,25 +134,25 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
         for key in values
         if key not in _TOP
     ]
-    head, found = _block(Head, values.get("study"), "study")
-    problems += found
-    base, base_folder, found = _base(values.get("base"), folder)
-    problems += found
+    head, mistakes = _block(Head, values.get("study"), "study")
+    problems += mistakes
+    base, base_folder, mistakes = _base(values.get("base"), folder)
+    problems += mistakes
     own = values.get("plugins", [])
     if isinstance(own, list) and all(isinstance(name, str) for name in own):
         base["plugins"] = [*resolve_plugins(own, folder), *(base.get("plugins") or [])]
     else:
         problems.append(f"plugins: must be a list of Python files or modules, such as [my_method.py], got {show(own)}")
-    seeds, found = _seeds(values.get("seeds"))
-    problems += found
-    runs, found = _entries(RunEntry, values.get("runs"), "runs", short="method")
-    problems += found
-    grids, found = _entries(Grid, values.get("grids"), "grids")
-    problems += found
+    seeds, mistakes = _seeds(values.get("seeds"))
+    problems += mistakes
+    runs, mistakes = _entries(RunEntry, values.get("runs"), "runs", short="method")
+    problems += mistakes
+    grids, mistakes = _entries(Grid, values.get("grids"), "grids")
+    problems += mistakes
     axes: dict[str, dict[str, Axis]] = {}
     for label, grid in grids.items():
-        axes[label], found = _axes(grid, f"grids.{label}")
-        problems += found
+        axes[label], mistakes = _axes(grid, f"grids.{label}")
+        problems += mistakes
     if not problems and not runs and not grids:
         problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
     if problems:
@@ -175,14 +175,14 @@ def _entries(kind: Any, values: Any, path: str, short: str = "") -> tuple[dict[s
         return {}, []
     if not isinstance(values, Mapping):
         return {}, [f"{path}: must be a mapping from a name to what it is, got {show(values)}"]
-    made, problems = {}, []
+    blocks, problems = {}, []
     for label, value in values.items():
         value = {short: value} if short and isinstance(value, str) else value
-        one, found = _block(kind, value, f"{path}.{label}", "a run" if short else "a grid")
-        problems += found
-        if one is not None:
-            made[label] = one
-    return made, problems
+        block, mistakes = _block(kind, value, f"{path}.{label}", "a run" if short else "a grid")
+        problems += mistakes
+        if block is not None:
+            blocks[label] = block
+    return blocks, problems
 
 
 def _base(value: Any, folder: Path) -> tuple[dict[str, Any], Path, list[str]]:
@@ -201,7 +201,7 @@ def _base(value: Any, folder: Path) -> tuple[dict[str, Any], Path, list[str]]:
 def _seeds(value: Any) -> tuple[tuple[int, ...] | None, list[str]]:
     if value is None:
         return None, []
-    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    whole = isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value)
     if not whole or not value or len(set(value)) < len(value) or min(value) < 0:
         return None, [f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}"]
     return tuple(value), []
@@ -214,16 +214,16 @@ def _axes(grid: Grid, path: str) -> tuple[dict[str, Axis], list[str]]:
     for name, choices in grid.axes.items():
         here = f"{path}.axes.{name}"
         if isinstance(choices, list) and choices:
-            labels = [label_text(one) for one in choices]
+            labels = [label_text(choice) for choice in choices]
             axes[name] = {label: {name: value} for label, value in zip(labels, choices, strict=True)}
             if len(axes[name]) < len(choices):
                 problems.append(f"{here}: has a value twice")
         elif isinstance(choices, Mapping) and choices:
             axes[name] = {label: changes or {} for label, changes in choices.items()}
             problems += [
-                f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(one)}"
-                for label, one in axes[name].items()
-                if not isinstance(one, Mapping)
+                f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(changes)}"
+                for label, changes in axes[name].items()
+                if not isinstance(changes, Mapping)
             ]
         else:
             problems.append(

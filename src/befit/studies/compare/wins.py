@@ -76,7 +76,7 @@ def wins_of(runs: Sequence[Finished]) -> list[Wins]:
             for key in dict.fromkeys([*_keys(setup, budgets, pool), *of_examples]):
                 grouped = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
                 at = {name: _at(setup, name, pool, grouped, metrics, counted) for name in budgets}
-                if any(_several(group["scores"]) for there in at.values() for group in there["groups"].values()):
+                if any(_several(group["scores"]) for scored in at.values() for group in scored["groups"].values()):
                     entries.append(
                         {
                             "pool": pool,
