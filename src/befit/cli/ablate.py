@@ -14,19 +14,19 @@ from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.studies.ablations.ablate import Finished
-    from befit.studies.ablations.registry import Entry
+    from befit.studies.ablations.base import Entry
 
-OPTION = "ablation."  # what begins so is an option of the ablation, all else a change to the configuration
+OPTION = "ablation."  # prefix of an option of the ablation; other keys change the configuration
 
 
 def ablate(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one. All are listed without.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it, all ablations are listed.")] = None,
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without one, NAME is explained.")
+        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without it, NAME is explained.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to CONFIG, and options such as ablation.step=0.05."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -49,12 +49,12 @@ def ablate(
         return
     from befit.config.experiment import load_experiment
     from befit.config.overrides import apply_overrides, parse_seeds
-    from befit.studies.ablations import registry
+    from befit.studies.ablations import base
 
     if config is None:
-        _describe(registry.get(name), as_json)
+        _describe(base.get(name), as_json)
         return
-    registry.get(name)
+    base.get(name)
     changes = [override for override in overrides or () if not override.startswith(OPTION)]
     own = [override.removeprefix(OPTION) for override in overrides or () if override.startswith(OPTION)]
     options: dict[str, Any] = {}
@@ -75,9 +75,9 @@ def ablate(
 
 def _list(as_json: bool) -> None:
     """All ablations, one line each."""
-    from befit.studies.ablations import registry
+    from befit.studies.ablations import base
 
-    entries = [registry.get(name) for name in registry.names()]
+    entries = [base.get(name) for name in base.names()]
     if as_json:
         print_json([_plain(entry) for entry in entries])
         return

@@ -1,4 +1,4 @@
-"""`befit adapt`: how soon newcomers learn their task, by where they start."""
+"""`befit adapt`: how soon newcomers learn their task from different starts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN… [KEY=VALUE]…", help="Finished runs, and changes to them.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN… [KEY=VALUE]…", help="Finished runs, and changes to them."),
+    ],
     starts: Annotated[
-        str, typer.Option("--starts", metavar="NAME,NAME,…", help="Of random, mean and server.")
+        str, typer.Option("--starts", metavar="NAME,NAME,…", help="Starts to compare.")
     ] = "random,mean,server",
-    steps: Annotated[int, typer.Option("--steps", help="Of training.")] = 200,
-    every: Annotated[int, typer.Option("--every", help="Score after every so many of them.")] = 25,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of training.")] = 200,
+    every: Annotated[int, typer.Option("--every", help="Steps between two scores.")] = 25,
     methods: Annotated[
-        str | None, typer.Option("--methods", metavar="NAME,NAME,…", help="Of the runs. Default: all.")
+        str | None, typer.Option("--methods", metavar="NAME,NAME,…", help="Methods of the runs. Default: all.")
     ] = None,
     newcomers: Annotated[
-        str | None, typer.Option("--newcomers", metavar="ID,ID,…", help="Of the data. Default: all.")
+        str | None,
+        typer.Option("--newcomers", metavar="ID,ID,…", help="Newcomers of the data. Default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the batches.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the batches.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write adapt.json, .csv, .html and .png there.")
     ] = None,
@@ -36,8 +40,9 @@ def adapt(
 ) -> None:
     """Train newcomers for a few steps from several starts, and compare how soon they learn their task.
 
-    random: a fresh adapter. mean: of the clients' adapters with the newcomer's backbone. server: what the method has
-    for a newcomer, such as its download or a mixture by relevance. The rate is the run's; train.lr=1e-4 sets another.
+    random: a fresh adapter. mean: the mean adapter of the clients with the newcomer's backbone. server: the adapter
+    that the method gives a newcomer, by its download or a mixture by relevance. Training uses the run's learning rate
+    unless train.lr=... sets another.
     """
     paths = [argument for argument in runs if "=" not in argument]
     overrides = [argument for argument in runs if "=" in argument]

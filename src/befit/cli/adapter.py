@@ -22,7 +22,7 @@ def export(
     client: Client,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
     budget: Annotated[
-        int | None, typer.Option("--budget", metavar="R", help="One of several budgets; default: what is deployed.")
+        int | None, typer.Option("--budget", metavar="R", help="One of several budgets. Default: the deployed adapter.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +43,8 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT", help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input."
+            metavar="INPUT",
+            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of standard input.",
         ),
     ],
     as_json: Json = False,

@@ -20,28 +20,29 @@ _LEAST = {"blocks": 0, "samples": 1, "tokens": 2, "batch_size": 1, "memory": 1}
 
 
 def cka(
-    first: Annotated[str, typer.Argument(metavar="A", help="A model: one that ships, a directory, or a hub id.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A model that comes with befit, a folder, or a hub id.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another model, or the same.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of a configuration, such as model.max_length=512.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration keys, such as model.max_length=512.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option("--records", metavar="FILE", help="Records of any kind that befit reads.")
+        Path | None, typer.Option("--records", metavar="FILE", help="Records for both models, in any format of befit.")
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="What the records are for.")] = "causal-lm",
+    task: Annotated[str, typer.Option("--task", help="Task of the records.")] = "causal-lm",
     benchmark: Annotated[
         str | None, typer.Option("--benchmark", metavar="NAME", help="Take the public records of a benchmark.")
     ] = None,
     blocks: Annotated[
-        int | None, typer.Option("--blocks", help="Mark where PQ-LoRA in so many sits; 4 or all there are; 0: nowhere.")
+        int | None,
+        typer.Option("--blocks", help="PQ-LoRA blocks to mark; 0: none. Default: 4 at most."),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", help="At most so many records, drawn by --seed.")] = 500,
-    tokens: Annotated[int, typer.Option("--tokens", help="At most so many of their tokens.")] = 4000,
+    samples: Annotated[int, typer.Option("--samples", help="Maximal number of records, drawn by --seed.")] = 500,
+    tokens: Annotated[int, typer.Option("--tokens", help="Maximal number of tokens.")] = 4000,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Records in one forward pass.")] = 8,
     memory: Annotated[
-        int, typer.Option("--memory", metavar="MIB", help="For the sums; less takes more passes.")
+        int, typer.Option("--memory", metavar="MIB", help="Memory for sums; less memory takes more passes.")
     ] = 1024,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the drawn records.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write cka.json, .csv, .html and .png there.")
     ] = None,
@@ -49,7 +50,7 @@ def cka(
 ) -> None:
     """Compare all layers of two models by linear CKA, and mark the blocks that PQ-LoRA (method fedmosaic) matches.
 
-    At the tokens of the answers where the task has answers, at all of them elsewhere. Activations are streamed.
+    Layers are compared at the tokens of the answers, or at all tokens where a task has no answers.
     """
     _check(
         records,
@@ -91,7 +92,7 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
         if value < _LEAST[name]
     ]
     if (records is None) == (benchmark is None):
-        problems.append("--records, --benchmark: give one of the two, the records that both models are to see")
+        problems.append("--records, --benchmark: give exactly one of the two")
     if records is not None and not records.exists():
         problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
     if problems:
@@ -118,7 +119,7 @@ def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str,
 def load(
     models: tuple[str, str], source: dict[str, Any], overrides: list[str], samples: int, seed: int
 ) -> tuple[list[Backbone], tuple[Examples, Examples]]:
-    """Both backbones, and at most so many records, drawn by the seed, in the terms of either."""
+    """Both backbones, and the drawn records as examples for each of them."""
     import torch
 
     from befit.config.experiment import load_experiment

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from befit.studies.compare.comparison import Compared
     from befit.studies.compare.plan import Plan
 
-TRIAL_HELP = "Does all of it run? One seed, round and step on two clients (of each family) with four records a task."
+TRIAL_HELP = "Try everything once: one seed, round and step, two clients of each family, four records for each task."
 
 
 def compare(
@@ -42,15 +42,16 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Which of an experiment's (default: its own, its baselines) or of a study's, whose reference stays.",
+            help="Methods to run. Default: an experiment's own and its baselines; all of a study. A reference stays.",
         ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that share the runs.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that run side by side.")] = 1,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="RUN", help="Whom wins and tests are against. Default: local.")
+        str | None,
+        typer.Option("--reference", metavar="RUN", help="Run that all others are compared with. Default: local."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
@@ -62,7 +63,7 @@ def compare(
 ) -> None:
     """Compare methods over seeds: tables with spread and tests, plots, LaTeX.
 
-    The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
+    The same command again goes on where it stopped, also after a crash: finished runs in DIR/runs are kept.
     """
     from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
@@ -95,7 +96,7 @@ def compare(
 
 
 def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:
-    """What `befit check` says of a study."""
+    """`befit check` for a study."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan

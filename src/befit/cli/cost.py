@@ -17,16 +17,16 @@ UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 def cost(
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a config.json.")
+        str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a model's config.json.")
     ] = "",
     method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="NAME", help="One or more times; all methods without.")
+        list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable. Default: all.")
     ] = None,
     targets: Annotated[
-        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules with adapters; auto, or all.")
+        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, or all.")
     ] = "auto",
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of every method's adapters.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages that do not say their own.")] = 10,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages without a number of their own.")] = 10,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="[METHOD.]KEY=VALUE", help="An argument of one method, or of all that have it."),
@@ -34,27 +34,27 @@ def cost(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Type of arrays on the wire.")
     ] = "float32",
-    clients: Annotated[int | None, typer.Option("--clients", help="Totals over so many clients too.")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="Clients, for totals over all of them.")] = None,
     labels: Annotated[
-        int | None, typer.Option("--labels", help="Classes of a classifier, whose task head is then counted.")
+        int | None, typer.Option("--labels", help="Number of classes; the task head is then counted.")
     ] = None,
     head: Annotated[
-        bool | None, typer.Option("--head/--no-head", help="Train and share the task head; with --labels it is.")
+        bool | None, typer.Option("--head/--no-head", help="Train and share the task head. Default: yes with --labels.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="What the model is used for, where its configuration says otherwise.")
+        str | None, typer.Option("--task", help="Task of the model. Default: the one in its configuration.")
     ] = None,
     smallest: Annotated[
         str | None,
-        typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, where it is another."),
+        typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, if it is not --model."),
     ] = None,
-    models: Annotated[bool, typer.Option("--models", help="List the built-in architectures, and stop.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="List the built-in architectures and stop.")] = False,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
 
-    Bytes are those of one client's arrays. --json prints an object for one --method, and a list for several or none.
+    Bytes are those of one client's arrays. --json prints an object for one --method, and a list otherwise.
     """
     if models:
         _list_models(as_json)
@@ -101,7 +101,7 @@ def cost(
 
 
 def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The methods by name, or what is wrong with them."""
+    """The methods by name, and the problems with them."""
     from befit.cost.arguments import chosen_methods
     from befit.protocol.registry import method_names
 
@@ -181,13 +181,13 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         _print_columns(stages, "Stages")
     text = (
         f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
-        " Compute (products of parameters and tokens of a training step) and memory (parameters held) are relative to "
-        "plain fine-tuning of one adapter."
+        " Compute (products of parameters and tokens of a training step) and memory (parameters) are relative to plain "
+        "fine-tuning of one adapter."
     )
     if any(row["public_records"] for row in rows):
         text += (
-            " Public: what a round computes on public records at every client and at the server, at most, in records "
-            "of plain fine-tuning of the same length."
+            " Public: the most that a round computes on public records at each client and at the server, in records of "
+            "plain fine-tuning with the same length."
         )
     say(text, "dim")
 
@@ -198,7 +198,7 @@ def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """By header; columns that would say nothing are left out."""
+    """Cells by header; empty columns are left out."""
     table: dict[str, list[str]] = {"method": [row["method"] for row in rows]}
     table["trained"] = [f"{row['trained_parameters']:,}" for row in rows]
     up, down = ([row[f"{way}load_bytes_per_round"] for row in rows] for way in ("up", "down"))

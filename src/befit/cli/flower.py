@@ -1,7 +1,8 @@
-"""`befit flower …`: what a federation on Flower needs, written and explained."""
+"""`befit flower …`, `befit worker` and `befit doctor`: what a federation on many machines needs."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.output import Imports, Json, print_json, say, screen, show_table
+from befit.cli.output import Imports, Json, Overrides, messages, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.report.table import Table
 
-__all__ = ["app"]
+__all__ = ["app", "doctor", "worker"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
 
@@ -22,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many ma
 def write(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it.")] = None,
+    overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
         typer.Option("--run-dir", metavar="DIR", help="Where the server writes the run. Default: runs/NAME."),
@@ -105,7 +106,7 @@ def keys(
 
 
 def _need_extra() -> None:
-    """Raise ConfigError unless the extra is installed, which brings Flower and what makes keys."""
+    """Raise ConfigError unless the extra `flower` is installed, which brings Flower and makes keys."""
     if not find_spec("flwr"):
         raise ConfigError(["the extra flower is not installed: pip install 'befit[flower]'"], "this environment")
 
@@ -173,3 +174,54 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)
+
+
+def worker(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's own file.")] = Path("site.yaml"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No log.")] = False,
+) -> None:
+    """Stay resident at a site, so that no round begins with loading the backbone.
+
+    Flower starts a new process for every message. With a worker it only passes the message on; without one, or when it
+    is gone, that process does the work itself, with the same numbers.
+    """
+    console = messages()
+    if not quiet:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        console.print("befit is loading …", style="dim")
+    from befit.flower.worker import serve_site
+
+    serve_site(site, lambda address: console.print(f"the worker of {site} listens at {address}", soft_wrap=True))
+
+
+def doctor(
+    site: Annotated[
+        Path | None, typer.Argument(metavar="SITE", help="The site's file. Default: site.yaml.", show_default=False)
+    ] = None,
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = None,
+    ca: Annotated[Path, typer.Option("--ca", metavar="FILE", help="The server's authority.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The site's private key.")] = Path("keys/site.key"),
+    certificates: Annotated[
+        Path | None,
+        typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
+
+    At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
+    its certificate, its version of Flower and its clock. Exit code 2 if something is wrong.
+    """
+    from befit.flower.doctor import examine
+
+    if site is None and certificates is None:
+        site = Path("site.yaml")
+    findings = examine(site, server, ca, key, certificates)
+    in_order = not any(finding.mend for finding in findings)
+    if as_json:
+        print_json({"in_order": in_order, "findings": [*map(vars, findings)]})
+    else:
+        rows = [[finding.what, finding.found, finding.mend or "in order"] for finding in findings]
+        show_table(screen(), Table("", ["what", "found", "how to mend it"], rows), wrap=(1, 2))
+    if not in_order:
+        raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""Commands that look and do not train: `befit check`, `methods`, `benchmarks` and `explain`."""
+"""Commands that inspect and train nothing: `befit check`, `methods`, `benchmarks` and `explain`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from befit.cli.compare import check_study
 from befit.cli.output import (
     Imports,
     Json,
+    Overrides,
     each_warning,
     load_imports,
     messages,
@@ -32,14 +33,12 @@ if TYPE_CHECKING:
 
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or study in YAML.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
-    ] = None,
-    data: Annotated[bool, typer.Option(help="Of a study: look at its data and models too.")] = True,
+    overrides: Overrides = None,
+    data: Annotated[bool, typer.Option(help="For a study: check its data and models too.")] = True,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
+    """Check an experiment or study, report all mistakes at once, and estimate bytes and memory. Reads no weights."""
     from befit.runs.estimate import check_everything
     from befit.studies.compare.study import is_study
 
@@ -67,7 +66,7 @@ def check(
 
 
 def _checked(experiment: Experiment) -> dict[str, Any]:
-    """What the check finds, with what reading the data and preparing it warned of among the warnings."""
+    """The result of the check; its warnings include those of reading and preparing the data."""
     from befit.runs.runner import check as check_experiment
 
     logged: list[str] = []
@@ -75,7 +74,7 @@ def _checked(experiment: Experiment) -> dict[str, Any]:
         with each_warning(logged.append):
             result = check_experiment(experiment)
     except Exception:
-        for warning in logged:  # beside a refusal they are no part of a result
+        for warning in logged:  # a refusal has no result that could list them
             print_warning(messages(), warning)
         raise
     return {**result, "warnings": [*result["warnings"], *logged]}
@@ -102,11 +101,11 @@ def methods(imports: Imports = None, as_json: Json = False) -> None:
 
 
 def benchmarks(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its arguments.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A benchmark; its arguments are listed.")] = None,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """List the benchmarks, or say what the arguments of one are."""
+    """List the benchmarks, or the arguments of one."""
     from befit.data import registry
 
     with only_json(as_json):
@@ -144,7 +143,7 @@ def explain(
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a method does, where it comes from, what its arguments are and what travels."""
+    """Explain a method: what it does, its source, its arguments and what travels."""
     from befit.protocol.method import describe
     from befit.protocol.registry import get_method
 
@@ -211,7 +210,7 @@ def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title:
 
 
 def _default_text(parameter: Parameter) -> str:
-    if dataclasses.is_dataclass(parameter.default):  # which in full would leave no room for the meanings
+    if dataclasses.is_dataclass(parameter.default):  # in full it would leave no room for the meanings
         return "its defaults"
     return "required" if parameter.default is REQUIRED else show(plain(parameter.default))
 
@@ -254,7 +253,7 @@ _DEMANDS = {
 
 
 def _needs(method: Any) -> list[str]:
-    """What a method demands of a federation beyond the ordinary."""
+    """What a method needs beyond clients with training examples."""
     demands = plain(method.needs)
     words = [f"at least {demands['min_clients']} clients"] if demands["min_clients"] > 1 else []
     words += [f"{split} examples at every client" for split in demands["splits"] if split != "train"]

@@ -11,22 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit.cli import (
-    ablate,
-    adapt,
-    adapter,
-    cka,
-    compare,
-    cost,
-    doctor,
-    flower,
-    inspect,
-    merge,
-    partition,
-    run,
-    select,
-    worker,
-)
+from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, run, select
 from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
@@ -37,7 +22,7 @@ __all__ = ["app", "main"]
 def exit_code(error: BaseException) -> int:
     """2 for what the user can put right, 1 for the rest.
 
-    A run directory that is missing or another one's is the user's; one that cannot be written is the world's.
+    A run directory that is missing or belongs to another run is the user's mistake; one that cannot be written is not.
     """
     if isinstance(error, RunError):
         cause = error.__cause__
@@ -125,8 +110,8 @@ app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
 app.command("adapt", rich_help_panel="Use")(adapt.adapt)
 app.command("merge", rich_help_panel="Use")(merge.merge)
-app.command("worker", rich_help_panel="On many machines")(worker.worker)
-app.command("doctor", rich_help_panel="On many machines")(doctor.doctor)
+app.command("worker", rich_help_panel="On many machines")(flower.worker)
+app.command("doctor", rich_help_panel="On many machines")(flower.doctor)
 app.add_typer(flower.app, name="flower", rich_help_panel="On many machines")
 
 

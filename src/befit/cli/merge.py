@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from befit.merge.files import MergedModule, Report
 
-SHOWN_MODULES = 16  # more are summed up by what they are called within their block
+SHOWN_MODULES = 16  # more are summed up by their name within a block
 
 Rule = Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude"]
 
@@ -26,39 +26,39 @@ Rule = Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", 
 def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="PEFT LoRA adapters of one base model.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the merged adapter to.")],
-    rule: Annotated[Rule, typer.Option("--rule", help="What the updates become.")] = "mean",
+    rule: Annotated[Rule, typer.Option("--rule", help="How updates are merged.")] = "mean",
     space: Annotated[
         Literal["factors", "knots", "delta"],
         typer.Option("--space", help="Merge A and B each on its own, the updates in one basis, or the updates."),
     ] = "knots",
     weights: Annotated[
-        str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter; all the same without.")
+        str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter. Default: all equal.")
     ] = None,
     density: Annotated[
-        float | None, typer.Option("--density", help="Share of entries that TIES and DARE keep; 0.2 without.")
+        float | None, typer.Option("--density", help="Share of entries that TIES and DARE keep. Default: 0.2.")
     ] = None,
     trim_scope: Annotated[
         Literal["tensor", "global"], typer.Option("--trim-scope", help="Trim each tensor or the whole adapter.")
     ] = "tensor",
     scale: Annotated[float, typer.Option("--scale", help="Multiply the merged update.")] = 1.0,
     rank: Annotated[
-        str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result; the adapters' largest without.")
+        str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result. Default: the largest rank.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For DARE.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of DARE.")] = 0,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Type of the result; the first adapter's without."),
+        typer.Option("--dtype", help="Type of the result. Default: the first adapter's."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="NAME", help="The base model, where the adapters call it by several names."),
+        typer.Option("--base", metavar="NAME", help="The base model, if the adapters give it different names."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing adapter.")] = False,
     as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into one that PEFT loads: averages, TIES, DARE, Iso-C, in KnOTS or on the factors.
 
-    Ranks and alphas may differ, but for --space factors. Updates stay low-rank, so large models take seconds and
+    Ranks and alphas may differ, except with --space factors. Updates stay low-rank, so large models take seconds and
     little memory; only TIES, DARE and magnitude pruning in --space delta form dense updates.
     """
     with only_json(as_json):
@@ -108,7 +108,7 @@ def _weights(text: str | None) -> list[float] | None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[tuple[Console, Callable[[int, int], None]]]:
-    """A bar on standard error while it is a terminal; its console, and what is to be told how far a merge is."""
+    """A bar on standard error if that is a terminal: its console, and a function to report progress to."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = messages()
@@ -152,7 +152,7 @@ def _show(report: Report) -> None:
 
 
 def _groups(modules: Sequence[MergedModule]) -> dict[str, list[MergedModule]]:
-    """Modules by name; of many, those that differ by numbers in their names are together under a star."""
+    """Modules by name; many modules are grouped by name with a star in place of numbers."""
     if len(modules) <= SHOWN_MODULES:
         return {module.name: [module] for module in modules}
     groups: dict[str, list[MergedModule]] = {}

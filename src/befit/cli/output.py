@@ -1,4 +1,4 @@
-"""What commands print: people's text and tables, or JSON and nothing else on standard output."""
+"""How commands print: text and tables for people, or JSON alone on standard output."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Imports",
     "Json",
+    "Overrides",
     "Quiet",
     "duration_text",
     "each_warning",
@@ -48,11 +49,15 @@ Imports = Annotated[
         "--import", metavar="FILE|MODULE", help="Python with methods, benchmarks or tasks of your own; repeatable."
     ),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Changes to the configuration, such as train.lr=3e-4 or method=fedsa."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 GAP = 2  # columns between two columns
-WRAPPED = 24  # room that a column of prose gets, at least
-SQUEEZED = 16  # or, where the table would be in pieces otherwise
+WRAPPED = 24  # least width of a column of prose
+SQUEEZED = 16  # the same, where it keeps a table in one piece
 
 
 def load_imports(imports: Sequence[str] | None) -> None:
@@ -82,7 +87,7 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: Exception) -> None:
-    """What `--json` prints instead of results: the kind of error, its message, and the problems one by one."""
+    """Print an error as JSON instead of results: its kind, its message, and the problems one by one."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)  # type: ignore[attr-defined]
     problems = list(getattr(error, "problems", [message]))  # a configuration's are several
     print_json({"error": {"kind": type(error).__name__, "message": message, "problems": problems}})
@@ -90,7 +95,7 @@ def print_error(error: Exception) -> None:
 
 @contextmanager
 def only_json(wanted: bool) -> Iterator[None]:
-    """Send what any library prints meanwhile to standard error, so that a pipe reads pure JSON."""
+    """Send everything that libraries print to standard error, so that a pipe reads pure JSON."""
     if not wanted:
         yield
         return
@@ -100,7 +105,7 @@ def only_json(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
-    """Show befit's warnings above any live display, each once, but not of the loggers named in `but`."""
+    """Show each of befit's warnings once, above any live display, except those of the loggers named in `but`."""
     with each_warning(lambda text: print_warning(console, text), but):
         yield
 
@@ -137,7 +142,7 @@ def training(as_json: bool, quiet: bool, hint: Callable[[], str]) -> Iterator[Co
 
 @contextmanager
 def each_warning(tell: Callable[[str], None], but: Sequence[str] = ()) -> Iterator[None]:
-    """Call `tell` with each of befit's warnings, once, but not those of the loggers named in `but`."""
+    """Call `tell` once with each of befit's warnings, except those of the loggers named in `but`."""
     texts: set[str] = set()
 
     class Handler(logging.Handler):
@@ -210,7 +215,7 @@ def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, li
 
 
 def _beside(headers: Sequence[str], cells: Sequence[int], keys: list[int], width: int) -> list[list[int]]:
-    """The columns of each of the tables, one below the other, that show columns of cells this wide."""
+    """The columns of each table, where columns of this width do not fit into one."""
     needs = [GAP + max([cell, *map(len, header.split())]) for header, cell in zip(headers, cells, strict=True)]
     tables = [list(keys)]
     for index in range(len(keys), len(headers)):
@@ -222,7 +227,7 @@ def _beside(headers: Sequence[str], cells: Sequence[int], keys: list[int], width
 
 
 def _widen(widths: list[int], wanted: Mapping[int, int], spare: int) -> None:
-    """Share what room is left among the columns of prose, the shortest first, none wider than it wants."""
+    """Share the spare room among the columns of prose, the shortest first, none wider than it needs."""
     left = len(wanted)
     for place in sorted(wanted, key=lambda place: wanted[place] - widths[place]):
         more = max(min(wanted[place] - widths[place], spare // left), 0)

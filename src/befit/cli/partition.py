@@ -1,4 +1,4 @@
-"""`befit partition`: who holds what, before anything is trained."""
+"""`befit partition`: the records of every client, before anything is trained."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def partition(
     source: Annotated[str, typer.Argument(metavar="CONFIG|BENCHMARK", help="Experiment in YAML, or a benchmark.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes: of the experiment, or arguments such as alpha=0.1."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the experiment, or arguments such as alpha=0.1."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Heat map of labels by client, .html or .png.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a heat map of labels by client, .html or .png.")
     ] = None,
     imports: Imports = None,
     as_json: Json = False,
@@ -71,7 +71,7 @@ def federation_of(source: str, overrides: list[str]) -> Federation:
     from befit.config.overrides import apply_overrides
     from befit.data.registry import build, get
 
-    get(source)  # a name that is none is told before its arguments
+    get(source)  # an unknown name is reported before its arguments
     values: dict[str, object] = {}
     if problems := apply_overrides(values, overrides):
         raise ConfigError(problems, "the command")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Quiet, print_json, screen, show_table, show_written, training
+from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -49,16 +49,14 @@ def demo_config(seed: int = 0) -> dict[str, Any]:
 
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, such as those in configs/.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4 method=fedsa.")
-    ] = None,
+    overrides: Overrides = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     trial: Annotated[
         bool,
         typer.Option(
             "--trial",
-            help="Does all of it run? One round of one step on two clients (of each family) with four records a task.",
+            help="Try everything once: one round of one step, two clients of each family, four records for each task.",
         ),
     ] = False,
     imports: Imports = None,
@@ -143,7 +141,7 @@ def _show(done: Run) -> None:
 
 
 def written(path: Path, results: RunResults) -> list[tuple[str, str]]:
-    """What a run wrote that a person would open, and where."""
+    """The files of a run that a person may want to open: what each is, and its path."""
     from befit.report.record import adapters_of
     from befit.report.results import newcomers_of
 

@@ -1,4 +1,4 @@
-"""`befit select`: which clients gain by the larger of two models."""
+"""`befit select`: which clients gain from the larger of two models."""
 
 from __future__ import annotations
 
@@ -7,32 +7,44 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Quiet, messages, only_json, print_json, say, screen, show_table, warnings_to
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    Quiet,
+    messages,
+    only_json,
+    print_json,
+    say,
+    screen,
+    show_table,
+    warnings_to,
+)
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
 from befit.report.table import Table
 
 
 def select(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, of one model or two.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as federation.rounds=20.")
-    ] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML with one or two models.")],
+    overrides: Overrides = None,
     models: Annotated[
-        str | None, typer.Option("--models", metavar="A,B", help="Default: the model and the family's of CONFIG.")
+        str | None, typer.Option("--models", metavar="A,B", help="Default: the two models of CONFIG.")
     ] = None,
-    threshold: Annotated[float, typer.Option("--threshold", metavar="POINTS", help="Gain that is worth it.")] = 2.0,
+    threshold: Annotated[
+        float, typer.Option("--threshold", metavar="POINTS", help="Gain that justifies the larger.")
+    ] = 2.0,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Mean gain over these, on the same data.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Average gains over these seeds, on the same data.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="For the runs. Default: runs/NAME-select.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/NAME-select.")
     ] = None,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train every client alone with two models, and give the larger to whom it helps by more than a threshold.
+    """Train every client alone with two models, and give the larger to those who gain more than a threshold.
 
     Prints what each client gains, and the families for a configuration. The same command again goes on where it
     stopped.

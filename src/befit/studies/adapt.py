@@ -1,4 +1,4 @@
-"""Fast adaptation out of finished runs: how soon newcomers learn their task, by where they start.
+"""Fast adaptation out of finished runs: how soon newcomers learn their task from different starts.
 
 The newcomers of a run's benchmark, or of one's own files, train one adapter alone from several starts; the curves of
 their test scores are what is compared (FedMosaic, Figures 6 and 19).
@@ -106,7 +106,7 @@ STARTS = {
 
 @dataclass(frozen=True)
 class Adapted:
-    """One newcomer from one start: its curve, or the reason why there is none.
+    """One newcomer from one start: its curve, or the reason why it has none.
 
     run, method  the run directory, and the label of the method in it
     """
@@ -254,7 +254,7 @@ def _methods(
 
 @dataclass(frozen=True)
 class _Begin:
-    """Arrays to begin with, and the slot that is trained."""
+    """The arrays at the start, and the slot that is trained."""
 
     arrays: State
     name: str
@@ -263,11 +263,11 @@ class _Begin:
 def _starts(
     host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, asked: Sequence[str]
 ) -> dict[str, _Begin | str]:
-    """Every start that was asked for, or why there is none. All have the same frozen arrays, and train one slot."""
-    from_clients = _tried(lambda: _clients(host, folder, info))
-    from_server = _tried(lambda: _given(host, method, server, info))
+    """Every requested start, or the reason why it is missing. All have the same frozen arrays, and train one slot."""
+    from_clients = _or_reason(lambda: _mean_of_clients(host, folder, info))
+    from_server = _or_reason(lambda: _server_start(host, method, server, info))
     known = [start for start in (from_clients, from_server) if not isinstance(start, str)]
-    if not known:  # then nothing says what there is to train, either
+    if not known:  # then the slot to train is unknown too
         reasons = {
             "mean": from_clients,
             "server": from_server,
@@ -286,30 +286,31 @@ def _starts(
     return starts
 
 
-_Found = tuple[str, State, State]  # a slot, what is in it, and what lies frozen beside it
+_Start = tuple[str, State, State]  # a slot, its arrays, and frozen arrays that it rests on
 
 
-def _tried(find: Callable[[], _Found]) -> _Found | str:
+def _or_reason(find: Callable[[], _Start]) -> _Start | str:
+    """A start, or the message of the error that prevents it."""
     try:
         return find()
     except BefitError as error:
         return str(error)
 
 
-def _clients(host: Host, folder: Path, info: ClientInfo) -> _Found:
+def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
     """The mean of the adapters of the clients with this newcomer's backbone."""
     peers = [client.id for client in host.infos if client.backbone == info.backbone]
     folders = [folder / "clients" / client for client in peers]
     deployed = [read_deployment(folder) for folder in folders if (folder / "deployment.safetensors").exists()]
     if not deployed:
         raise NotTrained("no client with its backbone has an adapter here")
-    name = _own(deployed[0])
+    name = _single_slot(deployed[0])
     states = [select(deployment.arrays, slot(name)) for deployment in deployed]
-    return name, mean_start(states, name=name), _beside(deployed[0])
+    return name, mean_start(states, name=name), _frozen_arrays(deployed[0])
 
 
-def _given(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Found:
-    """What the server has for this newcomer."""
+def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Start:
+    """The adapter that the method's server has for this newcomer."""
     engine = newcomer_engine(host, method, info)
     welcome = arrive(engine, host, method, server, info, {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0})
     if isinstance(welcome, Failure):
@@ -318,12 +319,12 @@ def _given(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Fo
     stage = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)[-1]
     at = Tick(stage.name, stage.rounds or 1, stage.rounds or 1, experiment.federation.seed)
     deployed = engine.deployment(info.id, final_download(method, welcome, info, at), at)
-    name = _own(deployed)
-    return name, select(deployed.arrays, slot(name)), _beside(deployed)
+    name = _single_slot(deployed)
+    return name, select(deployed.arrays, slot(name)), _frozen_arrays(deployed)
 
 
-def _own(deployed: Deployment) -> str:
-    """The slot with an adapter that is one by itself. Raises NotTrained where a model is several slots together."""
+def _single_slot(deployed: Deployment) -> str:
+    """The slot whose adapter is a model by itself. Raises NotTrained where a model needs several slots together."""
     if len(deployed.slots) == 1:
         return deployed.slots[0]
     if deployed.mixer == "gate" and "personal" in deployed.slots:  # a gate chooses between whole adapters
@@ -331,8 +332,8 @@ def _own(deployed: Deployment) -> str:
     raise NotTrained(f"what clients use is {' + '.join(deployed.slots)}, mixed by {deployed.mixer}, and no one adapter")
 
 
-def _beside(deployed: Deployment) -> State:
-    """Arrays that the used slots rest on and that nobody trains, such as a basis."""
+def _frozen_arrays(deployed: Deployment) -> State:
+    """Untrained arrays that the used slots rest on, such as a basis."""
     used = {*deployed.slots, GATE}
     return {key: value for key, value in deployed.arrays.items() if slot_of(key) not in used}
 

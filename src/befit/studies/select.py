@@ -1,4 +1,4 @@
-"""Which client should get the larger of two models: both trained alone at every client, and what the larger one gains.
+"""Which clients should get the larger of two models: every client trains both alone, and the scores are compared.
 
 FedMosaic, appendix A.3, Table 8.
 """
@@ -26,15 +26,15 @@ __all__ = ["ALONE", "choose_models", "gains", "model_choice", "scores_of_run"]
 
 
 def gains(small: Mapping[str, float], large: Mapping[str, float]) -> dict[str, float]:
-    """What each client gains, alone, by the larger model: its score with that less its score with the smaller one.
+    """What each client gains by the larger model: its score with it minus its score with the smaller one.
 
     small, large  scores by client, after training alone with either model (`local`, the paper's SFT)
     Raises DataError unless both are finite and of the same clients.
     """
-    if odd := sorted(small.keys() ^ large.keys()):
-        raise DataError(f"client {odd[0]} was trained with one of the two models only; train all with both")
-    if strange := [client for client in small if not math.isfinite(small[client] + large[client])]:
-        raise DataError(f"client {strange[0]} has no score with one of the two models")
+    if unpaired := sorted(small.keys() ^ large.keys()):
+        raise DataError(f"client {unpaired[0]} was trained with one of the two models only; train all with both")
+    if unscored := [client for client in small if not math.isfinite(small[client] + large[client])]:
+        raise DataError(f"client {unscored[0]} has no score with one of the two models")
     return {client: large[client] - small[client] for client in small}
 
 
@@ -74,12 +74,12 @@ def choose_models(
     out: Path | str,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
+    """Train every client alone with each of two models, and find who gains more than `threshold` points by the larger.
 
-    models    two ids; default: the configuration's own model and that of its family
+    models    two ids; default: the configuration's model and the model of its family
     seeds     of adapters and batches, one run of either model for each, on the same data; default: the configuration's
     out       where the runs go, ordinary run directories, and select.json; what is finished there is used
-    observer  hears of the runs as "small" and "large", with the seed behind them where seeds are given
+    observer  called with the events of the runs, whose labels are "small" and "large", with the seed if seeds are given
     ->        metric, threshold, what a limit leaves, models (small, large), seeds, clients (by id: mean scores with
               either in points of a hundred, mean gain, the gains of each seed, model), and `families` as a
               configuration takes them, with the larger model as `model`
@@ -161,7 +161,7 @@ def choose_models(
 
 
 def _named(observer: Observer | None, label: str) -> Observer | None:
-    """The same for events of a run that is called otherwise here."""
+    """Relabel a run's events."""
     return None if observer is None else lambda event: observer({**event, "run": label})
 
 
@@ -170,7 +170,7 @@ def _parameters(host: Host) -> int:
 
 
 def _with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """Other adapters and batches on the same data: each client is to be judged on what it has."""
+    """The same with other adapters and batches; the data stay."""
     return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 

@@ -16,7 +16,7 @@ from befit.protocol.registry import build_method
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import environment, locked
-from befit.studies.ablations import registry
+from befit.studies.ablations import base
 from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.seed import FEDERATED, LOCAL, Seed, changed, end_of, federated_rounds
 from befit.studies.compare.execute import Runner
@@ -88,7 +88,7 @@ def ablate(
                 "data": f"{host.federation.name} {host.federation.version}".strip(),
                 "environment": environment(host),
             }
-        entry = registry.get(name)
+        entry = base.get(name)
         findings = ablation.findings(rows, described["metric"])
         results = {
             "ablation": name,
@@ -137,13 +137,13 @@ def _check(
     name: str, options: Mapping[str, Any] | None, experiment: Experiment, seeds: Sequence[int] | None
 ) -> tuple[Ablation, dict[str, Any]]:
     """The ablation and all its options. Raises ConfigError for all that is wrong, before any data is read."""
-    entry = registry.get(name)
+    entry = base.get(name)
     problems: list[str] = []
     if experiment.method["name"] != entry.method:
         raise ConfigError(
             [f"method.name: {name} needs a configuration of {entry.method}, this one is of {experiment.method['name']}"]
         )
-    ablation, chosen = registry.build(name, options)
+    ablation, chosen = base.build(name, options)
     for label, changes in ablation.variants().items():
         try:
             build_method(changed(experiment.method, changes))

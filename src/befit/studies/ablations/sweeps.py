@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from befit.methods.potara import Granularity
-from befit.studies.ablations.base import Row
-from befit.studies.ablations.registry import register
+from befit.studies.ablations.base import Row, register
 from befit.studies.ablations.seed import LOCAL, Seed, changed, end_of
 from befit.studies.ablations.tabulated import PERCENT, Groups, Tabulated, between, extremes, label_of, mean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,11 @@ class Scores:
     def known(self) -> dict[str, float]:
         """The clients that have a score."""
         return {client: value for client, value in self.clients.items() if value is not None}
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over clients that have a score."""
+        return statistics.fmean(self.known.values()) if self.known else None
 
 
 @dataclass(frozen=True)

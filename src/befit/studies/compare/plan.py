@@ -20,7 +20,10 @@ from befit.studies.compare.study import Head, Study
 
 __all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_study"]
 
-SIZE = ("rank", "alpha")  # of an adapter: what methods that a configuration does not mention take over from it
+SIZE = (
+    "rank",
+    "alpha",
+)  # a configuration passes these on to methods that it does not mention
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def plan_study(
 
     overrides  `key=value` on top of every run, whatever the study says
     """
-    if problems := apply_overrides({}, overrides):  # said once, and not of every run
+    if problems := apply_overrides({}, overrides):  # reported once rather than for every run
         raise ConfigError(problems, "the command")
     base = {**copy.deepcopy(study.base), "baselines": []}
     base.setdefault("name", study.name)
@@ -152,7 +155,7 @@ def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, 
 
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """What would make the numbers of one table mean different things."""
+    """Settings that differ between runs, so that the numbers of one table would mean different things."""
     for name in ("split", "metrics", "generate", "wins", "by"):
         values: dict[str, str] = {}
         for run in runs:
@@ -165,7 +168,7 @@ def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
 
 
 def _placed(problem: str, places: Sequence[str]) -> str:
-    """A problem with the first place where it was found, and in how many more."""
+    """A problem with the first place where it occurs, and the number of the others."""
     first, *others = dict.fromkeys(places)
     where = f"{first}: " if first else ""
     return f"{where}{problem}" + (f" (and {len(others)} more)" if others else "")

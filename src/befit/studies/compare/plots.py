@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator
 
-from befit.report.drawing import Plot, axis_name, metric_name, scaled
+from befit.report.drawing import Plot, axis_name, metric_name, scaled, slant
 from befit.report.numbers import gain_text, is_share, plain
 from befit.report.svg import MUTED, TEXT, draw, run_ink
 from befit.studies.compare.results import Comparison
@@ -206,10 +206,7 @@ def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot
         axes.set_xlim(-0.5, len(clients) - 0.5)
         axes.set_xticks(range(len(clients)), [plain(client) for client in clients])
         if max(map(len, clients)) * len(clients) > 90:
-            axes.tick_params(axis="x", labelrotation=30, labelsize=9)
-            for text in axes.get_xticklabels():
-                text.set_horizontalalignment("right")
-                text.set_rotation_mode("anchor")
+            slant(axes, 30)
         axes.grid(False)
         _named_rows(axes, names)
 

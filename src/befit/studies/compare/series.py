@@ -17,22 +17,22 @@ from befit.studies.compare.collect import Finished, Scores
 
 __all__ = ["Series", "Setup", "metrics_of", "pools_of", "setups_of"]
 
-_SIZE = ("rank", "alpha", "budgets")  # what a method has otherwise at another budget
-_SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # what runs share that are set beside each other
-_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, what it shares with others, and all else as text
+_SIZE = ("rank", "alpha", "budgets")  # options in which a method at one budget may differ from itself at another
+_SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # settings that runs must share to be comparable
+_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, its shared settings, and the others as text
 _BUDGET = re.compile(r"[\s,·(]*\b(?:r|rank)[ =]*\d+\b(?:(?:, | and )(?:\d+|more)\b)*\)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their rank alone, or one that has several budgets, as one method. `label` is that of a run,
-    without its rank."""
+    """One method: runs that differ only in their rank, or a run with several budgets. `label` is a run's, without its
+    rank."""
 
     label: str
     runs: tuple[Finished, ...]
 
     def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
-        """The run that has this budget, and the rows of its seeds; "" is what a run deploys, whatever its rank."""
+        """The run that has this budget, and the rows of its seeds; the budget "" stands for the deployed adapter."""
         for run in self.runs:
             by_seed = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
             if by_seed:
@@ -42,15 +42,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Setup:
-    """Series with the same data, the same model and the same base under them. `title` says which, where there are
-    several."""
+    """Series with the same data, model and base. `title` names these where there are several setups."""
 
     title: str
     series: tuple[Series, ...]
 
 
 def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
-    """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where nothing has any.
+    """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where no run has any.
 
     A comparison has budgets where a run measured several, or where runs differ in nothing but their rank.
     """
@@ -76,8 +75,10 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
 
 
 def _by_base(members: _Members) -> list[_Members]:
-    """Runs with bases of one name, apart by the base's settings where a method is there with several of them. Settings
-    that differ from method to method are its own, such as the share of a larger `train.lr` that the base learns at."""
+    """Divide runs whose bases have one name by the base's settings, if any method occurs with several of these.
+
+    Otherwise the settings belong to the method, such as the share of a larger `train.lr` that the base learns at.
+    """
     bases: dict[str, set[str]] = {}
     for _, setting, rest in members:
         bases.setdefault(rest, set()).add(_text(setting.get("base")))
@@ -114,7 +115,7 @@ def _rank(run: Finished) -> int | None:
 
 
 def _apart(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run has to share with others to be set beside them, and all else but its name and its budget."""
+    """The settings that comparable runs share, and the rest of the configuration without name and budget."""
     config = copy.deepcopy(to_dict(run.run.cells[0].experiment))
     config.pop("name")
     method = config["method"]
@@ -142,14 +143,14 @@ def _labelled(groups: Sequence[list[Finished]], budgets: Sequence[str]) -> tuple
 
 
 def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each setup has otherwise than the others: its base, and any setting that differs."""
+    """For each setup its base, and every setting that differs between setups."""
     flat = [_flat(setting) for setting in settings]
     differing = _differing(flat)
     based = any(key.startswith("base.") for key in differing)
     titles = []
     for setting in flat:
         name = setting.get("base.name")
-        alike = _differing([other for other in flat if other.get("base.name") == name])  # the name does not say which
+        alike = _differing([other for other in flat if other.get("base.name") == name])
         parts = [f"on {run_title(str(name))}" if name else "without a base"] if based else []
         parts += [
             f"{key}={setting[key]}"
