@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 Verdict = Literal["gain", "loss", "unclear", "unknown"]
-BEST = ""  # stands for each client's best baseline where a baseline's label is asked for
-CLEAR = 2  # standard errors beyond which a difference is called one
+BEST = ""  # in place of a baseline's label: each client's best baseline
+CLEAR = 2  # standard errors beyond which a difference is clear
 FEWEST = 3  # clients for a statement about their mean
 
 

@@ -29,7 +29,7 @@ class Plot:
     wide: bool = False
 
 
-LEGEND_INCHES = 0.8  # what a figure has room for as it is
+LEGEND_INCHES = 0.8  # height of a legend for which a figure has room
 
 
 def legend(figure: Figure, axes: Axes, runs: int) -> None:

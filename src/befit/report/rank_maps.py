@@ -1,4 +1,4 @@
-"""Where the ranks are: heat maps over blocks and modules, over clients, and of how unlike clients' scales are."""
+"""Heat maps of ranks over blocks and modules and over clients, and of the distances of clients' scales."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["client_ranks", "mean_ranks", "scale_distances"]
 
 Grid = np.ndarray[Any, np.dtype[np.float64]]
 MARKED = 400  # cells that still have room for their number
-NOTABLE = 0.1  # share of ranks that ties decide from which a reader is told
+NOTABLE = 0.1  # share of ranks decided by ties from which the note mentions it
 
 
 def mean_ranks(structures: Mapping[str, Structure]) -> Plot | None:

@@ -1,4 +1,4 @@
-"""Where the ranks of clients' adapters are, as a file beside each; and how unlike their scales are."""
+"""The ranks of clients' adapters by module, as a file beside each adapter, and the distances of their scales."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Structure:
 
     @property
     def tied(self) -> bool:
-        """Whether the scales do not tell one rank from another."""
+        """Whether all scales are equal up to rounding."""
         return bool(self.scales) and relative_range(self.scales) <= TIED
 
     @property
     def by_order(self) -> float:
-        """Share of the deployed ranks whose scales equal that of one left out: the order of modules decided there."""
+        """Share of the deployed ranks that tie with a left-out one, so that the order of modules decided."""
         kept = sum(self.ranks[""])
         if not 0 < kept < len(self.scales):
             return 0.0
@@ -52,7 +52,7 @@ class Structure:
 
 
 def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
-    """Of an adapter whose ranks have scales, zero for those it left out; None for any other.
+    """The structure of an adapter whose ranks have scales, zero for left-out ranks; None for any other adapter.
 
     order  the modules as the model has them; those it does not name follow in the order of their names
     """

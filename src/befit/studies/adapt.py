@@ -68,8 +68,7 @@ def fast_adaptation(
     One optimiser runs through, batches come from the training split. Ends with the model reset. Raises ConfigError for
     steps that are no multiple of `every`.
     """
-    if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
+    _check_steps(steps, every)
     model = site.model
     model.reset()
     model.load(start)
@@ -84,6 +83,11 @@ def fast_adaptation(
             metrics.append(site.task.evaluate(model.backbone, site.examples(split), batch_size, model.device))
     model.reset()
     return AdaptationCurve(tuple(range(0, steps + 1, every)), tuple(metrics))
+
+
+def _check_steps(steps: int, every: int) -> None:
+    if every < 1 or steps < 1 or steps % every:
+        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
 
 
 def mean_start(adapters: Sequence[State], weights: Sequence[float] | None = None, name: str = "personal") -> State:
@@ -151,8 +155,7 @@ def adapt(
             [f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
             "fast adaptation",
         )
-    if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
+    _check_steps(steps, every)
     results: list[Adapted] = []
     for path in map(Path, runs):
         host = _host(path, overrides)

@@ -1,4 +1,4 @@
-"""One ablation as a person asks for it: a configuration in; runs, tables and plots out."""
+"""An ablation from its configuration to runs, tables and plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Finished", "ablate"]
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished ablation: its directory, the content of its ablation.json, and what that says."""
+    """A finished ablation: its directory, the content of its ablation.json, and its findings."""
 
     path: Path
     results: dict[str, Any]
@@ -42,7 +42,7 @@ def ablate(
     out: Path | str | None = None,
     observer: Observer | None = None,
 ) -> Finished:
-    """Run what the ablation compares, for every seed, unless `out` has it, and write what came out.
+    """Run what the ablation compares, for every seed, unless `out` has it, and write the results.
 
     options   of the ablation, by name
     seeds     each changes adapters and batches, and the partition of a benchmark that has a seed; default: the
@@ -136,7 +136,7 @@ def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequen
 def _check(
     name: str, options: Mapping[str, Any] | None, experiment: Experiment, seeds: Sequence[int] | None
 ) -> tuple[Ablation, dict[str, Any]]:
-    """The ablation and all its options. Raises ConfigError for all that is wrong, before any data is read."""
+    """The ablation and all its options. Raises ConfigError with all problems, before any data is read."""
     entry = base.get(name)
     problems: list[str] = []
     if experiment.method["name"] != entry.method:

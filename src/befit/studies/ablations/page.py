@@ -1,4 +1,4 @@
-"""What an ablation leaves in its directory: ablation.json, .csv, .md, and a self-contained .html with the plots."""
+"""Writes an ablation's files: ablation.json, .csv, .md, and a self-contained .html with the plots."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Sweep(Tabulated):
 
     @abstractmethod
     def numbers(self, reported: Mapping[str, float]) -> Row:
-        """What a row says of a client, of what the client reported of its merge."""
+        """The columns of a row, from the numbers that a client reported of its merge."""
 
     def variants(self) -> Mapping[str, Mapping[str, Any]]:
-        # What a guard keeps is not the merge that is asked about.
+        # A guard could keep something else than the merge that is compared.
         return {label_of(values): {**changes, "guard": "none"} for values, changes in self.grid()}
 
     def rows(self, seed: Seed) -> Iterator[Row]:

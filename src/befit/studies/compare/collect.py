@@ -1,4 +1,4 @@
-"""What finished cells hold: every client's score, bytes, seconds and steps, and the curve."""
+"""Reads finished cells: every client's score, bytes, seconds and steps, and the curve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scores:
     """One cell's numbers.
 
     data             the partition's hash, where the benchmark has one
-    rows, newcomers  all that was measured of each, further budgets and metrics included, and what is known of it
+    rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     """
 

@@ -201,9 +201,9 @@ class AtBudget(Scored):
 
 
 class Wins(TypedDict):
-    """Who is best in the groups of a pool and setup, by what is known of `of` ("clients" or "examples").
+    """Who is best in the groups of a pool and setup; the groups divide clients or examples, as `of` says.
 
-    by       what divides them, such as language
+    by       the property that divides them, such as language
     metrics  by which wins are counted
     budgets  "r2", "r4", …, or "" alone
     methods  labels of series

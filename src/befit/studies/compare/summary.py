@@ -27,7 +27,7 @@ from befit.studies.compare.wins import budget_means, wins_of
 
 __all__ = ["FEW_SEEDS", "limit_of", "sentences", "summarise", "verdict"]
 
-FEW_SEEDS = 5  # below, differences that matter can be missed: said in words beside the tests
+FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
 
 
 def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailure]) -> Comparison:
@@ -179,7 +179,7 @@ def _grid(table: GridTable) -> Grid:
 
 
 def verdict(against: Against | None) -> str:
-    """What the test over seeds allows to say of a run, after Holm's correction."""
+    """The conclusion from the test over seeds, after Holm's correction."""
     if against is None:
         return "not the same clients and data"
     t = against["t"]
@@ -194,7 +194,7 @@ def verdict(against: Against | None) -> str:
 
 
 def sentences(results: Comparison) -> list[str]:
-    """What the comparison shows and what it cannot, the most important first."""
+    """What the comparison shows and cannot show, the most important first."""
     metric, reference = results["metric"], results["reference"]
     means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
     if not means:
@@ -205,7 +205,7 @@ def sentences(results: Comparison) -> list[str]:
     highest = f"Highest mean {metric.replace('_', ' ')}"
     over = f" over {count_text(means[best]['n'], 'seed')}" if means[best]["sd"] is not None else ""
     lines = [f"{highest}: {best}, {mean_cell(means[best], metric)}{over}."]
-    if len(tied) > 1:  # to the digits that are shown: then none of them is named as ahead
+    if len(tied) > 1:  # equal in the digits that are shown, so no run is named as the best
         lines = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}."]
     if (limit := limit_sentence(limit_of(results))) is not None:
         lines.insert(0, limit)

@@ -1,4 +1,4 @@
-"""What a comparison leaves in its directory: compare.json, .csv, .md, .tex, and a self-contained .html with plots."""
+"""Writes a comparison's files: compare.json, .csv, .md, .tex, and a self-contained .html with plots."""
 
 from __future__ import annotations
 
