@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ablations", "adapt", "compare", "select"]
 
-__getattr__, __dir__ = lazy(__name__, {".": "ablations adapt compare select"})
+__getattr__, __dir__ = lazy(__name__, __file__)

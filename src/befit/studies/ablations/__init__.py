@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Finished", "ablate"]
 
-__getattr__, __dir__ = lazy(__name__, {"ablate": "Finished ablate"})  # the list of ablations does not need torch
+__getattr__, __dir__ = lazy(__name__, __file__)  # the list of ablations does not need torch

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Compared", "compare"]
 
-__getattr__, __dir__ = lazy(__name__, {"comparison": "Compared compare"})  # a study's head is read without torch
+__getattr__, __dir__ = lazy(__name__, __file__)  # a study's head is read without torch
