@@ -94,55 +94,38 @@ def choose_models(
     sizes = _two_models(experiment, models)
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
+    all_seeds = list(seeds or [experiment.federation.seed])
     evaluate = replace(experiment.evaluate, newcomers=False, others="never")
-    hosts = []
-    for settings in sizes:
-        name = f"{experiment.name}-{Path(settings.id).name}"
-        alone = replace(
-            experiment,
-            name=name,
-            model=settings,
-            families={},
-            method=_alone(experiment),
-            baselines=[],
-            evaluate=evaluate,
-        )
-        hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
+    alone = replace(experiment, families={}, method=_alone(experiment), baselines=[], evaluate=evaluate)
+    alone = _with_seed(alone, all_seeds[0])
+    names = [f"{experiment.name}-{Path(settings.id).name}" for settings in sizes]
+    hosts = [Host(replace(alone, name=name, model=model)) for name, model in zip(names, sizes, strict=True)]
     small, large = sorted(hosts, key=_parameters)
     if _parameters(small) == _parameters(large):
-        raise ConfigError(
-            [
-                f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
-                "parameters, so neither is the larger"
-            ],
-            "the choice of models",
-        )
+        both = f"{small.experiment.model.id} and {large.experiment.model.id}"
+        problem = f"models: {both} have as many parameters, so neither is the larger"
+        raise ConfigError([problem], "the choice of models")
     scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
-    for which, host in (("small", small), ("large", large)):
-        for index, seed in enumerate(seeds or [experiment.federation.seed]):
-            path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
-            host_of_seed = host if index == 0 else Host(_with_seed(host.experiment, seed))
-            label = which if seeds is None else f"{which}, seed {seed}"
-            done = run(
-                host_of_seed.experiment,
-                out=path,
-                resume=(path / "config.yaml").exists(),
-                host=host_of_seed,
-                observer=_named(observer, label),
-            )
-            scores[which].append(scores_of_run(done.results))
+    for size, host in (("small", small), ("large", large)):
+        for index, seed in enumerate(all_seeds):
+            path = Path(out) / (size if seeds is None else f"{size}-s{seed}")
+            label = size if seeds is None else f"{size}, seed {seed}"
+            seeded = host if index == 0 else Host(_with_seed(host.experiment, seed))
+            resume, tell = (path / "config.yaml").exists(), _named(observer, label)
+            done = run(seeded.experiment, out=path, resume=resume, host=seeded, observer=tell)
+            scores[size].append(scores_of_run(done.results))
     by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
-    gained = {client: mean(gain_of_seed[client] for gain_of_seed in by_seed) for client in by_seed[0]}
+    gained = {client: mean(of_seed[client] for of_seed in by_seed) for client in by_seed[0]}
     chosen = model_choice(gained, threshold)
     choice = {
         "metric": large.task.metric,
         "threshold": threshold,
         "limit": limit_sentence(asdict(experiment.limit)),
         "models": {"small": small.experiment.model.id, "large": large.experiment.model.id},
-        "seeds": list(seeds or [experiment.federation.seed]),
+        "seeds": all_seeds,
         "clients": {
             client: {
-                **{which: mean(of_seed[client] for of_seed in scores[which]) for which in scores},
+                **{size: mean(of_seed[client] for of_seed in scores[size]) for size in scores},
                 "gain": gain,
                 "gains": [of_seed[client] for of_seed in by_seed],
                 "model": chosen[client],
@@ -151,7 +134,7 @@ def choose_models(
         },
         "families": {
             "small": {
-                "clients": [client for client, which in chosen.items() if which == "small"],
+                "clients": [client for client, size in chosen.items() if size == "small"],
                 "model": {"id": small.experiment.model.id},
             }
         },
@@ -179,15 +162,11 @@ def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[M
         if asked[0] == asked[1]:
             raise ConfigError([f"models: {asked[0]} twice; name two of different size"], "the choice of models")
         return [replace(experiment.model, id=name, revision=None) for name in asked]
-    known = {
-        settings.id: settings
-        for settings in (experiment.model, *(family.model for family in experiment.families.values()))
-    }
+    models = [experiment.model, *(family.model for family in experiment.families.values())]
+    known = {settings.id: settings for settings in models}
     if len(known) != 2:
-        raise ConfigError(
-            [f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"],
-            "the choice of models",
-        )
+        problem = f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"
+        raise ConfigError([problem], "the choice of models")
     return list(known.values())
 
 
