@@ -92,7 +92,7 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
         if value < _LEAST[name]
     ]
     if (records is None) == (benchmark is None):
-        problems.append("--records, --benchmark: give exactly one of the two")
+        problems.append("--records, --benchmark: give one of the two")
     if records is not None and not records.exists():
         problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
     if problems:
