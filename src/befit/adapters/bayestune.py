@@ -90,8 +90,8 @@ class BudgetedBranch:
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A and B, zero at dropped ranks; see `LoraBranch.gradients`."""
-        found = _gradients(x, grad, self.A, self.B, self.scales)
-        return {**found, "B": found["B"] * (self.scales != 0), "lambda": torch.zeros_like(found["lambda"])}
+        gradients = _gradients(x, grad, self.A, self.B, self.scales)
+        return {**gradients, "B": gradients["B"] * (self.scales != 0), "lambda": torch.zeros_like(gradients["lambda"])}
 
 
 def _gradients(x: Tensor, grad: Tensor, A: Tensor, B: Tensor, scales: Tensor) -> dict[str, Tensor]:

@@ -66,7 +66,9 @@ class LogitsMixer:
         if self._model.mixer is not self:  # a teacher's pass inside this one
             return args, kwargs
         count = len(self._model.active_slots)
-        return tuple(_times(value, count) for value in args), {key: _times(one, count) for key, one in kwargs.items()}
+        return tuple(_times(value, count) for value in args), {
+            key: _times(value, count) for key, value in kwargs.items()
+        }
 
     def _added(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self._model.mixer is self:

@@ -20,15 +20,15 @@ def factor_cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> 
     """
     dot = sum(float((tensor.double() * second[key].double()).sum()) for key, tensor in first.items())
     lengths = math.prod(
-        math.sqrt(sum(float(t.double().square().sum()) for t in one.values())) for one in (first, second)
+        math.sqrt(sum(float(t.double().square().sum()) for t in arrays.values())) for arrays in (first, second)
     )
     return dot / lengths if lengths > 0 else 0.0
 
 
 def product_cosine(first: Sequence[Pair], second: Sequence[Pair]) -> float:
     """Cosine of the updates `B A` of all modules: the same for all factors of an update; 0 where one is zero."""
-    dot = sum(inner(one, other) for one, other in zip(first, second, strict=True))
-    size = math.sqrt(sum(inner(one, one) for one in first)) * math.sqrt(sum(inner(one, one) for one in second))
+    dot = sum(inner(mine, other) for mine, other in zip(first, second, strict=True))
+    size = math.sqrt(sum(inner(pair, pair) for pair in first)) * math.sqrt(sum(inner(pair, pair) for pair in second))
     return dot / size if size > 0 else 0.0
 
 
@@ -47,16 +47,16 @@ def subspace_alignment(
 
 def _alignment(own: Pair, merged: Pair, rank_rule: str) -> float:
     size = inner(own, own)
-    found = spectrum(merged)
-    rank = numerical_rank(found.sigma)
+    parts = spectrum(merged)
+    rank = numerical_rank(parts.sigma)
     if size <= 0 or rank == 0:
         return 0.0
-    shares = found.sigma[:rank].square().cumsum(0) / found.sigma[:rank].square().sum()
+    shares = parts.sigma[:rank].square().cumsum(0) / parts.sigma[:rank].square().sum()
     reached = shares if rank_rule == "energy" else shares.sqrt()
     count = min(rank, int((reached < 0.95 * (1 - 1e-12)).sum()) + 1)
     if rank_rule == "reference":
         count -= 1
     B, A = (factor.double() for factor in own)
-    C = found.left[:, :count].double().T @ B
+    C = parts.left[:, :count].double().T @ B
     inside = float(((C.T @ C) * (A @ A.T)).sum())
     return math.sqrt(min(1.0, max(0.0, inside / size)))

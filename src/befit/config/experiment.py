@@ -365,9 +365,9 @@ def load_experiment(
     problems = apply_overrides(values, overrides)
     add_plugins(values, plugins)
     values.setdefault("name", name or _default_name(values))
-    experiment, found = parse_experiment(values, folder)
-    if problems or found or experiment is None:
-        raise ConfigError([*problems, *found], where)
+    experiment, mistakes = parse_experiment(values, folder)
+    if problems or mistakes or experiment is None:
+        raise ConfigError([*problems, *mistakes], where)
     return experiment
 
 
@@ -414,7 +414,7 @@ def run_names(experiment: Experiment) -> list[str]:
         first = firsts.setdefault(block["name"], block)
         other = _otherwise(block, first)
         if first is not block and (not other or f"{block['name']}-{other}" in names):
-            other = str(1 + sum(one["name"] == block["name"] for one in blocks[:index]))
+            other = str(1 + sum(other_block["name"] == block["name"] for other_block in blocks[:index]))
         names.append(f"{block['name']}-{other}" if first is not block else block["name"])
     return names
 
@@ -423,8 +423,10 @@ def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """The one or two options that tell a block from the first of its method, in letters that a label may have at
     Flower's sites; "" for more of them, or others."""
     differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
-    words = {key: one.get("name") if isinstance(one := block.get(key, "none"), Mapping) else one for key in differing}
-    words = {key: "none" if one is None else one for key, one in words.items()}
+    words = {
+        key: value.get("name") if isinstance(value := block.get(key, "none"), Mapping) else value for key in differing
+    }
+    words = {key: "none" if word is None else word for key, word in words.items()}
     fit = all(
         isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
         for word in words.values()
@@ -468,4 +470,4 @@ def _default_name(values: Mapping[str, Any]) -> str:
     return "-".join(part for part in parts if isinstance(part, str)) or "run"
 
 
-_KEYS = tuple(one.name for one in dataclasses.fields(Experiment))
+_KEYS = tuple(setting.name for setting in dataclasses.fields(Experiment))

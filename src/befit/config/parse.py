@@ -75,16 +75,16 @@ def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
     resolved: list[Any] = []
     problems: list[str] = []
     for index, block in enumerate(blocks):
-        one, found = _method(block, f"baselines.{index}")
-        problems += found
-        name = one.get("name")
+        baseline, mistakes = _method(block, f"baselines.{index}")
+        problems += mistakes
+        name = baseline.get("name")
         if name == "local" and name == method.get("name"):
             continue
-        if name is not None and one == method:
+        if name is not None and baseline == method:
             problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
-        if one in resolved:
-            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(one)}")
-        resolved.append(one)
+        if baseline in resolved:
+            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(baseline)}")
+        resolved.append(baseline)
     return resolved, problems
 
 
@@ -108,7 +108,9 @@ def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     _, problems = check_values(parameters, block, "benchmark.", name)
     if own.get("version") not in (None, entry.version):
         problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {own['version']}")
-    defaults = {one.name: plain(one.default) for one in parameters if one.default is not REQUIRED}
+    defaults = {
+        parameter.name: plain(parameter.default) for parameter in parameters if parameter.default is not REQUIRED
+    }
     return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
 
 
@@ -130,11 +132,11 @@ def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(own, Mapping) or not own.get("id"):
             problems.append(f"{path}.model.id: is required, the backbone of these clients")
             continue
-        values, found = check_values(
+        values, mistakes = check_values(
             parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path
         )
-        problems += found
-        if not found:
+        problems += mistakes
+        if not mistakes:
             families[name] = FamilySettings(**values)
     return families, problems
 
@@ -149,44 +151,44 @@ def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
 
 
 def _exclusive(given: Mapping[str, Any]) -> list[str]:
-    held = [key for key in ("benchmark", "data") if given.get(key) is not None]
-    if len(held) == 2:
+    sources = [key for key in ("benchmark", "data") if given.get(key) is not None]
+    if len(sources) == 2:
         return ["benchmark: give benchmark or data, not both"]
-    if not held:
+    if not sources:
         return ["benchmark: is required, such as benchmark: digits, or your own files under data"]
     return []
 
 
 def _dependent(checked: Mapping[str, Any]) -> list[str]:
     """Demands of settings on each other, where each of them is right by itself."""
-    held: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
+    blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
-    if train := held.get("train"):
+    if train := blocks.get("train"):
         problems += _training(train)
-    if (benchmark := held.get("benchmark")) and (task := _task_of(benchmark.name)):
-        problems += _generation(held.get("evaluate"), task)
-    if federation := held.get("federation"):
+    if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
+        problems += _generation(blocks.get("evaluate"), task)
+    if federation := blocks.get("federation"):
         problems += _replies(federation)
-    if engine := held.get("engine"):
+    if engine := blocks.get("engine"):
         problems += _places(engine)
         if engine.kind == "flower" and checked.get("families"):
             problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
         if engine.kind == "flower" and checked.get("common_model"):
             problems.append("common_model: cannot be used on Flower yet; set it to null")
-        if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
+        if engine.kind == "flower" and (data := blocks.get("data")) and data.newcomers is not None:
             problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
-        if engine.kind == "flower" and (data := held.get("data")) and data.public is not None:
+        if engine.kind == "flower" and (data := blocks.get("data")) and data.public is not None:
             problems.append("data.public: cannot be used on Flower yet; set it to null")
         if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
             problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
-    if data := held.get("data"):
+    if data := blocks.get("data"):
         problems += _files(data)
         try:
             get_task(data.task, "data.task")
-            problems += _generation(held.get("evaluate"), data.task)
+            problems += _generation(blocks.get("evaluate"), data.task)
         except ConfigError as error:
             problems += error.problems
-        if "model" not in checked or ("model" in held and not held["model"].id):
+        if "model" not in checked or ("model" in blocks and not blocks["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
     return problems
 
@@ -267,11 +269,11 @@ def _places(engine: Any) -> list[str]:
 def _files(data: Any) -> list[str]:
     problems: list[str] = []
     for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
-        held = given if isinstance(given, dict) else {"all": given}
-        problems += [] if held else [f"data.{key}: must name at least one client"]
+        clients = given if isinstance(given, dict) else {"all": given}
+        problems += [] if clients else [f"data.{key}: must name at least one client"]
         problems += [
             f"data.{key}.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
-            for name in held
+            for name in clients
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
         ]
     if data.val_fraction + data.test_fraction >= 1:
@@ -296,15 +298,17 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
         here = "/" in model.id and (folder / model.id / "config.json").is_file()
         return replace(model, id=resolve(model.id)) if here or re.match(r"\.{1,2}(/|$)|~", model.id) else model
 
-    families = {name: replace(one, model=place(one.model)) for name, one in experiment.families.items()}
+    families = {name: replace(family, model=place(family.model)) for name, family in experiment.families.items()}
     if data is not None:
 
         def placed(clients: Any) -> Any:
             if clients is None or isinstance(clients, str):
                 return None if clients is None else resolve(clients)
             return {
-                name: resolve(one) if isinstance(one, str) else {split: resolve(path) for split, path in one.items()}
-                for name, one in clients.items()
+                name: resolve(place)
+                if isinstance(place, str)
+                else {split: resolve(path) for split, path in place.items()}
+                for name, place in clients.items()
             }
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
@@ -315,4 +319,4 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
 
 _PARAMETERS = parameters_of(Experiment)
-_BLOCKS = tuple(one.name for one in _PARAMETERS if is_dataclass(one.default))
+_BLOCKS = tuple(parameter.name for parameter in _PARAMETERS if is_dataclass(parameter.default))

@@ -38,7 +38,7 @@ def worker_file(site: SiteFile) -> Path:
 
 
 def _ask(path: Path, request: bytes) -> bytes:
-    held = json.loads(path.read_text())
-    with Client(held["address"], "AF_UNIX", authkey=bytes.fromhex(held["token"])) as line:
+    worker = json.loads(path.read_text())
+    with Client(worker["address"], "AF_UNIX", authkey=bytes.fromhex(worker["token"])) as line:
         line.send_bytes(request)
         return line.recv_bytes()

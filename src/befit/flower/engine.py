@@ -134,7 +134,7 @@ class RemoteEngine:
             cost = replies.cost(header, payload_bytes(sent), down)
         except PayloadMismatch as error:
             raise Lost("refused", f"client {client}: {error}") from error
-        if wrong := [key for key, one in arrays.items() if one.is_floating_point() and one.dtype != self._wire]:
+        if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != self._wire]:
             raise Lost(
                 "refused",
                 f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
@@ -187,8 +187,8 @@ def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
         raise PayloadMismatch(f"a reply of protocol {header.get('protocol')}, here it is {PROTOCOL}: install one befit")
     for key, value in expected.items():
         if header.get(key) != value:
-            said = replies.readable(repr(header.get(key)))
-            raise PayloadMismatch(f"a reply to another request: its {key} is {said}, not {value!r}")
+            value_there = replies.readable(repr(header.get(key)))
+            raise PayloadMismatch(f"a reply to another request: its {key} is {value_there}, not {value!r}")
     if header.get("kind") == "failure":
         error, reason, client = (replies.readable(header.get(key)) for key in ("error", "reason", "client"))
         raise Lost(error, reason, client)

@@ -104,11 +104,11 @@ def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sent(parameters: Sequence[Parameter], block: Mapping[str, Any]) -> dict[str, Any]:
     sent = dict(block)
-    for one in parameters:
-        if one.mark is Mark.SERVER:
-            sent.pop(one.name, None)
-        elif dataclasses.is_dataclass(one.type) and isinstance(sent.get(one.name), Mapping):
-            sent[one.name] = _sent(_parameters(one.type), sent[one.name])
+    for parameter in parameters:
+        if parameter.mark is Mark.SERVER:
+            sent.pop(parameter.name, None)
+        elif dataclasses.is_dataclass(parameter.type) and isinstance(sent.get(parameter.name), Mapping):
+            sent[parameter.name] = _sent(_parameters(parameter.type), sent[parameter.name])
     return sent
 
 
@@ -128,8 +128,8 @@ def refused_in_method(block: Mapping[str, Any], allowed: Sequence[str] | None, p
             problems += refused_in_method(value, allowed, here)
         else:
             problems += [
-                f"{found}: takes any text, which a server may not set at a site"
-                for found in _any_text(parameter.type, value, here)
+                f"{place}: takes any text, which a server may not set at a site"
+                for place in _any_text(parameter.type, value, here)
             ]
     return problems
 
@@ -148,9 +148,9 @@ def harmless(kind: Any) -> bool:
     if origin in (dict, Mapping):
         return inner[0] is str and harmless(inner[1])  # names of clients, which are only looked up
     if origin in (list, tuple, Sequence, Union, types.UnionType):
-        return all(harmless(one) for one in inner if one is not Ellipsis)
+        return all(harmless(part) for part in inner if part is not Ellipsis)
     if dataclasses.is_dataclass(kind):
-        return all(harmless(one.type) for one in _parameters(kind))
+        return all(harmless(parameter.type) for parameter in _parameters(kind))
     return kind in (int, float, bool, type(None))
 
 
@@ -159,8 +159,8 @@ def _any_text(kind: Any, value: Any, path: str) -> Iterator[str]:
     if value is None or isinstance(value, (bool, int, float)) or harmless(kind):
         return
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        for one in _parameters(kind):
-            yield from _any_text(one.type, value.get(one.name), f"{path}.{one.name}")
+        for parameter in _parameters(kind):
+            yield from _any_text(parameter.type, value.get(parameter.name), f"{path}.{parameter.name}")
     else:
         yield path
 
@@ -221,12 +221,12 @@ def names_a_place(site: SiteFile, text: str) -> bool:
     """Whether a text for the server has one of the site's own paths in it."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
     roots = (
-        [one for given in site.benchmarks.values() for one in given.values()]
+        [root for given in site.benchmarks.values() for root in given.values()]
         if isinstance(site.benchmarks, dict)
         else []
     )
     places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
-    return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
+    return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
 
 
 def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:

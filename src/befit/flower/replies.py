@@ -42,21 +42,21 @@ COLUMNS = frozenset(
 
 def hello(header: Header) -> dict[str, Any]:
     """What a site says when it comes: its client, backbone, data and version, and examples of train, val and test."""
-    said: dict[str, Any] = {key: _text(header, key) for key in ("client", "backbone", "data", "version")}
+    texts: dict[str, Any] = {key: _text(header, key) for key in ("client", "backbone", "data", "version")}
     counts = header.get("examples")
     if not isinstance(counts, list) or len(counts) != 3:
         raise PayloadMismatch(f"it does not say how many examples it has of train, val and test: {readable(counts)}")
-    return {**said, "examples": [_count(one, "examples") for one in counts]}
+    return {**texts, "examples": [_count(number, "examples") for number in counts]}
 
 
 def scalars(header: Header) -> dict[str, Scalar]:
     """The plain numbers of a payload, of the types that a payload may have."""
-    held = _mapping(header, "scalars")
+    values = _mapping(header, "scalars")
     plain = (bool, int, float, str)
-    for name, value in held.items():
+    for name, value in values.items():
         if not isinstance(value, plain) and not (isinstance(value, list) and all(isinstance(v, plain) for v in value)):
             raise PayloadMismatch(f"its number {readable(name)} is {readable(value)}, which no payload holds")
-    return dict(held)
+    return dict(values)
 
 
 def report(header: Header) -> dict[str, float]:
@@ -66,15 +66,15 @@ def report(header: Header) -> dict[str, float]:
 
 def metrics(header: Header, headline: str) -> dict[str, float]:
     """A score: finite numbers, the headline among them, none of the name of another column of the results."""
-    held = _mapping(header, "metrics")
-    if headline not in held:
-        raise PayloadMismatch(f"its score has no {headline}; it has {readable(', '.join(held)) or 'nothing'}")
-    if taken := held.keys() & COLUMNS:
+    values = _mapping(header, "metrics")
+    if headline not in values:
+        raise PayloadMismatch(f"its score has no {headline}; it has {readable(', '.join(values)) or 'nothing'}")
+    if taken := values.keys() & COLUMNS:
         raise PayloadMismatch(f"its score has a metric {min(taken)!r}, which is no metric's name")
-    found = {name: _number(value, name) for name, value in held.items()}
-    if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
-        raise PayloadMismatch(f"its {readable(wrong[0])} is {found[wrong[0]]}")
-    return found
+    numbers = {name: _number(value, name) for name, value in values.items()}
+    if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
+        raise PayloadMismatch(f"its {readable(wrong[0])} is {numbers[wrong[0]]}")
+    return numbers
 
 
 def examples(header: Header) -> int:
@@ -84,8 +84,8 @@ def examples(header: Header) -> int:
 
 def cost(header: Header, up: int, down: int) -> Cost:
     """Bytes as counted here; seconds and memory as the site says."""
-    said = _mapping(header, "cost")
-    seconds, memory = (_number(said.get(key), key) for key in ("seconds", "peak_memory_mib"))
+    reported = _mapping(header, "cost")
+    seconds, memory = (_number(reported.get(key), key) for key in ("seconds", "peak_memory_mib"))
     if not (0 <= seconds < math.inf and 0 <= memory < math.inf):
         raise PayloadMismatch(f"it says that it took {seconds} s and {memory} MiB")
     return Cost(up, down, seconds, memory)

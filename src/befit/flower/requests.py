@@ -47,15 +47,15 @@ def is_name(value: Any) -> bool:
 def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -> Tick:
     """When a request is for, in a run of this configuration. Raises PayloadMismatch for a time that it does not have: a
     server may not keep a site busy for longer than its own configuration says."""
-    said = header.get("at")
+    time = header.get("at")
     try:
-        at = Tick(**said)  # type: ignore[arg-type]
+        at = Tick(**time)  # type: ignore[arg-type]
         plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
-        stage = next(one for one in plan if one.name == at.stage)
-        if not all(type(one) is int for one in (at.round, at.rounds, at.span, at.seed)):
+        stage = next(each for each in plan if each.name == at.stage)
+        if not all(type(number) is int for number in (at.round, at.rounds, at.span, at.seed)):
             raise TypeError
     except (TypeError, StopIteration):
-        raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
+        raise PayloadMismatch(f"the request's time is {time!r}, which the method does not have") from None
     there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
     if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.federated and at.span > 1):
         raise PayloadMismatch(

@@ -22,7 +22,7 @@ from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import taken_away, write_client
+from befit.runs.artifacts import export_name, write_client
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
@@ -104,33 +104,33 @@ def _measure(
     request: dict[str, Payload] = {}
     welcome = arrive(engine, host, method, server, info, row)
     if isinstance(welcome, Failure):
-        found = welcome
+        scored = welcome
     else:
         request = {info.id: final_download(method, welcome, info, at)}
-        (found,) = engine.score(request, at, experiment.evaluate.split)
-        if not isinstance(found, Failure):
-            row["download"] = found.metrics[metric]
+        (scored,) = engine.score(request, at, experiment.evaluate.split)
+        if not isinstance(scored, Failure):
+            row["download"] = scored.metrics[metric]
         if not personal:
-            row["bytes_down"] += found.cost.bytes_down
+            row["bytes_down"] += scored.cost.bytes_down
         else:
             failure = _personalise(engine, personal, welcome, info, at, row)
             if failure is None:
-                (found,) = engine.score(request, at, experiment.evaluate.split)
+                (scored,) = engine.score(request, at, experiment.evaluate.split)
             else:
-                found = failure
+                scored = failure
     if newcomer_stage(method) is not None:
         write_json(folder / "outbound.json", engine.outbound.as_dict())
-    if isinstance(found, Failure):
-        row["reason"] = found.reason
-        if found.kind != "NotTrained":  # which is what the method says, and no mishap
-            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, found.stage, found.kind, found.reason)
+    if isinstance(scored, Failure):
+        row["reason"] = scored.reason
+        if scored.kind != "NotTrained":  # which is what the method says, and no mishap
+            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, scored.stage, scored.kind, scored.reason)
             row["failures"] += [
-                {"stage": found.stage, "round": found.round, "kind": found.kind, "reason": found.reason}
+                {"stage": scored.stage, "round": scored.round, "kind": scored.kind, "reason": scored.reason}
             ]
         return row
-    row |= {**found.metrics, "unchanged": dict(found.metrics) == bare}
+    row |= {**scored.metrics, "unchanged": dict(scored.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
-    row["adapter"] = f"newcomers/{info.id}/{taken_away(folder)}"
+    row["adapter"] = f"newcomers/{info.id}/{export_name(folder)}"
     return row
 
 

@@ -98,8 +98,8 @@ class PoolEngine:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
         others = {
-            name: Deployment(Payload(arrays).part(name).arrays, tuple(one["slots"]), mix_from(one["mixer"]))
-            for name, one in header["others"].items()
+            name: Deployment(Payload(arrays).part(name).arrays, tuple(fields["slots"]), mix_from(fields["mixer"]))
+            for name, fields in header["others"].items()
         }
         own = {key: value for key, value in arrays.items() if "@" not in key}
         about = Payload(arrays).part(_ABOUT).arrays
@@ -245,11 +245,12 @@ def _answer(
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
         others = {
-            name: {"slots": list(one.slots), "mixer": plain_mix(one.mixer)} for name, one in deployed.others.items()
+            name: {"slots": list(other.slots), "mixer": plain_mix(other.mixer)}
+            for name, other in deployed.others.items()
         }
         # Copies: others can hold the same tensors, and a message holds every tensor once.
         copies = {
-            name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
+            name: {key: value.clone() for key, value in other.arrays.items()} for name, other in deployed.others.items()
         }
         copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
         marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})

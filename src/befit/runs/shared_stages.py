@@ -30,7 +30,7 @@ from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
 from befit.runs.outbound import Outbound
-from befit.runs.provenance import settings_hash, stands_on
+from befit.runs.provenance import data_and_weights, settings_hash
 
 __all__ = ["forget_openings", "opening_key", "share_opening", "shared_openings"]
 
@@ -44,9 +44,9 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
     None also where scores of the whole method are taken during those stages: those are not the opening's.
     """
     method = build_method(block)
-    if (found := opening_of(method)) is None:
+    if (opened := opening_of(method)) is None:
         return None
-    opening, count = found
+    opening, count = opened
     if experiment.evaluate.every and federated_stage(run_stages(method)[count:]) is None:
         return None
     blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
@@ -71,10 +71,10 @@ def share_opening(
 
     Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
     """
-    found, key = opening_of(method), opening_key(host.experiment, block)
-    if found is None or key is None:
+    opened, key = opening_of(method), opening_key(host.experiment, block)
+    if opened is None or key is None:
         return None
-    opening, count = found
+    opening, count = opened
     limits = host.experiment.federation.rounds, host.experiment.limit.rounds
     end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
     shared = _Shared(folder / key, host, method, opening, end)
@@ -135,7 +135,7 @@ class _Shared:
                 if (memory := store.load(info.id)) is not None:
                     write_payload(self._client(draft, info.id), self.opening.divide(memory)[0])
             write_json(draft / "outbound.json", outbound.saved())
-            write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
+            write_json(draft / _ABOUT, {"on": data_and_weights(self.host), "files": _hashes(draft)})
             with contextlib.suppress(OSError):  # another run was first
                 draft.rename(self.path)
         except (OSError, RunError) as problem:
@@ -144,12 +144,12 @@ class _Shared:
 
     def _verify(self) -> None:
         """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
-        about, found = read_json(self.path / _ABOUT), _hashes(self.path)
+        about, hashes = read_json(self.path / _ABOUT), _hashes(self.path)
         if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
             raise RunError(f"{_ABOUT} is damaged")
-        if about.get("on") != stands_on(self.host):
+        if about.get("on") != data_and_weights(self.host):
             raise RunError("it is of other data, clients or weights")
-        if different := sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name)):
+        if different := sorted(name for name in {*hashes, *listed} if hashes.get(name) != listed.get(name)):
             raise RunError(f"{different[0]} is missing, new or damaged")
 
     @staticmethod

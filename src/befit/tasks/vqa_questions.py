@@ -44,7 +44,7 @@ def judging(record: Record, where: str) -> dict[str, Any]:
     metric = record.get("metric") or "exact_match"
     if form not in ("choice", "open"):
         raise DataError(f"{where}: form must be choice or open, got {form!r}")
-    if form == "choice" and (len({one.strip() for one in choices}) < max(2, len(choices)) or gold not in choices):
+    if form == "choice" and (len({choice.strip() for choice in choices}) < max(2, len(choices)) or gold not in choices):
         raise DataError(
             f"{where}: a question with choices needs two or more different ones, among them its answer "
             f"{gold!r}; got {list(choices)!r}"
