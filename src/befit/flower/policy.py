@@ -1,8 +1,6 @@
-"""What of a configuration may travel to a site, and what the site makes of it: its own data, model and device.
+"""Which settings of a configuration may travel to a site, and the experiment that the site makes of them.
 
-The list is of what may travel: whatever is not on it stays, and is refused. A field that is added later fails a test
-until it has its place here. Until then an experiment that sets it cannot run at sites, and a site refuses a server
-that sends it.
+Only listed settings travel; a site refuses all others. A test demands that every setting is on one of the lists here.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from befit.config.experiment import Experiment, load_experiment
+from befit.config.experiment import NOT_AT_SITES, Experiment, load_experiment, to_dict
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
 from befit.core.schema import Mark, Parameter, parameters_of
@@ -23,7 +21,6 @@ __all__ = [
     "ARGUMENTS",
     "AT_SERVER",
     "AT_SITE",
-    "NOWHERE",
     "TRAVELS",
     "experiment_here",
     "harmless",
@@ -63,22 +60,10 @@ AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report plugins
     federation.cohort federation.min_replies evaluate.every evaluate.newcomers evaluate.wins
 """)
-# Not at sites yet, and why.
-NOWHERE = {
-    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
-    "families": "every site has the backbone of `model` on Flower; give model.id, without families",
-    "common_model": "no site has a second model on Flower yet; set it to null",
-    "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
-    "data.public": "public records of your own cannot be used on Flower yet; set it to null",
-    "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
-    "evaluate.others": "no site has the others' examples on Flower; set it to never",
-}
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """The blocks and keys that travel. Raises ConfigError for a setting that cannot be used at sites."""
-    from befit.config.experiment import to_dict
-
     values, problems = to_dict(experiment), []
     settings: dict[str, Any] = {}
     for path, value, default in _fields(experiment):
@@ -86,7 +71,7 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
         if path in TRAVELS:
             settings.setdefault(block, {})[key] = values[block][key]
         elif path not in AT_SITE | AT_SERVER and value != default:
-            problems.append(f"{path}: {NOWHERE.get(path, 'cannot be used on Flower; leave it out')}")
+            problems.append(f"{path}: {NOT_AT_SITES.get(path, 'cannot be used on Flower; leave it out')}")
     if "benchmark" in settings:
         settings["benchmark"] |= {key: value for key, value in values["benchmark"].items() if key in ARGUMENTS}
     for block in (experiment.method, *experiment.baselines):
@@ -167,9 +152,9 @@ def _any_text(kind: Any, value: Any, path: str) -> Iterator[str]:
 
 def _fields(experiment: Experiment) -> Iterator[tuple[str, Any, Any]]:
     """Path, value and default of every setting; of a block that is listed as one, the block."""
-    for outer in _parameters(Experiment):
+    for outer in parameters_of(Experiment):
         value = getattr(experiment, outer.name)
-        if outer.name in AT_SERVER | NOWHERE.keys() or not (dataclasses.is_dataclass(value) or value is None):
+        if outer.name in AT_SERVER | NOT_AT_SITES.keys() or not (dataclasses.is_dataclass(value) or value is None):
             yield outer.name, value, outer.default
         elif value is not None:
             for inner in _parameters(type(value)):

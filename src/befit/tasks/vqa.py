@@ -19,8 +19,7 @@ from befit.tasks.images import read_image
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, squared, stacked
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
-from befit.tasks.vqa_prompts import MARK, checked_turns, dialogue
-from befit.tasks.vqa_questions import as_record, images_of, judging
+from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
 __all__ = ["VQA"]
 
