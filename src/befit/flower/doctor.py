@@ -1,4 +1,4 @@
-"""What stands between a site and a federation: each thing looked at, what was found, and how to mend it."""
+"""Checks whether a site, or the server, is ready for a federation: each finding, and how to mend it."""
 
 from __future__ import annotations
 

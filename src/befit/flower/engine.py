@@ -1,4 +1,4 @@
-"""The engine whose clients are sites elsewhere: makes their requests, and believes no reply before it is checked."""
+"""The engine whose clients are sites elsewhere: makes their requests, and checks every reply."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Link(Protocol):
 class RemoteEngine:
     """An engine over a link.
 
-    run, label        names of the run and of the method in it, under which sites keep their memories
+    run, label        names of the run and of the method in it, under which sites keep their state
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
@@ -158,7 +158,7 @@ class RemoteEngine:
 
 
 class RemoteMemories:
-    """Sites keep their own memories, each stamped with its round: there is nothing to commit or restore from here."""
+    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore."""
 
     serial = 0
 

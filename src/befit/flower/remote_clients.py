@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Elsewhere(Sequence[Record]):
-    """So many records at another place. They can be counted and not read."""
+    """Records at another site: they can be counted, but not read."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""What a site answers: bytes in, bytes out, the same in Flower's process and in a resident worker."""
+"""Answers requests at a site: bytes in, bytes out, the same in Flower's process and in a resident worker."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SiteService:
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
-        for baseline in header.get("baselines", ()):  # which run later, and should not be refused then
+        for baseline in header.get("baselines", ()):  # refused now rather than when they run, later
             experiment_here(header["settings"], baseline, self.site)
         host, client = self._ready(header), self.site.client
         (data,) = (each for each in host.federation.clients if each.id == client)

@@ -1,4 +1,4 @@
-"""What a site keeps of one run: its memory, stamped with when it was made, and the last reply.
+"""What a site keeps of one run: its client's state, stamped with stage and rounds, and the last reply.
 
 A request that comes again, because its answer was lost or because the server went back to its last checkpoint, is
 answered again and not trained again.

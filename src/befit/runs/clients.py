@@ -123,13 +123,13 @@ def _check_values(federation: Federation, newcomers: Sequence[ClientData], setti
         some = ", ".join(show(value) for value in list(seen)[:3])
         raise DataError(
             f"evaluate.by: the records of {federation.name} have {len(seen)} different values of {field}, "
-            f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
+            f"such as {some}; at most {MOST_VALUES} are allowed. Name a field that many "
             "records share"
         )
 
 
 def values_of(records: Sequence[Record], field: str, label_names: Sequence[str], where: str) -> tuple[str, ...]:
-    """What a field of each record says, as text; a class by its name.
+    """The value of a field in each record, as text; a class by its name.
 
     Raises DataError for a record that does not have the field, or has neither text nor a whole number there.
 

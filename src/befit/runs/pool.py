@@ -1,7 +1,7 @@
 """Clients spread over several processes of this machine, each with a backbone of its own.
 
-Every worker runs the local engine for its share of the clients: the one with number i has clients i, i + N, … So a
-client's memory lives in one process, and numbers do not depend on how many there are.
+Every worker runs the local engine for its share of the clients: worker i of N has clients i, i + N, … So a client's
+state lives in one process, and the numbers of a run are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class PoolEngine:
         answers = [worker.receive()[0]["clients"] for worker in self._workers]
         if any(answer != [asdict(info) for info in infos] for answer in answers):
             raise RunError(
-                "worker processes make other clients of the configuration than this one has: data that is "
-                "handed over in memory needs engine.workers: 1"
+                "worker processes load other clients from the configuration than this process has: data that exists "
+                "in memory alone needs engine.workers: 1"
             )
 
     def __enter__(self) -> PoolEngine:

@@ -1,7 +1,7 @@
-"""Runs that begin with the same stages do them once: what those stages come to is kept in a folder, and taken from it.
+"""Runs that begin with the same stages train them once: their result is kept in a folder, from which other runs start.
 
-A run takes it by starting as one that was interrupted right after those stages. It ends with the same bytes in its
-adapters and metrics as one that did all of them itself.
+Such a run starts as one that was interrupted right after those stages. It ends with the same bytes in its adapters and
+metrics as one that trained all stages itself.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _ABOUT = "opening.json"
 
 
 def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
-    """Hash of all that decides what the opening of a method's plan comes to; None for a plan that has none.
+    """Hash of everything that affects the result of a method's opening stages; None for a method without any.
 
-    None also where scores of the whole method are taken during those stages: those are not the opening's.
+    None also where the whole method is scored during those stages, since such scores differ between methods.
     """
     method = build_method(block)
     if (opened := opening_of(method)) is None:
@@ -54,7 +54,7 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
 
 
 def shared_openings(keys: Iterable[str | None]) -> set[str]:
-    """The keys that come more than once."""
+    """The keys that occur more than once."""
     return {key for key, count in Counter(keys).items() if key is not None and count > 1}
 
 
@@ -143,7 +143,7 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)
 
     def _verify(self) -> None:
-        """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
+        """Raise RunError unless the folder is complete, and of this run's data and weights."""
         about, hashes = read_json(self.path / _ABOUT), _hashes(self.path)
         if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
             raise RunError(f"{_ABOUT} is damaged")

@@ -129,7 +129,7 @@ def test_no_column_of_the_results_can_be_a_metric(experiment: Make, tmp_path: Pa
     ("change", "reason"),
     [
         ({"examples": [10**12, 1, 1]}, "its number of examples is 1000000000000"),
-        ({"examples": [9000, 1, 1]}, r"client-01 says that it has \[9000, 1, 1\] examples, where digits has"),
+        ({"examples": [9000, 1, 1]}, r"client-01 reports \[9000, 1, 1\] examples, where digits has"),
     ],
 )
 def test_a_site_is_believed_neither_a_weight_nor_a_name_that_it_cannot_have(
