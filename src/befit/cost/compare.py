@@ -171,11 +171,7 @@ def _stage(stage: StageTraffic) -> dict[str, Any]:
 def _bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """`bytes_up_total` as `upload_bytes_total`, and so on."""
     words = {"up": "upload", "down": "download"}
-    return {
-        f"{words[way]}_bytes_{period}": sizes[f"bytes_{way}_{period}"]
-        for way in words
-        for period in ("per_round", "total")
-    }
+    return {f"{words[w]}_bytes_{p}": sizes[f"bytes_{w}_{p}"] for w in words for p in ("per_round", "total")}
 
 
 def _parameters(backbone: nn.Module, targets: Sequence[str] | str, with_head: bool) -> int:

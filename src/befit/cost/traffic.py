@@ -74,9 +74,6 @@ def communication(
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
-    return {key: prod(spec.shape) * _width(spec, width) for key, spec in declared.items()}
-
-
-def _width(spec: TensorSpec, width: int) -> int:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return width if dtype.is_floating_point else dtype.itemsize
+    dtypes: dict[str, torch.dtype] = {key: getattr(torch, spec.dtype) for key, spec in declared.items()}
+    widths = {key: width if dtype.is_floating_point else dtype.itemsize for key, dtype in dtypes.items()}
+    return {key: prod(spec.shape) * widths[key] for key, spec in declared.items()}

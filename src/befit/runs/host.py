@@ -21,13 +21,7 @@ from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
-from befit.runs.clients import (
-    check_clients,
-    check_families,
-    family_experiment,
-    family_settings,
-    values_of,
-)
+from befit.runs.clients import check_clients, check_families, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 
 if TYPE_CHECKING:

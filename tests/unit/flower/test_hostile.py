@@ -212,7 +212,7 @@ NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
         ({"do": "score", "split": "__class__"}, "a score on '__class__'"),
         ({"do": ["train"]}, "asks for ['train']"),
         ({"scalars": [1]}, "numbers are no mapping"),
-        ({"run": ".."}, "run is '..'"),
+        ({"run": ".."}, "run name '..'"),
         ({"run": ["r"]}, "invalid run name"),
         ({"settings": {"model": 3}}, "are not mappings"),
         ({"method": "fedit"}, "are not mappings"),
