@@ -129,7 +129,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         rounds: int = ROUNDS,
         seed: int = 0,
         every: int = 0,
-        disk: bool = False,
+        spool_bytes: int = 2**28,
         serialise: bool = False,
         wire: torch.dtype = torch.float32,
         engine_class: type[LocalEngine] = LocalEngine,
@@ -141,10 +141,10 @@ def play(host: Host, tmp_path: Path) -> Play:
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
         site = host.install(made)
-        kept = store or ClientStore(tmp_path / "state" if disk else None, resident=not disk)
+        kept = store or ClientStore(None)
         memo = journal or Memo()
         engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
-        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=0 if disk else 2**28)
+        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=spool_bytes)
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)
 
@@ -155,18 +155,19 @@ Once = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
-def _played() -> dict[tuple[str, int, int | None], Outcome]:
+def _played() -> dict[tuple[str, int | None], Outcome]:
     return {}
 
 
 @pytest.fixture
-def once(play: Play, _played: dict[tuple[str, int, int | None], Outcome]) -> Once:
-    """What a plain run of a method left, trained only once for all tests that look at it and change nothing of it."""
+def once(play: Play, _played: dict[tuple[str, int | None], Outcome]) -> Once:
+    """What a plain run of a method left, scored after every round; trained only once for all tests that look at it
+    and change nothing of it."""
 
-    def run(name: str, *, every: int = 0, clients: int | None = None) -> Outcome:
-        if (name, every, clients) not in _played:
-            _played[name, every, clients] = play(name, every=every, clients=clients)
-        return _played[name, every, clients]
+    def run(name: str, *, clients: int | None = None) -> Outcome:
+        if (name, clients) not in _played:
+            _played[name, clients] = play(name, every=1, clients=clients)
+        return _played[name, clients]
 
     return run
 
