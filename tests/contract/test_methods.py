@@ -179,11 +179,9 @@ def test_one_client_in_a_cohort_leaves_the_others_as_they_were(name: str, play: 
 @EVERY_METHOD
 def test_bfloat16_on_the_wire_halves_the_bytes_and_rounds_what_arrives(name: str, play: Play, once: Once) -> None:
     half = play(name, wire=torch.bfloat16, rounds=1)
-    full = {(at.stage, at.round, update.client): update for at, update in once(name).journal.updates}
+    full = {(at.stage, at.round, update.client.id): update for at, update in once(name).journal.updates}
     for at, sent in half.journal.updates:
-        (same,) = [
-            u for when, u in full.journal.updates if (when.stage, when.round, u.client) == (at.stage, 1, sent.client)
-        ]
+        same = full[at.stage, 1, sent.client.id]
         assert sent.cost.bytes_up * 2 == same.cost.bytes_up
         assert all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in sent.payload.arrays.values())
         if sent.payload.arrays:
