@@ -28,6 +28,7 @@ OWN = {"personal", "gate", "merged"}
 OF_PERSONAL_ADAPTERS = {"fedalt", "fedmosaic", "guidance", "rela", "relora"}
 # With the papers' server_lr of 1e-3 these learn too, in many more rounds.
 TO_LEARN_IN_SIX_ROUNDS = {name: {"server_lr": 1e-2} for name in ("fedadagrad", "fedadam", "fedyogi")}
+ROUNDS_TO_LEARN = {"scaffold": 12}
 
 
 @EVERY_METHOD
@@ -154,7 +155,7 @@ def test_everything_that_a_method_says_it_trains_changes(name: str, once: Once, 
 
 @EVERY_METHOD
 def test_a_client_beats_the_model_it_started_from(name: str, play: Play, host: Host) -> None:
-    outcome = play(built(name, **TO_LEARN_IN_SIX_ROUNDS.get(name, {})), rounds=6)
+    outcome = play(built(name, **TO_LEARN_IN_SIX_ROUNDS.get(name, {})), rounds=ROUNDS_TO_LEARN.get(name, 6))
     final = [score.metrics["accuracy"] for _, score in outcome.journal.scores[-len(host.infos) :]]
     with host.model.active():
         bare = [
