@@ -16,7 +16,7 @@ from befit.core.values import Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
-from befit.protocol.registry import build_method
+from befit.protocol.registry import build_method, method_names
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -32,6 +32,29 @@ LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
 def built(name: str, **changes: Any) -> Method:
     """A registered method with its defaults, but for `changes` and what would only take time."""
     return build_method({"name": name, **LITTLE.get(name, {}), **changes})
+
+
+def pattern(name: str) -> tuple[object, ...]:
+    """How a method exchanges: the class of each stage, whether it is federated, whether its rounds are the run's; and
+    the slots that a client uses in the end."""
+    method = built(name)
+    stages = [(stage.federated, stage.rounds is None, type(stage.exchange)) for stage in run_stages(method)]
+    return *stages, method.use.slots
+
+
+def _representatives() -> list[str]:
+    first: dict[tuple[object, ...], str] = {}
+    for name in method_names():
+        first.setdefault(pattern(name), name)
+    return list(first.values())
+
+
+# One method of every pattern, so that a new pattern has one by itself.
+REPRESENTATIVES = _representatives()
+# For what is expensive and knows of methods no more than how they exchange: the others are slow tests.
+METHODS_BY_PATTERN = [
+    pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in method_names()
+]
 
 
 @pytest.fixture(scope="session")
