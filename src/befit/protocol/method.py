@@ -46,7 +46,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, un
 from befit.adapters.layout import GATE, REFERENCES, Layout
 from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
-from befit.protocol.stage import Message, Opening, Stage
+from befit.protocol.stage import Message, SharedPrefix, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ __all__ = [
     "describe",
     "federated_stage",
     "newcomer_stage",
-    "opening_of",
     "run_stages",
+    "shared_prefix_of",
 ]
 
 
@@ -180,10 +180,10 @@ def federated_stage(stages: Sequence[Stage]) -> Stage | None:
     return next((stage for stage in reversed(stages) if stage.federated), None)
 
 
-def opening_of(method: Method) -> tuple[Opening, int] | None:
-    """The opening that the plan begins with, if any, and of how many stages it is."""
+def shared_prefix_of(method: Method) -> tuple[SharedPrefix, int] | None:
+    """The shared stages that the plan begins with, if any, and their number."""
     stages = enumerate(run_stages(method), start=1)
-    return next(((stage.opening, count) for count, stage in stages if stage.opening is not None), None)
+    return next(((stage.shared_prefix, count) for count, stage in stages if stage.shared_prefix is not None), None)
 
 
 def describe(method: Method) -> dict[str, object]:

@@ -19,7 +19,7 @@ from befit.methods.parts.recipe.personal import LocalTraining, Use
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Needs
 from befit.protocol.site import Site
-from befit.protocol.stage import Opening, Personal, Stage
+from befit.protocol.stage import Personal, SharedPrefix, Stage
 from befit.train.loop import Pass
 
 __all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
@@ -74,7 +74,7 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
-        begins=Opening(branches),
+        shared_prefix=SharedPrefix(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
     )
 

@@ -17,7 +17,7 @@ from befit.methods.parts.recipe.personal import PersonalStage, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Opening, Stage
+from befit.protocol.stage import Exchange, Message, SharedPrefix, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
@@ -41,7 +41,7 @@ class Recipe(Method):
     then    personal stages after it
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
-    begins  what ends with the federated stage, where other methods begin with the same stages
+    shared_prefix  set where other methods begin with the same stages, up to the federated one
     """
 
     layout: Layout
@@ -56,7 +56,7 @@ class Recipe(Method):
     in_sequence: bool = False
     start: tuple[str, str] | None = None
     after: ServerOptimiser | None = None
-    begins: Opening | None = None
+    shared_prefix: SharedPrefix | None = None
     needs: Needs = field(default_factory=Needs)
 
     def plan(self) -> Sequence[Stage]:
@@ -67,7 +67,7 @@ class Recipe(Method):
             down=self.download,
             rounds=self.rounds,
             trains=trained(self.passes),
-            opening=self.begins,
+            shared_prefix=self.shared_prefix,
         )
         return [
             *(stage.stage(self) for stage in self.before),
