@@ -14,8 +14,8 @@ from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.budget import compact, kept_ranks
-from befit.methods.parts.budget.onbase import OnBase, kept, resume
 from befit.methods.parts.budget.personal import steps_for, trained
+from befit.methods.parts.budget.stages import OnBase, resume, updated_memory
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
@@ -113,4 +113,4 @@ class _Adapt(Personal):
         site.report.update({**report.numbers(), **{key: float(value) for key, value in numbers.items()}})
         if at.round == at.rounds:
             adapter = compact(adapter, BUDGETED)
-        return kept(client, adapter, report.memory | allocator.dump(), at), Payload()
+        return updated_memory(client, adapter, report.memory | allocator.dump(), at), Payload()
