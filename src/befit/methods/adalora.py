@@ -105,8 +105,8 @@ class _Adapt(Personal):
         # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.
         inactive = how.preset == "parity" and not get_task(site.task.name).writes_text
         terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
-        one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
-        report = train(site, [one], at, steps=steps, memory=client)
+        step = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
+        report = train(site, [step], at, steps=steps, memory=client)
         adapter = site.model.dump(slot(BUDGETED))
         ranks = kept_ranks({key.split("/")[1]: value for key, value in adapter.items() if key.endswith("/lambda")})
         numbers = {"ranks": sum(ranks.values()), "adapter_parameters": trained(site, ranks)}

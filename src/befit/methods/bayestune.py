@@ -74,7 +74,7 @@ class BayesTune(OnBase):
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
         parity = self.preset == "parity"
-        how = self.search.make(accumulate=parity, held=torch.bfloat16 if parity else torch.float32)
+        how = self.search.make(accumulate=parity, precision=torch.bfloat16 if parity else torch.float32)
         return [
             SearchAlone(how, self.epochs, self.rounds_search).stage(),
             FineTune(self.kept, self.epochs).stage(),

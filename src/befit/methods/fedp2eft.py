@@ -99,7 +99,7 @@ class FedP2EFT(OnBase):
         generator = Message(slot(GENERATOR))
         return [
             Stage("generate", _Generate(self), generator, generator, lasts=False, trains=slot(GENERATOR)),
-            Predict(self.mask_padding, self.all_padding, self.held).stage(),
+            Predict(self.mask_padding, self.all_padding, self.precision).stage(),
             FineTune(self.kept, self.epochs).stage(),
         ]
 
@@ -116,14 +116,14 @@ class FedP2EFT(OnBase):
     @property
     def searching(self) -> Search:
         parity = self.preset == "parity"
-        return self.search.make(accumulate=parity, return_raw=parity, held=self.held)
+        return self.search.make(accumulate=parity, return_raw=parity, precision=self.precision)
 
     @property
     def all_padding(self) -> bool:
         return self.preset == "parity" and not self.mask_padding
 
     @property
-    def held(self) -> torch.dtype:
+    def precision(self) -> torch.dtype:
         """Of scales, generator and features; bfloat16 in the released code."""
         return torch.bfloat16 if self.preset == "parity" else torch.float32
 
@@ -146,9 +146,9 @@ class _Generate(Exchange):
         seen, kept = features_of(client, site, how.mask_padding, how.all_padding)
         generator = generator_of(received)
         with torch.no_grad():
-            load_scales(site, generate(generator, seen, how.held).view(len(site.model.shapes.targets), -1))
+            load_scales(site, generate(generator, seen, how.precision).view(len(site.model.shapes.targets), -1))
         target = search(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
-        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.held)
+        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.precision)
         site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
         return client | Payload(kept), Payload(generator)
 

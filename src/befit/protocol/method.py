@@ -161,7 +161,7 @@ class Method(ABC):
     def trainable(self) -> Selector:
         """Everything that a client may train in some stage."""
         chosen = [stage.trains for stage in self.plan() if stage.trains is not None]
-        return union(dict.fromkeys(one for one in chosen if one != NOTHING)) if chosen else EVERYTHING
+        return union(dict.fromkeys(trained for trained in chosen if trained != NOTHING)) if chosen else EVERYTHING
 
 
 def run_stages(method: Method) -> list[Stage]:
@@ -170,8 +170,7 @@ def run_stages(method: Method) -> list[Stage]:
 
 
 def newcomer_stage(method: Method) -> Stage | None:
-    """What a newcomer does once before its first download. Without one it gets what any client would that has not sent
-    anything."""
+    """What a newcomer does once before its first download. None: it downloads what a client gets in its first round."""
     return next((stage for stage in method.plan() if stage.who == "newcomer"), None)
 
 
@@ -204,5 +203,5 @@ def _kind(stage: Stage) -> str:
 
 def _together(messages: Iterable[Message]) -> str:
     """The arrays of any of the messages, each thing once."""
-    words = dict.fromkeys(str(replace(one, numbers=())) for one in messages if one.arrays != NOTHING)
+    words = dict.fromkeys(str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING)
     return ", ".join(words) or "nothing"

@@ -102,7 +102,7 @@ class Predict(Personal):
 
     mask_padding: bool
     all_padding: bool
-    held: torch.dtype = torch.float32
+    precision: torch.dtype = torch.float32
 
     def stage(self) -> Stage:
         return Stage("scales", self, None, Message(slot(GENERATOR)), rounds=1, trains=NOTHING)
@@ -114,7 +114,7 @@ class Predict(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
         seen, kept = features_of(client, site, self.mask_padding, self.all_padding)
-        scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
+        scales = generate(generator_of(received), seen, self.precision).view(len(site.model.shapes.targets), -1)
         site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
         return client | Payload({**kept, LEARNT: scales}), Payload()
 

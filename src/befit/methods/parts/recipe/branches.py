@@ -115,10 +115,10 @@ def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
     scores = {}
     for name, state in candidates.items():
         with site.model.using(state, "merged"):
-            found = site.task.evaluate(
+            metrics = site.task.evaluate(
                 site.model.backbone, site.examples(split), site.budget.batch_size, site.model.device
             )
-        scores[name] = found[site.task.metric]
+        scores[name] = metrics[site.task.metric]
     best = max(scores, key=lambda name: scores[name])
     for name, score in scores.items():
         site.report |= {f"guard_score_{name}": score, f"guard_kept_{name}": float(name == best)}

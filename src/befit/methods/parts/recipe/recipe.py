@@ -76,8 +76,8 @@ class Recipe(Method):
         ]
 
     def work(self) -> tuple[Work, ...]:
-        passes = self.passes or tuple(one for stage in (*self.before, *self.then) for one in stage.passes)
-        return tuple(work for one in passes for work in one.work)
+        passes = self.passes or tuple(step for stage in (*self.before, *self.then) for step in stage.passes)
+        return tuple(work for step in passes for work in step.work)
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)
@@ -101,7 +101,7 @@ class Recipe(Method):
 
     def __post_init__(self) -> None:
         for passes in (self.passes, *(stage.passes for stage in (*self.before, *self.then))):
-            names = [one.name for one in passes]
+            names = [step.name for step in passes]
             if len(set(names)) < len(names):
                 raise ValueError(f"the passes of a stage need names of their own, got {', '.join(names)}")
         for rounds in (self.rounds, *(stage.rounds for stage in (*self.before, *self.then))):
