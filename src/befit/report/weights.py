@@ -24,16 +24,16 @@ def by_group(results: RunResults) -> bool:
 
 def weight_of(row: ClientRow, grouped: bool) -> tuple[float, float] | None:
     """Least and largest weight that went into one client's merge, the same where there is one; None if not known."""
-    found = row.get("diagnostics") or {}
-    least, most = (score_of(found, name) for name in (("w_min", "w_max") if grouped else ("w", "w")))
+    diagnostics = row.get("diagnostics") or {}
+    least, most = (score_of(diagnostics, name) for name in (("w_min", "w_max") if grouped else ("w", "w")))
     return None if least is None or most is None else (least, most)
 
 
 def weights_of(results: RunResults) -> dict[str, tuple[float, float]]:
     """`weight_of` every client that has any."""
     grouped = by_group(results)
-    found = {client: weight_of(row, grouped) for client, row in results["clients"].items()}
-    return {client: weight for client, weight in found.items() if weight is not None}
+    weights = {client: weight_of(row, grouped) for client, row in results["clients"].items()}
+    return {client: weight for client, weight in weights.items() if weight is not None}
 
 
 def weight_header(results: RunResults) -> str:

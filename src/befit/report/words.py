@@ -88,10 +88,10 @@ def guard_note(results: RunResults) -> str:
         for name, value in row.get("diagnostics", {}).items():
             if name.startswith(_KEPT):
                 kept.setdefault(name.removeprefix(_KEPT), []).extend([client] if value else [])
-    found = [f"the {name} one for {listing(clients)}" for name, clients in kept.items() if clients]
+    parts = [f"the {name} one for {listing(clients)}" for name, clients in kept.items() if clients]
     return (
         f"A guard compared the {listing(list(kept))} adapter of each client on its own validation examples, and kept "
-        f"{listing(found)}."
+        f"{listing(parts)}."
         if kept
         else ""
     )

@@ -11,7 +11,7 @@ import pytest
 import befit
 from befit.core.errors import RunError
 from befit.report import write_report
-from befit.report.outbound import outbound_groups, outbound_totals
+from befit.report.sections import outbound_groups, outbound_totals
 
 HOSTILE = [
     "<script>alert(1)</script>",
