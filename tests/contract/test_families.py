@@ -16,7 +16,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.protocol.federate import Schedule, federate
-from befit.protocol.method import Method, describe, opening_of
+from befit.protocol.method import Method, describe, shared_prefix_of
 from befit.protocol.per_family import ByFamily, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
@@ -92,11 +92,11 @@ def test_grouping_says_all_that_the_method_says() -> None:
     assert said - {"trainable"} <= vars(ByFamily).keys()  # which is final, and read from the plan
     alone = build_method({"name": "fedp2eft", "base": {"name": "fedit"}})
     grouped = each_family(alone, 2)
-    assert opening_of(grouped) == opening_of(alone) and opening_of(alone) is not None
+    assert shared_prefix_of(grouped) == shared_prefix_of(alone) and shared_prefix_of(alone) is not None
     assert describe(grouped) == describe(alone)
 
 
-def test_runs_of_two_families_share_their_opening_and_end_as_each_would_alone(tmp_path: Path) -> None:
+def test_runs_of_two_families_share_their_first_stages_and_end_as_each_would_alone(tmp_path: Path) -> None:
     """Two rounds of four clients for both methods together, not for each."""
     base = {"name": "fedit", "rank": 2}
     methods = [{"name": name, "rank": 1, "epochs": 1, "base": base} for name in ("lora", "bayestune")]

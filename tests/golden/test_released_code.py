@@ -24,7 +24,7 @@ from befit.methods.parts.budget.features import Moments
 from befit.methods.parts.budget.generator import generate
 from befit.methods.parts.budget.rates import rate_multiples
 from befit.methods.parts.budget.search import Prior
-from befit.methods.parts.distil.ensemble import Taught
+from befit.methods.parts.distil.ensemble import TeacherLogits
 from befit.methods.parts.distil.student import soft_loss
 from befit.methods.parts.distil.translate import View
 from befit.methods.parts.mosaic.relevance import mixtures, relevance
@@ -82,7 +82,7 @@ def test_the_distillation_of_feddat_takfl_and_perada() -> None:
     near(soft_loss((teacher / 2).softmax(-1), student, 2.0), released("divergences", "perada"))
     rule: Any = build_method("takfl").after  # type: ignore[attr-defined]
     view = View(task, {"labels": labels})  # type: ignore[arg-type]
-    taught = Taught(view, teacher, 3)
+    taught = TeacherLogits(view, teacher, 3)
     near(rule._loss(taught, taught, own, student), released("divergences", "takfl"))
 
 

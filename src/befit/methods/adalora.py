@@ -13,8 +13,8 @@ from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.budget import compact, kept_ranks
-from befit.methods.parts.budget.onbase import OnBase, kept, resume
 from befit.methods.parts.budget.personal import steps_for, trained
+from befit.methods.parts.budget.stages import OnBase, resume, updated_memory
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import Site
@@ -104,12 +104,12 @@ class _Adapt(Personal):
         # PEFT adds the term in the wrapper of language models, which the released classification runs did not have.
         inactive = how.preset == "parity" and not get_task(site.task.name).writes_text
         terms = (Orthogonality(BUDGETED, how.orthogonal),) if how.orthogonal and not inactive else ()
-        one = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
-        report = train(site, [one], at, steps=steps, memory=client)
+        step = Pass(slot(BUDGETED), (*base, BUDGETED), terms, name=BUDGETED, keep_optimiser=True, after=allocator)
+        report = train(site, [step], at, steps=steps, memory=client)
         adapter = site.model.dump(slot(BUDGETED))
         ranks = kept_ranks({key.split("/")[1]: value for key, value in adapter.items() if key.endswith("/lambda")})
         numbers = {"ranks": sum(ranks.values()), "adapter_parameters": trained(site, ranks)}
         site.report.update({**report.numbers(), **{key: float(value) for key, value in numbers.items()}})
         if at.round == at.rounds:
             adapter = compact(adapter, BUDGETED)
-        return kept(client, adapter, report.memory | allocator.dump(), at), Payload()
+        return updated_memory(client, adapter, report.memory | allocator.dump(), at), Payload()

@@ -11,10 +11,9 @@ from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout
 from befit.core.values import Payload
 from befit.methods.parts.budget.base import MethodBlock
-from befit.methods.parts.budget.onbase import OnBase
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
 from befit.methods.parts.budget.search import ScaleSearch
-from befit.methods.parts.budget.stages import FineTune, SearchAlone, deploy_budgets
+from befit.methods.parts.budget.stages import FineTune, OnBase, SearchAlone, deploy_budgets
 from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
@@ -75,7 +74,7 @@ class BayesTune(OnBase):
     def own_stages(self) -> list[Stage]:
         # The released code clamps the scales here, and only here.
         parity = self.preset == "parity"
-        how = self.search.make(accumulate=parity, held=torch.bfloat16 if parity else torch.float32)
+        how = self.search.make(accumulate=parity, precision=torch.bfloat16 if parity else torch.float32)
         return [
             SearchAlone(how, self.epochs, self.rounds_search).stage(),
             FineTune(self.kept, self.epochs).stage(),

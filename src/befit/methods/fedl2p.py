@@ -16,10 +16,9 @@ from befit.core.errors import ConfigError
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
-from befit.methods.parts.budget.onbase import OnBase, kept, resume
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION, RateNet, rate_multiples
-from befit.methods.parts.budget.stages import features_of
+from befit.methods.parts.budget.stages import OnBase, features_of, resume, updated_memory
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
@@ -149,12 +148,12 @@ class _Meta(Exchange):
             return client, Payload({**given, _LOSS: torch.zeros(1)})
         load_base(client, site)
         parts = in_two(site, how.validation, at.seed)
-        seen, found = features_of(client, parts, how.mask_padding, how.all_padding)
+        seen, features = features_of(client, parts, how.mask_padding, how.all_padding)
         step = MetaStep(how.outer, how.draws, how.terms, how.psi, how.lr_net, how.lr_eta, how.preset == "parity")
         steps = steps_for(parts, how.epochs)
         net, loss = improve(parts, at, given, seen, step, steps, base_slots(client))
         site.report.update({"steps": float(steps * how.outer), "loss": loss})
-        return client | Payload(found), Payload({**net, _LOSS: torch.tensor([loss])})
+        return client | Payload(features), Payload({**net, _LOSS: torch.tensor([loss])})
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """The average; beside it the one of the round whose clients had the lowest mean validation loss."""
@@ -166,14 +165,13 @@ class _Meta(Exchange):
         mean = Payload(weighted_mean(nets, weights))
         loss = sum(float(update.payload.arrays[_LOSS]) for update in updates) / len(updates)
         if "lowest" not in server.scalars or loss < server.number("lowest"):
-            found = server | mean | Payload({}, {"stale": 0, "lowest": loss})
-            return found.with_part(_BEST, _copied(mean))
+            return (server | mean | Payload({}, {"stale": 0, "lowest": loss})).with_part(_BEST, _copied(mean))
         return server | mean | Payload({}, {"stale": int(server.number("stale")) + 1})
 
 
 @dataclass(frozen=True)
 class _Predict(Personal):
-    """The best network that there was arrives and says the client's learning rates."""
+    """The best network so far arrives and predicts the client's learning rates."""
 
     validation: float
     mask_padding: bool
@@ -186,11 +184,11 @@ class _Predict(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
         parts = in_two(site, self.validation, at.seed)
-        seen, found = features_of(client, parts, self.mask_padding, self.all_padding)
+        seen, features = features_of(client, parts, self.mask_padding, self.all_padding)
         # In memory of their own: see `befit.methods.parts.budget.stages.generator_of`.
         multiples = rate_multiples({key: value.clone() for key, value in received.arrays.items()}, seen)
         site.report.update({"rate_mean": float(multiples.mean()), "rate_max": float(multiples.max())})
-        return client | Payload({**found, _MULTIPLES: multiples}), Payload()
+        return client | Payload({**features, _MULTIPLES: multiples}), Payload()
 
 
 @dataclass(frozen=True)
@@ -215,4 +213,4 @@ class _AtOwnRates(Personal):
         )
         site.report.update({"steps": float(steps), "loss": loss})
         running = Payload().with_part(MOMENTS, Payload(dump_moments(optimiser, BUDGETED)))
-        return kept(client, site.model.dump(slot(BUDGETED)), running, at), Payload()
+        return updated_memory(client, site.model.dump(slot(BUDGETED)), running, at), Payload()

@@ -1,4 +1,4 @@
-"""FedMKT (Fan et al. 2025): clients and server models teach each other by what they say of public records."""
+"""FedMKT (Fan et al. 2025): clients and server models teach each other by their predictions for public records."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from befit.methods.parts.distil.knowledge import (
     Knowledge,
     Lesson,
     best_lessons,
-    better,
-    learnt,
-    said,
+    distil_adapter,
+    lower_loss_targets,
+    predict_public,
 )
 from befit.methods.parts.distil.settings import Distillation
 from befit.methods.parts.distil.student import view
@@ -39,7 +39,7 @@ from befit.train.loop import Pass, train
 @register("fedmkt", title="FedMKT", paper="arXiv:2406.02224", year=2025)
 @dataclass(frozen=True)
 class FedMKT(Method):
-    """No adapter travels: clients send what they say of public records, and learn from the server's where it is better.
+    """No adapter travels: clients send their predictions for public records, and learn from the server's better ones.
 
     rank       rank of every adapter
     alpha      its scaling: delta = alpha / rank * B A
@@ -76,13 +76,13 @@ class FedMKT(Method):
         return (Pass(slot("personal"), ("personal",), keep_optimiser=True),)
 
     def plan(self) -> Sequence[Stage]:
-        return [Stage("federate", _Federate(self), up=_SAID, down=_SAID, trains=slot("personal"))]
+        return [Stage("federate", _Federate(self), up=_PREDICTIONS, down=_PREDICTIONS, trains=slot("personal"))]
 
     def work(self) -> tuple[Work, ...]:
-        return tuple(work for one in self.passes for work in one.work)
+        return tuple(work for step in self.passes for work in step.work)
 
     def public_work(self) -> PublicWork:
-        """Everybody says all records, and at most learns all of them."""
+        """Everybody predicts all records, and learns at most all of them."""
         own = slot("personal")
         both = (Work(("personal",), times=self.distil.samples), Work(("personal",), own, times=self.distil.passes))
         return PublicWork(client=both, server=both)
@@ -102,11 +102,11 @@ class FedMKT(Method):
 
 
 def _as_sent(knowledge: Specs) -> Specs:
-    """Tokens travel as whole numbers, other than all arrays of a layout."""
+    """Tokens travel as whole numbers; all other arrays as the layout declares them."""
     return {key: replace(spec, dtype="int32") if key == TOKENS else spec for key, spec in knowledge.items()}
 
 
-_SAID = Message(slot(KNOWLEDGE), become=_as_sent)
+_PREDICTIONS = Message(slot(KNOWLEDGE), become=_as_sent)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _Federate(Exchange):
     method: FedMKT
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-        """What the client's server model says; in the first round it has learnt nothing yet, and nothing is sent."""
+        """The predictions of the client's server model; nothing in the first round, before it has learnt."""
         return Payload(select(server.part(client.backbone).arrays, slot(KNOWLEDGE)))
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
@@ -126,22 +126,22 @@ class _Federate(Exchange):
         lessons: dict[int, Lesson] = {}
         if client.arrays and received.arrays:
             theirs = [Lesson.of(OWN, received.arrays, number) for number in range(len(chosen))]
-            lessons = better(theirs, client.arrays[LOSSES])
+            lessons = lower_loss_targets(theirs, client.arrays[LOSSES])
         own = select(client.arrays or site.model.dump(slot("personal")), slot("personal"))
 
         def seen_by(_: str, places: Tensor) -> View:
             return view(site, examples, places)
 
-        site.model.load(learnt(site, own, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
+        site.model.load(distil_adapter(site, own, lessons, chosen, seen_by, how, site.budget, at, site.info.id))
         report = train(site, self.method.passes, at, memory=client)
         site.report |= {**report.numbers(), "lessons": float(len(lessons))}
         with site.model.active("personal"):
-            told = said(site, examples, chosen, _SAID.specs(site.model.specs), how.batch_size)
-        kept = Payload({**site.model.dump(slot("personal")), LOSSES: told[LOSSES]})
-        return client | kept | report.memory, Payload(told)
+            predictions = predict_public(site, examples, chosen, _PREDICTIONS.specs(site.model.specs), how.batch_size)
+        kept = Payload({**site.model.dump(slot("personal")), LOSSES: predictions[LOSSES]})
+        return client | kept | report.memory, Payload(predictions)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        """Every backbone's server model learns the records that a client knows better, and says all of them anew."""
+        """Every backbone's server model learns where a client's loss is lower, and then predicts all records anew."""
         chosen = self.method.distil.records(len(public_of(site)(site.families[0])), at)
         best = best_lessons(updates, len(chosen))
         return Payload.of_parts(
@@ -154,18 +154,19 @@ class _Federate(Exchange):
     def _taught(
         self, memory: State, family: str, best: Sequence[Lesson], chosen: Tensor, site: ServerSite, at: Tick
     ) -> State:
-        """One backbone's server model after the round, and what it says."""
-        how, one, public = self.method.distil, site.backbones[family], public_of(site)
-        specs, own = _SAID.specs(specs_of(site.starts[family])), rename(select(memory, slot("server")), "personal")
+        """One backbone's server model after the round, and its predictions."""
+        how, backbone, public = self.method.distil, site.backbones[family], public_of(site)
+        specs = _PREDICTIONS.specs(specs_of(site.starts[family]))
+        own = rename(select(memory, slot("server")), "personal")
 
         def seen_by(name: str, places: Tensor) -> View:
             return view(site.backbones[name or family], public(name or family), places)
 
-        def says(state: State) -> State:
-            with one.model.using(state, "personal"):
-                return said(one, public(family), chosen, specs, how.batch_size)
+        def predict(state: State) -> State:
+            with backbone.model.using(state, "personal"):
+                return predict_public(backbone, public(family), chosen, specs, how.batch_size)
 
-        losses = memory[LOSSES] if LOSSES in memory else says(own)[LOSSES]
-        who = f"server {family}"
-        own = learnt(one, own, better(best, losses), chosen, seen_by, how, budget_of(site), at, who)
-        return {**rename(own, "server"), **says(own)}
+        losses = memory[LOSSES] if LOSSES in memory else predict(own)[LOSSES]
+        lessons = lower_loss_targets(best, losses)
+        own = distil_adapter(backbone, own, lessons, chosen, seen_by, how, budget_of(site), at, f"server {family}")
+        return {**rename(own, "server"), **predict(own)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -16,17 +16,15 @@ from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
-    base_stages,
     load_base,
-    make_base,
     with_base,
-    with_layout,
 )
 from befit.methods.parts.budget.generator import GENERATOR, Generator, GeneratorTraining, fit, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
 from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
     FineTune,
+    OnBase,
     Predict,
     deploy_budgets,
     features_of,
@@ -34,18 +32,16 @@ from befit.methods.parts.budget.stages import (
     load_scales,
 )
 from befit.protocol.check import Context, Problem
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 
-_STAGES = ("base", "generate", "scales", "budget")
-
 
 @register("fedp2eft", title="FedP2EFT", paper="arXiv:2502.04387", year=2025)
 @dataclass(frozen=True)
-class FedP2EFT(Method):
+class FedP2EFT(OnBase):
     """Federate a generator of rank scales; each client then keeps a budget's worth of its own and trains those.
 
     rank             r of the budget: r L ranks for L target modules, anywhere in the model
@@ -89,27 +85,21 @@ class FedP2EFT(Method):
     kept: Budgets = field(init=False)
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
-    use: Use = field(init=False)
 
     def __post_init__(self) -> None:
         kept = make_budgets(
             "fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
         )
-        before = make_base(self.base, _STAGES, "fedp2eft")
+        object.__setattr__(self, "kept", kept)
         wide = 2 * self.rank_max
         layout = budgeted_layout(wide, self.scale, self.preset != "parity", (Generator(wide),))
-        object.__setattr__(self, "kept", kept)
-        object.__setattr__(self, "before", before)
-        object.__setattr__(self, "layout", with_layout(layout, before))
-        object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
-        object.__setattr__(self, "use", Use((*(() if before is None else before.use.slots), BUDGETED)))
+        self.prepare(layout, self.base, "fedp2eft")
 
-    def plan(self) -> Sequence[Stage]:
+    def own_stages(self) -> list[Stage]:
         generator = Message(slot(GENERATOR))
         return [
-            *base_stages(self.base, self.before),
             Stage("generate", _Generate(self), generator, generator, lasts=False, trains=slot(GENERATOR)),
-            Predict(self.mask_padding, self.all_padding, self.held).stage(),
+            Predict(self.mask_padding, self.all_padding, self.precision).stage(),
             FineTune(self.kept, self.epochs).stage(),
         ]
 
@@ -123,20 +113,17 @@ class FedP2EFT(Method):
         generator = Payload(select(site.initial, slot(GENERATOR)))
         return with_base(generator, None if self.before is None else self.before.server_init(site))
 
-    def client_init(self, site: Site) -> Payload:
-        return with_base(Payload(), None if self.before is None else self.before.client_init(site))
-
     @property
     def searching(self) -> Search:
         parity = self.preset == "parity"
-        return self.search.make(accumulate=parity, return_raw=parity, held=self.held)
+        return self.search.make(accumulate=parity, return_raw=parity, precision=self.precision)
 
     @property
     def all_padding(self) -> bool:
         return self.preset == "parity" and not self.mask_padding
 
     @property
-    def held(self) -> torch.dtype:
+    def precision(self) -> torch.dtype:
         """Of scales, generator and features; bfloat16 in the released code."""
         return torch.bfloat16 if self.preset == "parity" else torch.float32
 
@@ -146,7 +133,7 @@ class FedP2EFT(Method):
 
 @dataclass(frozen=True)
 class _Generate(Exchange):
-    """Each client searches from what the generator says, and the generator learns what it found."""
+    """Each client searches from the generator's scales; the generator learns what the search ends with."""
 
     method: FedP2EFT
 
@@ -159,9 +146,9 @@ class _Generate(Exchange):
         seen, kept = features_of(client, site, how.mask_padding, how.all_padding)
         generator = generator_of(received)
         with torch.no_grad():
-            load_scales(site, generate(generator, seen, how.held).view(len(site.model.shapes.targets), -1))
+            load_scales(site, generate(generator, seen, how.precision).view(len(site.model.shapes.targets), -1))
         target = search(site, at, how.searching, steps_for(site, how.epochs), base_slots(client))
-        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.held)
+        generator, gaps = fit(generator, seen, target.flatten(), how.generator.steps, how.generator.lr, how.precision)
         site.report.update({"gap_before": gaps[0], "gap_after": gaps[-1], "scale_mean": float(target.mean())})
         return client | Payload(kept), Payload(generator)
 

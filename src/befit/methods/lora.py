@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
 from befit.methods.parts.budget.base import MethodBlock
-from befit.methods.parts.budget.onbase import OnBase, TrainAlone
+from befit.methods.parts.budget.stages import OnBase, TrainAlone
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.stage import Stage

@@ -8,9 +8,9 @@ from befit.adapters.keys import slot
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, Tick, Update
 from befit.methods.ditto import ditto
-from befit.methods.parts.distil.ensemble import blended, lessons, students, with_states
+from befit.methods.parts.distil.ensemble import blend_teachers, lessons, students, with_states
 from befit.methods.parts.distil.settings import Distillation
-from befit.methods.parts.distil.student import drawing, soft_loss
+from befit.methods.parts.distil.student import seeded_dropout, soft_loss
 from befit.protocol.per_family import ByFamily
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite
@@ -68,7 +68,7 @@ class EnsembleDistillation:
     def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         learning = students(site, server, updates, self.settings, at)
         T, top = self.temperature, self.settings.top
-        with drawing(site.backbones[next(iter(learning))], at, "server"):
+        with seeded_dropout(site.backbones[next(iter(learning))], at, "server"):
             for taught in lessons(site, updates, self.settings, at):
                 teachers = list(taught.values())
                 for family, student in learning.items():
@@ -76,7 +76,7 @@ class EnsembleDistillation:
                     student.step(
                         seen,
                         lambda rows, seen=seen, teachers=teachers: soft_loss(
-                            blended(seen, teachers, rows.shape[-1], T, top), rows, T
+                            blend_teachers(seen, teachers, rows.shape[-1], T, top), rows, T
                         ),
                     )
         return with_states(server, {family: student.state for family, student in learning.items()})

@@ -156,7 +156,7 @@ def _fresh(specs: Mapping[str, TensorSpec], at: Tick) -> State:
 def _folded(pieces: Payload, site: Site) -> State:
     """The dense slot: `sum_t B_t A_t`, in the order of the rounds."""
     base = {key: value.zero_() for key, value in site.model.dump(slot("base")).items()}
-    for _, part in sorted(pieces.parts().items(), key=lambda one: int(one[0])):
+    for _, part in sorted(pieces.parts().items(), key=lambda item: int(item[0])):
         piece = part.arrays
         for key in sorted(piece):
             update, name, factor = split(key)

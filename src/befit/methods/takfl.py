@@ -12,9 +12,16 @@ from befit.adapters.state import add, scale
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Tick, Update
 from befit.methods.fedit import fedit
-from befit.methods.parts.distil.ensemble import Taught, blended, lessons, mean_rows, students, with_states
+from befit.methods.parts.distil.ensemble import (
+    TeacherLogits,
+    blend_teachers,
+    lessons,
+    mean_logits,
+    students,
+    with_states,
+)
 from befit.methods.parts.distil.settings import Distillation
-from befit.methods.parts.distil.student import Student, drawing, soft_loss
+from befit.methods.parts.distil.student import Student, seeded_dropout, soft_loss
 from befit.protocol.per_family import ByFamily
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite
@@ -82,7 +89,7 @@ class TaskVectors:
     def __call__(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         families = list(students(site, server, updates, self.settings, at))
         learning = {teacher: students(site, server, updates, self.settings, at) for teacher in families}
-        with drawing(site.backbones[families[0]], at, "server"):
+        with seeded_dropout(site.backbones[families[0]], at, "server"):
             for taught in lessons(site, updates, self.settings, at):
                 for family in families:
                     own = _own_rows(site, family, learning[family][family], taught)
@@ -91,25 +98,26 @@ class TaskVectors:
                         learning[teacher][family].step(taught[family].seen, loss)
         weight = self.strength / len(families)
         return with_states(
-            server, {family: _summed([learning[one][family] for one in families], weight) for family in families}
+            server,
+            {family: _summed([learning[teacher][family] for teacher in families], weight) for family in families},
         )
 
-    def _loss(self, student: Taught, teacher: Taught, own: Tensor, rows: Tensor) -> Tensor:
+    def _loss(self, student: TeacherLogits, teacher: TeacherLogits, own: Tensor, rows: Tensor) -> Tensor:
         """`T^2 KL_T(teacher) + own_weight T'^2 KL_T'(own)`, means over answer tokens."""
         T, other = self.temperature, self.own_temperature
-        target = blended(student.seen, [teacher], rows.shape[-1], T, self.settings.top)
+        target = blend_teachers(student.seen, [teacher], rows.shape[-1], T, self.settings.top)
         kept = soft_loss((own / other).softmax(-1), rows, other)
         return T**2 * soft_loss(target, rows, T) + self.own_weight * other**2 * kept
 
 
-def _own_rows(site: ServerSite, family: str, student: Student, taught: Mapping[str, Taught]) -> Tensor:
-    """What the family's average itself says of the batch."""
-    return mean_rows(site.backbones[family], taught[family].seen, iter([student.start]))
+def _own_rows(site: ServerSite, family: str, student: Student, taught: Mapping[str, TeacherLogits]) -> Tensor:
+    """The logits of the family's average itself for the batch."""
+    return mean_logits(site.backbones[family], taught[family].seen, iter([student.start]))
 
 
-def _summed(learnt: Sequence[Student], weight: float) -> State:
+def _summed(students: Sequence[Student], weight: float) -> State:
     """`theta + sum_k weight (theta_k - theta)`."""
-    theta = learnt[0].start
-    for one in learnt:
-        theta = add(theta, scale(add(one.state, scale(one.start, -1)), weight))
+    theta = students[0].start
+    for student in students:
+        theta = add(theta, scale(add(student.state, scale(student.start, -1)), weight))
     return theta

@@ -1,4 +1,4 @@
-"""What a method and a federation have against each other, before anything is trained: one list, for every caller."""
+"""Where a method and a federation do not fit, found before anything is trained: one list, for every caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Context", "Problem", "check", "client_hint", "unknown_clients"]
 @dataclass(frozen=True, slots=True)
 class Problem:
     """severity  an "error" refuses a run before it starts; a "warning" is told to the user
-    key       the option or setting that it is about; empty where it is not about a single one
+    key       the option or setting that it is about; empty where it concerns several
     """
 
     severity: Literal["error", "warning"]
@@ -106,6 +106,6 @@ def unknown_clients(key: str, patterns: Collection[str], context: Context) -> li
 
 
 def client_hint(pattern: str, clients: Collection[str]) -> str:
-    """The client that may be meant, or who there is."""
+    """The client that may be meant, or the names of the clients."""
     known = ", ".join([*clients][:10]) + (", …" if len(clients) > 10 else "")
     return did_you_mean(pattern, clients) or f" The clients are {known}"

@@ -199,10 +199,10 @@ class _Requests(Mapping[str, Payload]):
         self._norms: dict[str, float] = {}
 
     def __getitem__(self, client: str) -> Payload:
-        made = self._make(self._cohort[client])
+        payload = self._make(self._cohort[client])
         if self._checked and client not in self._norms:
-            self._norms[client] = norm(made.arrays)
-        return made
+            self._norms[client] = norm(payload.arrays)
+        return payload
 
     def norm(self, client: str) -> float:
         """The norm of what this client was sent."""

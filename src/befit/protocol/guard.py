@@ -86,5 +86,5 @@ def check_finite(what: str, payload: Payload) -> None:
                 raise PayloadMismatch(f"{what} numbers that are not finite (first in {key})")
     for name, value in payload.scalars.items():
         values = value if isinstance(value, list) else [value]
-        if not all(math.isfinite(one) for one in values if isinstance(one, float)):
+        if not all(math.isfinite(number) for number in values if isinstance(number, float)):
             raise PayloadMismatch(f"{what} a number that is not finite ({name})")

@@ -46,7 +46,7 @@ from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, un
 from befit.adapters.layout import GATE, REFERENCES, Layout
 from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
-from befit.protocol.stage import Message, Opening, Stage
+from befit.protocol.stage import Message, SharedPrefix, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ __all__ = [
     "describe",
     "federated_stage",
     "newcomer_stage",
-    "opening_of",
     "run_stages",
+    "shared_prefix_of",
 ]
 
 
@@ -161,7 +161,7 @@ class Method(ABC):
     def trainable(self) -> Selector:
         """Everything that a client may train in some stage."""
         chosen = [stage.trains for stage in self.plan() if stage.trains is not None]
-        return union(dict.fromkeys(one for one in chosen if one != NOTHING)) if chosen else EVERYTHING
+        return union(dict.fromkeys(trained for trained in chosen if trained != NOTHING)) if chosen else EVERYTHING
 
 
 def run_stages(method: Method) -> list[Stage]:
@@ -170,8 +170,7 @@ def run_stages(method: Method) -> list[Stage]:
 
 
 def newcomer_stage(method: Method) -> Stage | None:
-    """What a newcomer does once before its first download. Without one it gets what any client would that has not sent
-    anything."""
+    """What a newcomer does once before its first download. None: it downloads what a client gets in its first round."""
     return next((stage for stage in method.plan() if stage.who == "newcomer"), None)
 
 
@@ -180,10 +179,10 @@ def federated_stage(stages: Sequence[Stage]) -> Stage | None:
     return next((stage for stage in reversed(stages) if stage.federated), None)
 
 
-def opening_of(method: Method) -> tuple[Opening, int] | None:
-    """The opening that the plan begins with, if any, and of how many stages it is."""
+def shared_prefix_of(method: Method) -> tuple[SharedPrefix, int] | None:
+    """The shared stages that the plan begins with, if any, and their number."""
     stages = enumerate(run_stages(method), start=1)
-    return next(((stage.opening, count) for count, stage in stages if stage.opening is not None), None)
+    return next(((stage.shared_prefix, count) for count, stage in stages if stage.shared_prefix is not None), None)
 
 
 def describe(method: Method) -> dict[str, object]:
@@ -204,5 +203,5 @@ def _kind(stage: Stage) -> str:
 
 def _together(messages: Iterable[Message]) -> str:
     """The arrays of any of the messages, each thing once."""
-    words = dict.fromkeys(str(replace(one, numbers=())) for one in messages if one.arrays != NOTHING)
+    words = dict.fromkeys(str(replace(message, numbers=())) for message in messages if message.arrays != NOTHING)
     return ", ".join(words) or "nothing"

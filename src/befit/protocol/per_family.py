@@ -42,7 +42,7 @@ def each_family(method: Method, families: int) -> Method:
 
 
 @dataclass(frozen=True)
-class _Grouped(Exchange):
+class _PerFamilyExchange(Exchange):
     exchange: Exchange
     after: After | None = None
 
@@ -53,7 +53,7 @@ class _Grouped(Exchange):
         return self.exchange.client_update(client, received, site, at)
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        """Every family's updates by themselves; a family of which nobody replied keeps what it had."""
+        """Every family's updates by themselves; a family without replies keeps its memory."""
         memories: dict[str, Payload] = {}
         for family in site.families:
             own = [update for update in updates if update.client.backbone == family]
@@ -65,7 +65,7 @@ class _Grouped(Exchange):
 
 @dataclass(frozen=True)
 class ByFamily(Method):
-    """`method` for each family of clients by itself: its stages, every one of them grouped, and what else it says.
+    """`method` for each family of clients by itself: each of its stages, and the rest of its contract.
 
     after  how families then learn from each other at the server, on public records and with the backbones
     """
@@ -89,7 +89,7 @@ class ByFamily(Method):
 
     def plan(self) -> Sequence[Stage]:
         return [
-            replace(stage, exchange=_Grouped(stage.exchange, self.after if stage.federated else None))
+            replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after if stage.federated else None))
             for stage in self.method.plan()
         ]
 

@@ -42,7 +42,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class MethodEntry:
     """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass.
 
-    standard  it is plain averaging of adapters, which the costs of all others are compared with
+    standard  it is plain averaging of adapters, with which the costs of all others are compared
     """
 
     name: str
@@ -114,21 +114,22 @@ def check_method(
     except ConfigError as error:
         return dict(config), None, list(error.problems)
     given = {key: value for key, value in config.items() if key != "name"}
-    ruled = [replace(one, rule=_RULES.get(one.name)) for one in entry.parameters]
+    ruled = [replace(option, rule=_RULES.get(option.name)) for option in entry.parameters]
     arguments, problems = check_values(ruled, given, f"{path}.", name)
-    defaults = {one.name: plain(one.default) for one in entry.parameters if _writable(plain(one.default))}
+    defaults = {option.name: plain(option.default) for option in entry.parameters if _writable(plain(option.default))}
     resolved = {"name": name, **defaults, **plain(given)}
-    if problems:  # what the method says of its other arguments, with defaults in place of these: all mistakes at once
+    if problems:  # all mistakes at once: those of the other arguments too, with defaults in place of the wrong ones
         wrong = {problem.removeprefix(f"{path}.").split(":")[0].split(".")[0] for problem in problems}
         right = {key: value for key, value in arguments.items() if key not in wrong}
         about = tuple(f"{path}.{key}{end}" for key in right for end in (":", "."))
-        return resolved, None, [*problems, *(one for one in _made(entry, right, path)[1] if one.startswith(about))]
-    return resolved, *_made(entry, arguments, path)
+        others = (problem for problem in _make(entry, right, path)[1] if problem.startswith(about))
+        return resolved, None, [*problems, *others]
+    return resolved, *_make(entry, arguments, path)
 
 
-def _made(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
+def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[Method | None, list[str]]:
     """The method, or why it cannot be. Arguments that are missing have their defaults; one without refuses nothing."""
-    if any(one.default is REQUIRED and one.name not in arguments for one in entry.parameters):
+    if any(option.default is REQUIRED and option.name not in arguments for option in entry.parameters):
         return None, []
     try:
         return entry.factory(**arguments), []
@@ -156,13 +157,13 @@ def build_method(config: str | Mapping[str, Any]) -> Method:
 def _placed(problem: str, path: str, parameters: Sequence[Parameter]) -> str:
     """A factory's problem with the path of the key that it begins with (`samples: …`, `merge.rank: …`)."""
     key = problem.split(":", 1)[0]
-    about = key.split(".", 1)[0] in {one.name for one in parameters}
+    about = key.split(".", 1)[0] in {option.name for option in parameters}
     return f"{path}{'.' if about else ': '}{problem}"
 
 
 def _writable(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _writable(one) for key, one in value.items())
+        return all(isinstance(key, str) and _writable(item) for key, item in value.items())
     if isinstance(value, list):
-        return all(_writable(one) for one in value)
+        return all(_writable(item) for item in value)
     return value is None or isinstance(value, (bool, int, float, str))

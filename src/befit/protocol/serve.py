@@ -66,7 +66,7 @@ def score(
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
             headline over those clients is the metric `others` (Others, Seo et al. 2026)
 
-    What a deployment has beside itself is measured too, by all metrics: `accuracy r4`. Where the configuration asks for
+    A deployment's `others` are measured too, by all metrics: `accuracy r4`. Where the configuration asks for
     scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
     """
     deployed = deployment(method, site, store, received, at, rounds)
@@ -76,19 +76,19 @@ def score(
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
         if site.others is not None and (others == "always" or (others == "end" and ends)):
-            found = [
-                site.task.headline(site.model.backbone, one, batch_size, site.model.device)
-                for one in site.others(split).values()
-                if len(one)
+            headlines = [
+                site.task.headline(site.model.backbone, theirs, batch_size, site.model.device)
+                for theirs in site.others(split).values()
+                if len(theirs)
             ]
-            if found:
-                metrics["others"] = sum(found) / len(found)
+            if headlines:
+                metrics["others"] = sum(headlines) / len(headlines)
     for name, other in deployed.others.items():
         site.model.reset()
         site.model.load(other.arrays)
         with site.model.active(*other.slots, mixer=other.mixer):
-            found = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
-        for metric, value in found.items():
+            measured = site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values)
+        for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
     return Score(site.info.id, split, len(examples), metrics)

@@ -124,7 +124,7 @@ class ServerSite:
     def initial(self) -> State:
         """The initial adapters of the only backbone. Raises ValueError where there are several."""
         if len(self.starts) != 1:
-            raise ValueError(f"there are {len(self.starts)} backbones here, and none is the only one")
+            raise ValueError(f"expected one backbone, found {len(self.starts)}")
         (only,) = self.starts.values()
         return only
 
@@ -136,7 +136,7 @@ class ServerSite:
     def only(self, family: str) -> ServerSite:
         """The server as one family sees it."""
         clients = tuple(info for info in self.clients if info.backbone == family)
-        backbones = {key: one for key, one in self.backbones.items() if key == family}
+        backbones = {key: backbone for key, backbone in self.backbones.items() if key == family}
         return replace(self, starts={family: self.starts[family]}, clients=clients, backbones=backbones)
 
     def start_of(self, client: ClientInfo) -> State:

@@ -17,7 +17,7 @@ from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 if TYPE_CHECKING:
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["Exchange", "Message", "Opening", "Personal", "Specs", "Stage"]
+__all__ = ["Exchange", "Message", "Personal", "SharedPrefix", "Specs", "Stage"]
 
 Specs = dict[str, TensorSpec]
 
@@ -88,13 +88,13 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The first stages of a plan, where another method decides what they do: runs that share them need do them once.
+class SharedPrefix:
+    """The first stages of a plan, where they are those of another method: runs that begin with them do them once.
 
     block     configuration of that other method, with its defaults
     parts     names of the parts of a memory that these stages read and write, all else being the method's own; None
               where they have all of it
-    settings  what those stages have otherwise than the run, by block of the configuration
+    settings  the settings in which those stages differ from the run, by block of the configuration
     """
 
     block: Mapping[str, Any]
@@ -102,7 +102,7 @@ class Opening:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
     def divide(self, memory: Payload) -> tuple[Payload, Payload]:
-        """What these stages read and write of a memory, and the method's own."""
+        """A memory's parts that these stages read and write, and the parts of the method itself."""
         return (memory, Payload()) if self.parts is None else memory.split(self.parts)
 
 
@@ -118,7 +118,7 @@ class Stage:
              download. `aggregate` then gives what the server holds for this newcomer alone
     lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
-    opening  what ends with this stage, if that is an opening that runs can share
+    shared_prefix  the shared stages of which this is the last, if there are any
     """
 
     name: str
@@ -129,7 +129,7 @@ class Stage:
     who: Literal["cohort", "newcomer"] = "cohort"
     lasts: bool = True
     trains: Selector | None = None
-    opening: Opening | None = None
+    shared_prefix: SharedPrefix | None = None
 
     @property
     def federated(self) -> bool:

@@ -1,7 +1,7 @@
 """Where clients' memories live between rounds, and how a set of them becomes durable at one instant.
 
-Files are written under new names and never changed. What a run has come to is the list of current files in its
-checkpoint, so a crash leaves either the old list or the new one, and files that no list names are litter.
+Files are written under new names and never changed. A run's state is the list of current files in its
+checkpoint, so a crash leaves either the old list or the new one, and files that no list names can be removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes
 __all__ = ["ClientStore", "read_payload", "write_payload", "write_scratch"]
 
 _SHARD = 2**22
-_Held = tuple[PackedState, dict[str, Scalar]]
+_Memory = tuple[PackedState, dict[str, Scalar]]
 
 
 def write_payload(path: Path, payload: Payload) -> None:
@@ -52,7 +52,7 @@ class ClientStore:
     def __init__(self, root: Path | None, resident: bool = True) -> None:
         self._root = root
         self._resident = resident or root is None
-        self._memories: dict[str, _Held] = {}
+        self._memories: dict[str, _Memory] = {}
         self._files: dict[str, str] = {}
         self._committed: set[str] = set()
         self._serial = 0
@@ -61,8 +61,8 @@ class ClientStore:
     def load(self, client: str) -> Payload | None:
         """The client's memory, or None if it never had one."""
         if self._resident:
-            held = self._memories.get(client)
-            return None if held is None else Payload(held[0].unpack(), held[1])
+            memory = self._memories.get(client)
+            return None if memory is None else Payload(memory[0].unpack(), memory[1])
         name = self._files.get(client)
         return None if name is None else read_payload(self._path(name))
 
@@ -107,12 +107,12 @@ class ClientStore:
         self._memories = {}
         if self._resident:
             for name in sorted(set(files.values())):
-                found = (
+                memories = (
                     self._unpack(name)
                     if name.startswith("all.")
                     else {name.rsplit(".", 2)[0]: read_payload(self._path(name))}
                 )
-                for client, memory in found.items():
+                for client, memory in memories.items():
                     self._memories[client] = PackedState.of(memory.arrays), memory.scalars
         elif any(name.startswith("all.") for name in files.values()):
             raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
@@ -130,9 +130,9 @@ class ClientStore:
         """Clients in groups of some 4 MiB: writing a file needs its size in memory once more."""
         group: list[str] = []
         size = 0
-        for client, (held, _) in self._memories.items():
+        for client, (arrays, _) in self._memories.items():
             group.append(client)
-            size += sum(map(array_bytes, held.blocks))
+            size += sum(map(array_bytes, arrays.blocks))
             if size >= _SHARD:
                 yield group
                 group, size = [], 0

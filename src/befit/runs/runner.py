@@ -48,7 +48,7 @@ from befit.runs.outbound import Outbound
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
 from befit.runs.results import against_baselines, method_results
-from befit.runs.shared_stages import forget_openings, opening_key, share_opening, shared_openings
+from befit.runs.shared_stages import forget_shared_stages, repeated_keys, share_stages, shared_stages_key
 from befit.runs.trackers import check_trackers, tracked
 
 _LOG = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def run(
     observer: Observer | None = None,
     host: Host | None = None,
     engines: Engines | None = None,
-    openings: Path | None = None,
+    shared_stages: Path | None = None,
 ) -> Run:
     """Federate, personalise, export and report.
 
@@ -96,7 +96,7 @@ def run(
     observer  called with an event (a dict with a "kind") whenever something happened
     host      the loaded experiment, for callers that run one more than once
     engines   makes the engine for one method, by its label and block, where clients are not on this machine
-    openings  a folder: stages that other runs begin with too are taken from there, or left there; see
+    shared_stages  a folder: stages that other runs begin with too are taken from there, or left there; see
               `befit.runs.shared_stages`. Methods of this run that begin alike share their stages without it
 
     Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
@@ -135,15 +135,15 @@ def run(
     ):
         identify(path, host)
         write_json(path / "env.json", environment(host))
-        alike = shared_openings(opening_key(experiment, block) for block in configs.values())
-        folder = openings or (path / "openings" if alike else None)
+        alike = repeated_keys(shared_stages_key(experiment, block) for block in configs.values())
+        folder = shared_stages or (path / "shared_stages" if alike else None)
         baselines = {
             label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
             for label in labels
         }
         results = run_method(host, configs[name], name, path, observer, engines, folder)
         write_results(path, host, name, results, baselines)
-        forget_openings(path / "openings", alike)
+        forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
     return Run(path, read_json(path / "results.json"))
 
@@ -162,7 +162,7 @@ def run_method(
     path: Path,
     observer: Observer | None,
     engines: Engines | None = None,
-    openings: Path | None = None,
+    shared_stages: Path | None = None,
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
@@ -184,8 +184,8 @@ def run_method(
         else:
             engine, store = engines(label, config)
         committed = None
-        if openings is not None and isinstance(store, ClientStore):
-            committed = share_opening(openings, host, method, config, directory, store, server_site)
+        if shared_stages is not None and isinstance(store, ClientStore):
+            committed = share_stages(shared_stages, host, method, config, directory, store, server_site)
         kept = {
             (number, round_)
             for number, stage in enumerate(run_stages(method))

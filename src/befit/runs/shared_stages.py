@@ -22,43 +22,45 @@ from befit.core.errors import PayloadMismatch, RunError
 from befit.core.storage import read_bytes, read_json, write_json
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import resolved_stages
-from befit.protocol.method import Method, federated_stage, opening_of, run_stages
+from befit.protocol.method import Method, federated_stage, run_stages, shared_prefix_of
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
-from befit.protocol.stage import Opening
+from befit.protocol.stage import SharedPrefix
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
 from befit.runs.outbound import Outbound
 from befit.runs.provenance import data_and_weights, settings_hash
 
-__all__ = ["forget_openings", "opening_key", "share_opening", "shared_openings"]
+__all__ = ["forget_shared_stages", "repeated_keys", "share_stages", "shared_stages_key"]
 
 _LOG = logging.getLogger(__name__)
-_ABOUT = "opening.json"
+_ABOUT = "shared_stages.json"
 
 
-def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
-    """Hash of everything that affects the result of a method's opening stages; None for a method without any.
+def shared_stages_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
+    """Hash of all that decides the result of a plan's shared prefix; None for a plan without one.
 
-    None also where the whole method is scored during those stages, since such scores differ between methods.
+    None also where scores of the whole method are taken during those stages: the prefix alone does not decide those.
     """
     method = build_method(block)
-    if (opened := opening_of(method)) is None:
+    if (beginning := shared_prefix_of(method)) is None:
         return None
-    opening, count = opened
+    prefix, count = beginning
     if experiment.evaluate.every and federated_stage(run_stages(method)[count:]) is None:
         return None
-    blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
-    return settings_hash(replace(experiment, method=dict(opening.block), baselines=[], **blocks))
+    blocks: dict[str, Any] = {
+        name: replace(getattr(experiment, name), **changes) for name, changes in prefix.settings.items()
+    }
+    return settings_hash(replace(experiment, method=dict(prefix.block), baselines=[], **blocks))
 
 
-def shared_openings(keys: Iterable[str | None]) -> set[str]:
-    """The keys that occur more than once."""
+def repeated_keys(keys: Iterable[str | None]) -> set[str]:
+    """The keys that come more than once."""
     return {key for key, count in Counter(keys).items() if key is not None and count > 1}
 
 
-def share_opening(
+def share_stages(
     folder: Path,
     host: Host,
     method: Method,
@@ -67,35 +69,36 @@ def share_opening(
     store: ClientStore,
     site: ServerSite,
 ) -> Callable[[Checkpoint, Outbound], None] | None:
-    """Let a run that has not begun start behind its opening, if `folder` has that.
+    """Let a new run start after its shared stages, if `folder` has their result.
 
-    Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
+    Returns what has to be called with every checkpoint of the run, so that other runs find that result; None where the
+    plan has no shared stages.
     """
-    opened, key = opening_of(method), opening_key(host.experiment, block)
-    if opened is None or key is None:
+    beginning, key = shared_prefix_of(method), shared_stages_key(host.experiment, block)
+    if beginning is None or key is None:
         return None
-    opening, count = opened
+    prefix, count = beginning
     limits = host.experiment.federation.rounds, host.experiment.limit.rounds
     end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
-    shared = _Shared(folder / key, host, method, opening, end)
+    shared = _Shared(folder / key, host, method, prefix, end)
     shared.begin(directory, store, site)
     return lambda point, outbound: shared.keep(point, directory, store, outbound)
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """One opening, and the folder where runs leave it, or find it."""
+    """One run's shared stages, and the folder where runs leave and find their result."""
 
     path: Path
     host: Host
     method: Method
-    opening: Opening
+    prefix: SharedPrefix
     end: tuple[int, int]
 
     def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
-        """Put what is in the folder into the directory of a run that has not begun, as its first checkpoint.
+        """Put the folder's content into the directory of a new run, as its first checkpoint.
 
-        What is damaged, or of other data or weights, is thrown away: this run then does its opening itself.
+        A folder that is damaged, or of other data or weights, is removed: this run then does those stages itself.
         """
         if directory.begun or not self.path.exists():
             return
@@ -106,9 +109,9 @@ class _Shared:
             _copy_logs(self.path, directory.path)
             for info in self.host.infos:
                 if (path := self._client(self.path, info.id)).exists():
-                    _, own = self.opening.divide(self.method.client_init(self.host.site(info)))
+                    _, own = self.prefix.divide(self.method.client_init(self.host.site(info)))
                     store.save(info.id, read_payload(path) | own)
-            _, own = self.opening.divide(self.method.server_init(site))
+            _, own = self.prefix.divide(self.method.server_init(site))
             server = read_payload(self.path / "server.safetensors") | own
         except (OSError, RunError, PayloadMismatch) as problem:
             _LOG.warning("%s is not used, and made again: %s", self.path, problem)
@@ -118,7 +121,7 @@ class _Shared:
         directory.commit(Checkpoint(*self.end, server), store, outbound)
 
     def keep(self, point: Checkpoint, directory: RunDirectory, store: ClientStore, outbound: Outbound) -> None:
-        """Called with every checkpoint: put what the opening has come to into the folder.
+        """Called with every checkpoint: put the result of the shared stages into the folder, once they are done.
 
         A folder that cannot be written costs the others their time, and this run nothing.
         """
@@ -130,10 +133,10 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
         try:
             _copy_logs(directory.path, draft)
-            write_payload(draft / "server.safetensors", self.opening.divide(point.server)[0])
+            write_payload(draft / "server.safetensors", self.prefix.divide(point.server)[0])
             for info in self.host.infos:
                 if (memory := store.load(info.id)) is not None:
-                    write_payload(self._client(draft, info.id), self.opening.divide(memory)[0])
+                    write_payload(self._client(draft, info.id), self.prefix.divide(memory)[0])
             write_json(draft / "outbound.json", outbound.saved())
             write_json(draft / _ABOUT, {"on": data_and_weights(self.host), "files": _hashes(draft)})
             with contextlib.suppress(OSError):  # another run was first
@@ -143,7 +146,7 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)
 
     def _verify(self) -> None:
-        """Raise RunError unless the folder is complete, and of this run's data and weights."""
+        """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
         about, hashes = read_json(self.path / _ABOUT), _hashes(self.path)
         if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
             raise RunError(f"{_ABOUT} is damaged")
@@ -157,7 +160,7 @@ class _Shared:
         return folder / "clients" / f"{client}.safetensors"
 
 
-def forget_openings(folder: Path, keys: Iterable[str]) -> None:
+def forget_shared_stages(folder: Path, keys: Iterable[str]) -> None:
     """Remove these, and the folder if nothing else is in it."""
     for key in keys:
         for path in (folder / key, *folder.glob(f".{key}.*")):

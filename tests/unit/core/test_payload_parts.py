@@ -35,7 +35,7 @@ def test_a_part_is_replaced_whole_and_taken_whole() -> None:
 
 
 def test_a_split_finds_parts_within_parts() -> None:
-    """What an opening leaves in the server's memory of two families, beside the method's own."""
+    """What shared stages leave in the server's memory of two families, beside the method's own."""
     family = Payload({}, {"own": 1}).with_part("base", Payload({}, {"theirs": 2}))
     server = Payload.of_parts({"f1": family, "f2": family})
     inside, rest = server.split(["base"])

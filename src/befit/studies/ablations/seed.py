@@ -34,7 +34,7 @@ from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.provenance import settings_hash
 from befit.runs.runner import pick_threads, threads
-from befit.runs.shared_stages import forget_openings, opening_key
+from befit.runs.shared_stages import forget_shared_stages, shared_stages_key
 from befit.studies.compare.cells import Cell
 from befit.studies.compare.execute import Runner, find_folder
 from befit.train.paired_fisher import PairedFisher
@@ -107,8 +107,8 @@ class Seed:
                 wanted = ", ".join(map(str, sorted(missing)))
                 _LOG.warning("the run in %s did not keep rounds %s; the branches are trained anew", path, wanted)
                 shutil.rmtree(path)
-                key = opening_key(self.experiment, block)
-                forget_openings(self.root / "shared", [key] if key else [])
+                key = shared_stages_key(self.experiment, block)
+                forget_shared_stages(self.root / "shared", [key] if key else [])
                 settings = replace(self.experiment.checkpoint, keep=tuple(sorted({*self.keep, *kept})))
                 return replace(self, experiment=replace(self.experiment, checkpoint=settings)).run(FEDERATED, block)
         return self.run(FEDERATED, block)

@@ -17,7 +17,7 @@ from befit.config.experiment import Experiment, to_dict
 from befit.core.storage import read_json
 from befit.runs.host import Host
 from befit.runs.runner import run, shared
-from befit.runs.shared_stages import forget_openings, opening_key, shared_openings
+from befit.runs.shared_stages import forget_shared_stages, repeated_keys, shared_stages_key
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
 
@@ -56,23 +56,23 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
             tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
         else:
             left.append(number)
-    openings = _Openings(cells, left, out)
+    shared_stages = _SharedStages(cells, left, out)
     if jobs == 1 or len(left) <= 1:
-        failures = _here(cells, left, out, tell, openings)
+        failures = _here(cells, left, out, tell, shared_stages)
     else:
-        failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, openings)
+        failures = _in_workers(cells, left, out, min(jobs, len(left)), tell, shared_stages)
     if not failures:
-        forget_openings(openings.path, openings.alike)
+        forget_shared_stages(shared_stages.path, shared_stages.alike)
     return failures
 
 
-class _Openings:
+class _SharedStages:
     """Which cells begin with the same stages, and where they leave and find what those come to."""
 
     def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
-        self.path = out / "openings"
-        keys = [opening_key(cell.experiment, cell.experiment.method) for cell in cells]
-        self.alike = shared_openings(keys)  # of finished cells too: what they left may still be there
+        self.path = out / "shared_stages"
+        keys = [shared_stages_key(cell.experiment, cell.experiment.method) for cell in cells]
+        self.alike = repeated_keys(keys)  # of finished cells too: what they left may still be there
         self.keys = {number: key for number in left if (key := keys[number]) in self.alike}
 
     def folder(self, number: int) -> Path | None:
@@ -99,10 +99,10 @@ class Runner:
         self._host = host
         return host
 
-    def __call__(self, cell: Cell, path: Path, observer: Tell, openings: Path | None = None) -> float | None:
-        """The cell's mean over clients. `openings` is where cells share stages. Raises whatever stopped it."""
+    def __call__(self, cell: Cell, path: Path, observer: Tell, shared_stages: Path | None = None) -> float | None:
+        """The cell's mean over clients; `shared_stages` is the folder of shared stages. Raises whatever stopped it."""
         host, self._host = self.host(cell.experiment), None
-        done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, openings=openings)
+        done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, shared_stages=shared_stages)
         self._host = host
         return done.results["summary"].get("mean")
 
@@ -130,14 +130,16 @@ class _Progress:
         self.tell({"kind": "cell_failed", "cell": number, "error": error})
 
 
-def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, openings: _Openings) -> list[CellFailure]:
+def _here(
+    cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, shared_stages: _SharedStages
+) -> list[CellFailure]:
     runner, progress = Runner(), _Progress(cells, tell)
     for number in left:
         progress.start(number)
         path = find_folder(out, cells[number])
         try:
             mean = runner(
-                cells[number], path, lambda event, n=number: tell({**event, "cell": n}), openings.folder(number)
+                cells[number], path, lambda event, n=number: tell({**event, "cell": n}), shared_stages.folder(number)
             )
         except Exception as error:
             progress.fail(number, failure_text(error), traceback.format_exc())
@@ -147,7 +149,7 @@ def _here(cells: Sequence[Cell], left: Sequence[int], out: Path, tell: Tell, ope
 
 
 def _in_workers(
-    cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, openings: _Openings
+    cells: Sequence[Cell], left: Sequence[int], out: Path, jobs: int, tell: Tell, shared_stages: _SharedStages
 ) -> list[CellFailure]:
     """The same in processes. A process that dies is one failure; another takes its place."""
     progress, waiting = _Progress(cells, tell), list(left)
@@ -162,24 +164,24 @@ def _in_workers(
 
     def give(worker: Worker) -> None:
         """The next cell: one that need not do what another does at this moment, then one with the worker's data."""
-        making = {openings.missing(n) for _, n in busy.values()} - {None}
+        making = {shared_stages.missing(n) for _, n in busy.values()} - {None}
         number = min(
             waiting,
             key=lambda n: (
-                openings.missing(n) in making,
+                shared_stages.missing(n) in making,
                 shared(cells[n].experiment) != ready[worker],
                 waiting.index(n),
             ),
         )
         waiting.remove(number)
-        cell, folder = cells[number], openings.folder(number)
+        cell, folder = cells[number], shared_stages.folder(number)
         ready[worker] = shared(cell.experiment)
         progress.start(number)
         busy[worker.connection] = (worker, number)
         task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment)}
         path = str(find_folder(out, cell))
         with contextlib.suppress(OSError):  # a process that is gone is noticed when it should answer
-            worker.send({**task, "path": path, "openings": None if folder is None else str(folder)})
+            worker.send({**task, "path": path, "shared_stages": None if folder is None else str(folder)})
 
     try:
         for _ in range(jobs):

@@ -47,9 +47,9 @@ def main() -> None:
         task = tasks.get()
         try:
             cell = Cell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
-            openings = None if task["openings"] is None else Path(task["openings"])
+            shared_stages = None if task["shared_stages"] is None else Path(task["shared_stages"])
             mean = runner(
-                cell, Path(task["path"]), lambda event: line.send({"kind": "event", "event": event}), openings
+                cell, Path(task["path"]), lambda event: line.send({"kind": "event", "event": event}), shared_stages
             )
         except Exception as error:
             line.send({"kind": "failed", "error": failure_text(error), "traceback": traceback.format_exc()})

@@ -21,7 +21,7 @@ from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.rates import RATES, VALIDATION
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Opening, Personal, Stage
+from befit.protocol.stage import Exchange, Message, Personal, SharedPrefix, Stage
 
 __all__ = ["MethodBlock", "base_slots", "base_stages", "fixed", "load_base", "make_base", "with_base", "with_layout"]
 
@@ -128,16 +128,16 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
             down=stage.down.without(_OURS),
             rounds=rounds if stage.rounds is None else stage.rounds,
             lasts=False,
-            opening=None,  # of the base alone; ours has what it comes to, and ends with the next stage
+            shared_prefix=None,  # the base's own; the one of this plan ends with the next stage
         )
         for stage in run_stages(base)
     ]
     last = federated_stage(stages)
-    down, opening = Message() if last is None else last.down, _opening(block)
-    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, opening=opening)]
+    down = Message() if last is None else last.down
+    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, shared_prefix=_shared_prefix(block))]
 
 
-def _opening(block: Mapping[str, Any]) -> Opening:
+def _shared_prefix(block: Mapping[str, Any]) -> SharedPrefix:
     """Those stages, for runs that share them."""
     from befit.protocol.registry import check_method
 
@@ -145,7 +145,7 @@ def _opening(block: Mapping[str, Any]) -> Opening:
     rounds, dropout = given.get("rounds"), given.get("dropout")
     resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
     settings = {"train": _otherwise(given.get("train"))[0], "adapter": {} if dropout is None else {"dropout": dropout}}
-    return Opening(resolved, (BASE, FIXED), settings)
+    return SharedPrefix(resolved, (BASE, FIXED), settings)
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def features(
             elif mask_padding and "attention_mask" in batch:
                 mask[0] = batch["attention_mask"].bool()
             site.logits(batch)
-    rows = [torch.stack([one.mean, (one.variance + EPSILON).sqrt()]) for one in seen]
+    rows = [torch.stack([moments.mean, (moments.variance + EPSILON).sqrt()]) for moments in seen]
     return torch.cat(rows).float().cpu()
 
 

@@ -74,12 +74,12 @@ def generator_parameters(linears: int, modules: int, rank: int) -> int:
     return sum(prod(shape) for shape in shapes)
 
 
-def generate(state: Mapping[str, Tensor], features: Tensor, held: torch.dtype = torch.float32) -> Tensor:
+def generate(state: Mapping[str, Tensor], features: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
     """The scales (L * rank,) that the generator gives for features (2M,); clamped to [1e-4, 1000], straight through.
 
-    held  dtype of weights, features and products; the scales come back in float32
+    precision  dtype of weights, features and products; the scales come back in float32
     """
-    state, features = {key: value.to(held) for key, value in state.items()}, features.to(held)
+    state, features = {key: value.to(precision) for key, value in state.items()}, features.to(precision)
     hidden = F.prelu(F.linear(features, state[_W1], state[_B1]), state[_SLOPE])
     return clamp_through(F.linear(hidden, state[_W2], state[_B2]).float(), LOW, HIGH)
 
@@ -108,22 +108,22 @@ def fit(
     target: Tensor,
     steps: int,
     lr: float,
-    held: torch.dtype = torch.float32,
+    precision: torch.dtype = torch.float32,
 ) -> tuple[State, list[float]]:
     """`steps` of Adam on `sum |generate(f) - target|`, from `state` (Lee et al. 2025, Figure 2).
 
-    held  dtype of weights, features, and all that the optimiser knows
+    precision  dtype of weights, features, and all that the optimiser knows
     ->    the new state in float32, and the L1 gap before every step and at the end. `state` is not written to.
     """
-    trained = {key: value.detach().to(held, copy=True).requires_grad_(True) for key, value in state.items()}
+    trained = {key: value.detach().to(precision, copy=True).requires_grad_(True) for key, value in state.items()}
     optimiser = torch.optim.Adam(trained.values(), lr=lr, foreach=False)
     gaps = []
     for _ in range(steps):
-        gap = (generate(trained, features, held) - target).abs().sum()
+        gap = (generate(trained, features, precision) - target).abs().sum()
         optimiser.zero_grad()
         gap.backward()
         optimiser.step()
         gaps.append(float(gap.detach()))
     with torch.no_grad():
-        gaps.append(float((generate(trained, features, held) - target).abs().sum()))
+        gaps.append(float((generate(trained, features, precision) - target).abs().sum()))
     return {key: value.detach().float() for key, value in trained.items()}, gaps

@@ -51,10 +51,10 @@ def in_two(site: Site, share: float, seed: int) -> Site:
     examples = site.examples("train")
     generator = torch.Generator().manual_seed(derive_seed(seed, site.info.id, "held out"))
     places = torch.randperm(len(examples), generator=generator)
-    held = min(max(1, round(share * len(examples))), max(1, len(examples) - 1))
+    size = min(max(1, round(share * len(examples))), max(1, len(examples) - 1))
     parts = {
-        "val": Part(examples, places[:held]),
-        "train": Part(examples, places[held:] if len(places) > 1 else places),
+        "val": Part(examples, places[:size]),
+        "train": Part(examples, places[size:] if len(places) > 1 else places),
     }
     return replace(site, examples=parts.__getitem__)
 
@@ -101,13 +101,13 @@ def train_at(
 
 def directions(optimiser: torch.optim.Optimizer) -> list[Tensor]:
     """`u = m / (sqrt(v) + eps)` of AdamW's last step, with both averages corrected for their start at zero."""
-    found = []
+    directions = []
     for group in optimiser.param_groups:
         state, (beta1, beta2) = optimiser.state[group["params"][0]], group["betas"]
         steps = float(state["step"])
         root = (state["exp_avg_sq"] / (1 - beta2**steps)).sqrt()
-        found.append(state["exp_avg"] / (1 - beta1**steps) / (root + group["eps"]))
-    return found
+        directions.append(state["exp_avg"] / (1 - beta1**steps) / (root + group["eps"]))
+    return directions
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,13 @@ class ScaleSearch:
     prior: Literal["simplified", "exact"] = "simplified"
     clip: float = 1.0
 
-    def make(self, *, accumulate: bool = False, return_raw: bool = False, held: torch.dtype = torch.float32) -> Search:
+    def make(
+        self, *, accumulate: bool = False, return_raw: bool = False, precision: torch.dtype = torch.float32
+    ) -> Search:
         """The search with what a preset does otherwise, see `Search`."""
-        return Search(Prior(self.alpha_s, self.alpha_p, self.prior), self.lr, self.clip, accumulate, return_raw, held)
+        return Search(
+            Prior(self.alpha_s, self.alpha_p, self.prior), self.lr, self.clip, accumulate, return_raw, precision
+        )
 
 
 def stationary_scale(norm: float, prior: Prior) -> float:
@@ -85,7 +89,7 @@ def stationary_scale(norm: float, prior: Prior) -> float:
 
 def column_norms(B: list[Tensor]) -> Tensor:
     """`n[l, k] = sum_j |B_l[j, k]|`, (L, r): how far column k has come from its start at zero."""
-    return torch.stack([one.abs().sum(0) for one in B])
+    return torch.stack([columns.abs().sum(0) for columns in B])
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Search:
     clip        largest gradient norm of A and B; the scales' gradients, far larger at first, are left alone
     accumulate  never clear the scales' gradients, as the released code
     return_raw  return the scales as the optimiser left them, unclamped, as the released code
-    held        dtype of the scales and of all that their optimiser knows; bfloat16 in the released code
+    precision   dtype of the scales and of all that their optimiser knows; bfloat16 in the released code
     """
 
     prior: Prior = Prior()
@@ -104,7 +108,7 @@ class Search:
     clip: float = 1.0
     accumulate: bool = False
     return_raw: bool = False
-    held: torch.dtype = torch.float32
+    precision: torch.dtype = torch.float32
 
 
 def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] = ()) -> Tensor:
@@ -121,10 +125,10 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
     B = [model.leaves(_WEIGHTS)[join(BUDGETED, name, "B")] for name in names]
     everything = _WEIGHTS | _HEADS | _SCALES
     optimiser = make_optimiser(model.parameters(_WEIGHTS | _HEADS), budget)
-    own = [one.detach().to(how.held, copy=True) for one in model.parameters(_SCALES)]
+    own = [scale.detach().to(how.precision, copy=True) for scale in model.parameters(_SCALES)]
     slow = torch.optim.Adam(own, lr=how.lr_lambda, foreach=False)
     examples = len(site.examples("train"))
-    carried = [torch.zeros_like(one) for one in own]
+    carried = [torch.zeros_like(scale) for scale in own]
     total = torch.zeros((), device=model.device)
     with model.training(True):
         for step, batch in enumerate(site.batches("train", steps, at)):
@@ -154,5 +158,5 @@ def search(site: Site, at: Tick, how: Search, steps: int, base: tuple[str, ...] 
             f"{budget.lr} and lr_lambda {how.lr_lambda}"
         )
     site.report.update({"steps": float(steps), "loss": loss})
-    learnt = torch.stack([one.detach().cpu().clone() for one in scales])
+    learnt = torch.stack([scale.detach().cpu().clone() for scale in scales])
     return learnt if how.return_raw else learnt.clamp(LOW, HIGH)

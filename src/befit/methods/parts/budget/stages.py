@@ -1,35 +1,55 @@
-"""What a client does alone: scales of its own, and the adapters that its budgets keep of them."""
+"""What methods share that personalise the result of another method, their base, or the bare backbone: `OnBase`, and
+the stages in which a client learns scales of its own and the adapters that its budgets keep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
+from befit.adapters.layout import Layout
 from befit.core.errors import NotTrained
 from befit.core.metrics import relative_range
 from befit.core.values import ClientInfo, Payload, State, Tick
-from befit.methods.parts.budget.base import base_slots, fixed, load_base
+from befit.methods.parts.budget.allocate import ALLOCATION
+from befit.methods.parts.budget.base import (
+    MethodBlock,
+    base_slots,
+    base_stages,
+    fixed,
+    load_base,
+    make_base,
+    with_base,
+    with_layout,
+)
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.methods.parts.budget.search import Search, search
-from befit.protocol.method import Deployment
-from befit.protocol.site import Site
+from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Message, Personal, Stage
+from befit.protocol.work import Work
+from befit.train.loop import Pass, train
 from befit.train.optim import MOMENTS
 
 __all__ = [
     "FineTune",
+    "OnBase",
     "Predict",
     "SearchAlone",
+    "TrainAlone",
     "deploy_budgets",
     "features_of",
     "generator_of",
     "load_scales",
+    "resume",
+    "updated_memory",
 ]
 
 LEARNT = "scales/all/lambda"
@@ -49,14 +69,14 @@ def load_scales(site: Site, scales: Tensor) -> None:
 
 
 def features_of(client: Payload, site: Site, mask_padding: bool, all_padding: bool = False) -> tuple[Tensor, State]:
-    """The client's features, and as arrays to keep: the model that they are of is frozen, so one pass is enough.
+    """The client's features, and the same as arrays to keep: the model is frozen, so one pass is enough.
 
-    Data that arrive over time are looked at anew. The model holds the base.
+    Data that arrive over time are read anew. The model holds the base.
     """
     if site.stream is None and _SEEN in client.arrays:
         return client.arrays[_SEEN].clone(), {}
-    found = features(site, *base_slots(client), mask_padding=mask_padding, all_padding=all_padding)
-    return found, {_SEEN: found}
+    seen = features(site, *base_slots(client), mask_padding=mask_padding, all_padding=all_padding)
+    return seen, {_SEEN: seen}
 
 
 @dataclass(frozen=True)
@@ -78,11 +98,11 @@ class SearchAlone(Personal):
 
 @dataclass(frozen=True)
 class Predict(Personal):
-    """The generator that arrives says the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
+    """The generator that arrives predicts the client's scales; once, for all budgets (Lee et al. 2025, Figure 1)."""
 
     mask_padding: bool
     all_padding: bool
-    held: torch.dtype = torch.float32
+    precision: torch.dtype = torch.float32
 
     def stage(self) -> Stage:
         return Stage("scales", self, None, Message(slot(GENERATOR)), rounds=1, trains=NOTHING)
@@ -94,7 +114,7 @@ class Predict(Personal):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         load_base(client, site)
         seen, kept = features_of(client, site, self.mask_padding, self.all_padding)
-        scales = generate(generator_of(received), seen, self.held).view(len(site.model.shapes.targets), -1)
+        scales = generate(generator_of(received), seen, self.precision).view(len(site.model.shapes.targets), -1)
         site.report.update({"scale_mean": float(scales.mean()), "scale_max": float(scales.max())})
         return client | Payload({**kept, LEARNT: scales}), Payload()
 
@@ -139,13 +159,88 @@ def deploy_budgets(client: Payload, site: Site, budgets: Budgets) -> Deployment:
             "it, so there is nothing to deploy"
         )
     slots = (*base_slots(client), BUDGETED)
-    found = {
+    deployments = {
         r: Deployment({**fixed(client), **restored(client.arrays, name, site)}, slots)
         for name, r in budgets.names.items()
     }
-    main = found[budgets.rank]
+    main = deployments[budgets.rank]
     # A client with a limit of its own has no adapter of the common rank to be measured as one.
     own = budgets.limit(site.info.id) != Limit(budgets.rank)
-    others = {f"r{r}": one for r, one in found.items() if not (own and r == budgets.rank)} if len(found) > 1 else {}
+    others = {f"r{r}": other for r, other in deployments.items() if not (own and r == budgets.rank)}
     learnt = {"learnt/all/lambda": client.arrays[LEARNT]} if LEARNT in client.arrays else {}
-    return Deployment(main.arrays, main.slots, main.mixer, others, learnt)
+    return Deployment(main.arrays, main.slots, main.mixer, others if len(deployments) > 1 else {}, learnt)
+
+
+class OnBase(Method):
+    """The base's stages and memories, then our own stages; deployed is the base and the adapter in our slot.
+
+    A subclass is a frozen dataclass that calls `prepare` and says what its `own_stages` are.
+    """
+
+    rank: int
+    base: MethodBlock
+    before: Method | None
+
+    def prepare(self, layout: Layout, base: Mapping[str, Any] | None, owner: str) -> None:
+        """Make the base of its block. Raises ConfigError for one that cannot be a base."""
+        object.__setattr__(self, "before", None)
+        before = make_base(base, [stage.name for stage in self.own_stages()], owner)
+        object.__setattr__(self, "before", before)
+        object.__setattr__(self, "layout", with_layout(layout, before))
+        object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+
+    def own_stages(self) -> list[Stage]:
+        raise NotImplementedError
+
+    def plan(self) -> Sequence[Stage]:
+        return [*base_stages(self.base, self.before), *self.own_stages()]
+
+    @property
+    def use(self) -> Use:  # type: ignore[override]
+        return Use((*(() if self.before is None else self.before.use.slots), BUDGETED))
+
+    def work(self) -> tuple[Work, ...]:
+        return (Work((BUDGETED,), slot(BUDGETED)),)
+
+    def server_init(self, site: ServerSite) -> Payload:
+        return with_base(Payload(), None if self.before is None else self.before.server_init(site))
+
+    def client_init(self, site: Site) -> Payload:
+        return with_base(Payload(), None if self.before is None else self.before.client_init(site))
+
+    def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
+        return deploy_budgets(client, site, Budgets(self.rank))
+
+
+@dataclass(frozen=True)
+class TrainAlone(Personal):
+    """The client trains our slot on top of its base, from the common start or from where the last round left it.
+
+    epochs  passes over its examples, in a single round; None for train.max_steps in every round
+    """
+
+    epochs: int | None
+
+    def stage(self) -> Stage:
+        rounds = None if self.epochs is None else 1
+        return Stage("budget", self, rounds=rounds, trains=slot(BUDGETED))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        base = resume(client, site)
+        step = Pass(slot(BUDGETED), (*base, BUDGETED), name=BUDGETED, keep_optimiser=True)
+        report = train(site, [step], at, steps=steps_for(site, self.epochs), memory=client)
+        site.report.update(report.numbers())
+        return updated_memory(client, site.model.dump(slot(BUDGETED)), report.memory, at), Payload()
+
+
+def resume(client: Payload, site: Site) -> tuple[str, ...]:
+    """Put the client's base and, where an earlier round left one, its adapter into the model; the base's slots."""
+    base = load_base(client, site)
+    site.model.load(select(client.arrays, slot(BUDGETED)))
+    return base
+
+
+def updated_memory(client: Payload, adapter: State, running: Payload, at: Tick) -> Payload:
+    """The client's memory with a new adapter; `running` is what the next round goes on from, if there is one."""
+    rest = client.with_part(MOMENTS, Payload()).with_part(ALLOCATION, Payload())
+    return rest | Payload(adapter) | (running if at.round < at.rounds else Payload())

@@ -1,4 +1,4 @@
-"""Clients' models as teachers at the server: the mean of what they say of public records, and who learns from it."""
+"""Clients' models as teachers at the server: the mean of their logits on public records, and who learns from it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,32 @@ from befit.adapters.keys import select, slot, slot_of
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Tick, Update
 from befit.methods.parts.distil.settings import Distillation
-from befit.methods.parts.distil.student import Seeing, Student, rows_of, view
-from befit.methods.parts.distil.translate import View, alike, translated
+from befit.methods.parts.distil.student import ModelAndTask, Student, forward_rows, view
+from befit.methods.parts.distil.translate import View, same_rows, translate_rows
 from befit.protocol.site import ServerSite
 
 if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Examples
 
-__all__ = ["Taught", "blended", "budget_of", "lessons", "mean_rows", "public_of", "students", "with_states"]
+__all__ = [
+    "TeacherLogits",
+    "blend_teachers",
+    "budget_of",
+    "lessons",
+    "mean_logits",
+    "public_of",
+    "students",
+    "with_states",
+]
 
 
 @dataclass(frozen=True)
-class Taught:
-    """What the clients of one family say of a batch, on average.
+class TeacherLogits:
+    """The mean logits of one family's clients on a batch.
 
-    rows     (rows, classes) float32, the mean of their logits
-    clients  how many they are
+    rows     (rows, classes) float32
+    clients  their number
     """
 
     seen: View
@@ -39,62 +48,65 @@ class Taught:
 
 def lessons(
     site: ServerSite, updates: Sequence[Update], settings: Distillation, at: Tick
-) -> Iterator[dict[str, Taught]]:
-    """For every batch of the round's public records, what each family that replied says of it.
+) -> Iterator[dict[str, TeacherLogits]]:
+    """For every batch of the round's public records, the mean logits of each family that replied.
 
-    Teachers are the shared adapters that clients sent, without dropout. One update is held at a time, and logits of
-    one batch.
+    Teachers are the shared adapters that clients sent, without dropout. One update is in memory at a time, and the
+    logits of one batch.
     """
     public = public_of(site)
     families = _replied(site, updates)
     examples = {family: public(family) for family in families}
     chosen = settings.records(len(next(iter(examples.values()))), at)
     for places in settings.batches(chosen, at, "server"):
-        taught: dict[str, Taught] = {}
+        taught: dict[str, TeacherLogits] = {}
         for family, own in families.items():
-            one = site.backbones[family]
-            seen = view(one, examples[family], places)
-            states = (select(update.payload.arrays, slot("shared")) for update in own)  # whatever else was sent
-            taught[family] = Taught(seen, mean_rows(one, seen, states), len(own))
+            backbone = site.backbones[family]
+            seen = view(backbone, examples[family], places)
+            states = (select(update.payload.arrays, slot("shared")) for update in own)
+            taught[family] = TeacherLogits(seen, mean_logits(backbone, seen, states), len(own))
         yield taught
 
 
-def mean_rows(one: Seeing, seen: View, states: Iterator[State]) -> Tensor:
+def mean_logits(model_and_task: ModelAndTask, seen: View, states: Iterator[State]) -> Tensor:
     """(rows, classes) float32: the mean logits of several adapters of one backbone."""
-    total, count = torch.zeros((), device=one.model.device), 0
+    total, count = torch.zeros((), device=model_and_task.model.device), 0
     for state in states:
-        with torch.no_grad(), one.model.training(False), one.model.using(state, slot_of(next(iter(state)))):
-            total = total + rows_of(one, seen)
+        model = model_and_task.model
+        with torch.no_grad(), model.training(False), model.using(state, slot_of(next(iter(state)))):
+            total = total + forward_rows(model_and_task, seen)
         count += 1
     return total / count
 
 
-def blended(student: View, taught: Sequence[Taught], classes: int, temperature: float, top: int) -> Tensor:
+def blend_teachers(
+    student: View, teachers: Sequence[TeacherLogits], classes: int, temperature: float, top: int
+) -> Tensor:
     """(student's rows, classes) float32: `softmax(mean of all teachers' logits / T)`, every client counting the same.
 
     Logits can only be averaged where rows and classes are the same; families with other tokenizers are translated,
     and add their probabilities, by their number of clients.
     """
-    same = [one for one in taught if one.rows.shape[-1] == classes and alike(one.seen, student)]
+    same = [family for family in teachers if family.rows.shape[-1] == classes and same_rows(family.seen, student)]
     parts: list[tuple[int, Tensor]] = []
     if same:
-        clients = sum(one.clients for one in same)
-        mean = torch.stack([one.clients * one.rows for one in same]).sum(0) / clients
+        clients = sum(family.clients for family in same)
+        mean = torch.stack([family.clients * family.rows for family in same]).sum(0) / clients
         parts.append((clients, (mean / temperature).softmax(-1)))
-    for one in taught:
-        if not any(one is other for other in same):
-            said = (one.rows / temperature).softmax(-1).topk(min(top, one.rows.shape[-1]))
-            parts.append((one.clients, translated(said.values, said.indices, one.seen, student, classes)))
+    for family in teachers:
+        if not any(family is other for other in same):
+            likely = (family.rows / temperature).softmax(-1).topk(min(top, family.rows.shape[-1]))
+            parts.append((family.clients, translate_rows(likely.values, likely.indices, family.seen, student, classes)))
     if len(parts) == 1:
         return parts[0][1]
-    return torch.stack([clients * said for clients, said in parts]).sum(0) / sum(clients for clients, _ in parts)
+    return torch.stack([clients * part for clients, part in parts]).sum(0) / sum(clients for clients, _ in parts)
 
 
 def students(
     site: ServerSite, server: Payload, updates: Sequence[Update], settings: Distillation, at: Tick
 ) -> dict[str, Student]:
     """One for each family that replied, starting from the family's shared adapter in the server's memory."""
-    public_of(site)  # without them nothing can be learnt
+    public_of(site)  # refuses a server without public records
     budget = budget_of(site)
     rate = settings.rate(budget, at)
     return {
@@ -112,7 +124,7 @@ def with_states(server: Payload, states: Mapping[str, State]) -> Payload:
 
 def _replied(site: ServerSite, updates: Sequence[Update]) -> dict[str, list[Update]]:
     """The updates of every family that has any, in the order of families."""
-    by_family = {family: [one for one in updates if one.client.backbone == family] for family in site.families}
+    by_family = {family: [update for update in updates if update.client.backbone == family] for family in site.families}
     return {family: own for family, own in by_family.items() if own}
 
 

@@ -1,4 +1,4 @@
-"""What a model says of public records, as arrays that travel (FedMKT, Fan et al. 2025)."""
+"""What a model predicts for public records, as arrays that travel (FedMKT, Fan et al. 2025)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError
 from befit.core.values import State, TensorSpec, Tick, Update
 from befit.methods.parts.distil.settings import Distillation
-from befit.methods.parts.distil.student import Seeing, Student, drawing, soft_loss, view
-from befit.methods.parts.distil.translate import View, translated
+from befit.methods.parts.distil.student import ModelAndTask, Student, seeded_dropout, soft_loss, view
+from befit.methods.parts.distil.translate import View, translate_rows
 from befit.tasks.base import Examples
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ __all__ = [
     "Knowledge",
     "Lesson",
     "best_lessons",
-    "better",
-    "learnt",
-    "said",
+    "distil_adapter",
+    "lower_loss_targets",
+    "predict_public",
     "target_of",
 ]
 
@@ -57,30 +57,33 @@ class Knowledge:
 
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         if not shapes.outputs:
-            raise ModelError("what a model says of public records needs one that tells its number of classes or tokens")
+            raise ModelError("predictions for public records need a model that tells its number of classes or tokens")
         places = (self.samples, self.positions if shapes.generates else 1, min(self.top, shapes.outputs))
-        found = {LOSSES: TensorSpec((self.samples,)), VALUES: TensorSpec(places)}
-        return found | ({TOKENS: TensorSpec(places)} if self.top < shapes.outputs else {})
+        arrays = {LOSSES: TensorSpec((self.samples,)), VALUES: TensorSpec(places)}
+        return arrays | ({TOKENS: TensorSpec(places)} if self.top < shapes.outputs else {})
 
 
 @torch.no_grad()
-def said(one: Seeing, examples: Examples, chosen: Tensor, specs: Mapping[str, TensorSpec], batch_size: int) -> State:
+def predict_public(
+    model_and_task: ModelAndTask, examples: Examples, chosen: Tensor, specs: Mapping[str, TensorSpec], batch_size: int
+) -> State:
     """Losses and likeliest classes of the chosen records by the model as it is, in the shapes of `specs`, on the CPU.
 
-    A record's loss is the mean over its answer tokens. Tokens are int32; probabilities of a place that a record does
-    not have are zero.
+    A record's loss is the mean over its answer tokens. Tokens are int32; probabilities beyond a record's last place are
+    zero.
     """
     arrays = {key: torch.zeros(spec.shape) for key, spec in specs.items()}
     if TOKENS in arrays:
         arrays[TOKENS] = arrays[TOKENS].int()
     _, positions, classes = specs[VALUES].shape
-    with one.model.training(False):
+    model, task = model_and_task.model, model_and_task.task
+    with model.training(False):
         for first in range(0, len(chosen), batch_size):
             places = chosen[first : first + batch_size]
-            seen = view(one, examples, places)
-            logits = one.task.logits(one.model.backbone, seen.batch)
-            arrays[LOSSES][first : first + len(places)] = one.task.sample_losses(logits, seen.batch).cpu()
-            rows, samples = one.task.judged(logits, seen.batch)
+            seen = view(model_and_task, examples, places)
+            logits = task.logits(model.backbone, seen.batch)
+            arrays[LOSSES][first : first + len(places)] = task.sample_losses(logits, seen.batch).cpu()
+            rows, samples = task.judged(logits, seen.batch)
             probabilities = rows.float().softmax(-1)
             for place in range(len(places)):
                 own = probabilities[samples == place][:positions].cpu()
@@ -94,7 +97,7 @@ def said(one: Seeing, examples: Examples, chosen: Tensor, specs: Mapping[str, Te
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one model says of one record: probabilities (positions, k), their classes, and its loss there."""
+    """What one model predicts for one record: probabilities (positions, k), their classes, and its loss there."""
 
     family: str
     loss: float
@@ -108,9 +111,9 @@ class Lesson:
 
 
 def best_lessons(updates: Sequence[Update], count: int) -> list[Lesson]:
-    """For each of the first `count` records what the client with the lowest loss there says; the first of equal ones.
+    """For each of the first `count` records, the prediction of the client with the lowest loss (the first of equals).
 
-    One update is held at a time, and what is kept of it.
+    One update is in memory at a time, and the predictions kept from earlier ones.
     """
     best: dict[int, Lesson] = {}
     for update in updates:
@@ -121,13 +124,13 @@ def best_lessons(updates: Sequence[Update], count: int) -> list[Lesson]:
     return [best[place] for place in range(count)]
 
 
-def better(lessons: Sequence[Lesson], losses: Tensor) -> dict[int, Lesson]:
+def lower_loss_targets(lessons: Sequence[Lesson], losses: Tensor) -> dict[int, Lesson]:
     """Those lessons, by their number, whose loss is below the learner's own at the same record."""
-    return {number: one for number, one in enumerate(lessons) if one.loss < float(losses[number])}
+    return {number: lesson for number, lesson in enumerate(lessons) if lesson.loss < float(losses[number])}
 
 
-def learnt(
-    one: Seeing,
+def distil_adapter(
+    model_and_task: ModelAndTask,
     start: State,
     lessons: Mapping[int, Lesson],
     chosen: Tensor,
@@ -137,15 +140,15 @@ def learnt(
     at: Tick,
     who: str,
 ) -> State:
-    """The adapter after learning its lessons, by cross-entropy at temperature 1; as it was where there are none.
+    """The adapter after learning its lessons by cross-entropy at temperature 1; unchanged where there are none.
 
     lessons  by the number of the record among the `chosen` ones
     seen_by  records as a family sees them, by its name; as the learner does, by the name OWN
     """
     if not lessons:
         return start
-    student = Student(one, start, budget, settings.rate(budget, at))
-    with drawing(one, at, who):
+    student = Student(model_and_task, start, budget, settings.rate(budget, at))
+    with seeded_dropout(model_and_task, at, who):
         for numbers in settings.batches(torch.tensor(sorted(lessons)), at, who):
             batch = [(lessons[number], chosen[number : number + 1]) for number in numbers.tolist()]
             pairs = [(lesson, seen_by(OWN, place), seen_by(lesson.family, place)) for lesson, place in batch]
@@ -163,7 +166,7 @@ def target_of(lessons: Sequence[tuple[Lesson, View, View]], rows: Tensor) -> Ten
     device, classes = rows.device, rows.shape[-1]
     return torch.cat(
         [
-            translated(
+            translate_rows(
                 lesson.values.to(device),
                 None if lesson.tokens is None else lesson.tokens.to(device),
                 theirs,

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Examples, Task
 
-__all__ = ["Seeing", "Student", "drawing", "rows_of", "soft_loss", "view"]
+__all__ = ["ModelAndTask", "Student", "forward_rows", "seeded_dropout", "soft_loss", "view"]
 
 
-class Seeing(Protocol):
-    """A client's site, or a backbone at the server."""
+class ModelAndTask(Protocol):
+    """A model and the task in its terms: a client's site, or a backbone at the server."""
 
     @property
     def model(self) -> AdaptedModel: ...
@@ -35,14 +35,16 @@ class Seeing(Protocol):
     def task(self) -> Task: ...
 
 
-def view(one: Seeing, examples: Examples, places: Sequence[int] | Tensor) -> View:
+def view(model_and_task: ModelAndTask, examples: Examples, places: Sequence[int] | Tensor) -> View:
     """Some records as the model sees them, on its device."""
-    return View(one.task, {name: value.to(one.model.device) for name, value in examples.batch(places).items()})
+    device = model_and_task.model.device
+    return View(model_and_task.task, {name: value.to(device) for name, value in examples.batch(places).items()})
 
 
-def rows_of(one: Seeing, seen: View) -> Tensor:
-    """(rows, classes) float32: one forward pass of the model as it is, where the task judges it."""
-    rows, _ = one.task.judged(one.task.logits(one.model.backbone, seen.batch), seen.batch)
+def forward_rows(model_and_task: ModelAndTask, seen: View) -> Tensor:
+    """(rows, classes) float32: the logits that the task judges, by one forward pass of the model as it is."""
+    task = model_and_task.task
+    rows, _ = task.judged(task.logits(model_and_task.model.backbone, seen.batch), seen.batch)
     return rows.float()
 
 
@@ -63,14 +65,14 @@ class Student:
     start  where it starts, all arrays of one slot
     rate   its learning rate
 
-    Nothing of it stays in the model between two steps, so that students of one backbone can take turns.
+    The model is free between two steps, so that students of one backbone can take turns.
     """
 
-    def __init__(self, one: Seeing, start: State, budget: TrainSettings, rate: float) -> None:
-        self._one, self._budget = one, budget
+    def __init__(self, model_and_task: ModelAndTask, start: State, budget: TrainSettings, rate: float) -> None:
+        self._model_and_task, self._budget = model_and_task, budget
         self._chosen = slot(next(iter(start)).partition("/")[0])
         self.start, self.state, self.losses = start, start, list[float]()
-        self._optimiser = make_optimiser(one.model.parameters(self._chosen), budget)
+        self._optimiser = make_optimiser(model_and_task.model.parameters(self._chosen), budget)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
 
@@ -80,10 +82,10 @@ class Student:
 
     def step(self, seen: View, loss: Callable[[Tensor], Tensor]) -> None:
         """One step on a loss of the rows of these records. Raises TrainingDiverged where it is not finite."""
-        model = self._one.model
+        model = self._model_and_task.model
         model.load(self.state)
         with model.training(True), model.active(self.slot), model.trainable(self._chosen):
-            value = loss(rows_of(self._one, seen))
+            value = loss(forward_rows(self._model_and_task, seen))
             model.zero_gradients()
             value.backward()
         if self._budget.grad_clip:
@@ -98,9 +100,10 @@ class Student:
 
 
 @contextmanager
-def drawing(one: Seeing, at: Tick, who: str) -> Iterator[None]:
-    """Dropout by a seed of this round and of who learns; outside nothing is drawn."""
-    devices = [one.model.device] if one.model.device.type == "cuda" else []
+def seeded_dropout(model_and_task: ModelAndTask, at: Tick, who: str) -> Iterator[None]:
+    """Within it, dropout is drawn by a seed of this round and of who learns; random states outside stay as they are."""
+    device = model_and_task.model.device
+    devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(at.seed_for(who, "dropout of distillation"))
         yield

@@ -1,4 +1,4 @@
-"""What one model says of a record, in the terms of another (docs/methods/perada.md, Distillation).
+"""What one model predicts for a record, in the terms of another (docs/methods/perada.md, Distillation).
 
 A *row* is a place that a task judges: a sample of a classifier, or an answer token of a language model, predicted from
 what stands before it. Models with one tokenizer have the same rows and classes. Between others, rows are matched by
@@ -18,7 +18,7 @@ from befit.core.errors import ModelError
 from befit.methods.parts.mosaic.align.tokens import IGNORED, matched_answers, piece_of, tokenizer_of
 from befit.tasks.base import Batch, Task
 
-__all__ = ["View", "alike", "spread", "translated"]
+__all__ = ["View", "same_rows", "spread", "translate_rows"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class View:
         return labels[:, 1:][labels[:, 1:] != IGNORED]
 
 
-def alike(first: View, second: View) -> bool:
+def same_rows(first: View, second: View) -> bool:
     """Whether rows and classes of both are the same: of classifiers always, else with one vocabulary and tokens."""
-    one, other = first.batch["labels"], second.batch["labels"]
-    if one.ndim == 1 and other.ndim == 1:
+    left, right = first.batch["labels"], second.batch["labels"]
+    if left.ndim == 1 and right.ndim == 1:
         return True
-    return one.shape == other.shape and torch.equal(one, other) and _one_vocabulary(first.task, second.task)
+    return left.shape == right.shape and torch.equal(left, right) and _one_vocabulary(first.task, second.task)
 
 
 def spread(values: Tensor, tokens: Tensor | None, classes: int) -> tuple[Tensor, Tensor]:
@@ -62,11 +62,11 @@ def spread(values: Tensor, tokens: Tensor | None, classes: int) -> tuple[Tensor,
     return values / sums.clamp_min(torch.finfo(torch.float32).tiny), sums[:, 0] > 0
 
 
-def translated(values: Tensor, tokens: Tensor | None, teacher: View, student: View, classes: int) -> Tensor:
-    """(student's rows, classes) float32: what the teacher says there, each row summing to 1.
+def translate_rows(values: Tensor, tokens: Tensor | None, teacher: View, student: View, classes: int) -> Tensor:
+    """(student's rows, classes) float32: the teacher's probabilities there, each row summing to 1.
 
-    values, tokens  the teacher's probabilities (rows, k) and their classes, see `spread`; where there are fewer rows
-                    than it has, its first ones, and what is beyond them says nothing
+    values, tokens  the teacher's probabilities (rows, k) and their classes, see `spread`; fewer rows than there
+                    are stand for the first ones
 
     Where one token of the teacher stands for the same text as one of the student's, its probabilities, by the text of
     each class; what has no such class is left out, and the rest sums to 1. Everywhere else the student's own token,
@@ -74,7 +74,7 @@ def translated(values: Tensor, tokens: Tensor | None, teacher: View, student: Vi
     """
     own = student.own.to(values.device)
     target = torch.nn.functional.one_hot(own, classes).float()
-    if alike(teacher, student):
+    if same_rows(teacher, student):
         known, used = spread(values[: len(own)], None if tokens is None else tokens[: len(own)], classes)
         places = used.nonzero()[:, 0]
         target[places] = known[places]
@@ -92,29 +92,28 @@ def translated(values: Tensor, tokens: Tensor | None, teacher: View, student: Vi
 def _single_rows(teacher: View, student: View) -> list[tuple[int, int]]:
     """Rows of both whose tokens stand for the same text, one for one."""
     numbers = [_numbers(view.batch["labels"]) for view in (teacher, student)]
-    found = []
+    pairs = []
     for record, (theirs, mine) in matched_answers((teacher.batch, student.batch), (teacher.task, student.task)):
         if len(theirs) == len(mine) == 1:
-            pair = tuple(int(rows[record, place]) for rows, place in zip(numbers, (theirs[0], mine[0]), strict=True))
-            found.append(pair)
-    return [pair for pair in found if min(pair) >= 0]
+            pairs.append(tuple(int(rows[record, at]) for rows, at in zip(numbers, (theirs[0], mine[0]), strict=True)))
+    return [pair for pair in pairs if min(pair) >= 0]
 
 
 def _numbers(labels: Tensor) -> Tensor:
-    """(batch, tokens) int64: the row in which a token is predicted, -1 where none does."""
-    learnt = labels != IGNORED
-    learnt[:, 0] = False
-    return torch.where(learnt, learnt.flatten().cumsum(0).view_as(labels) - 1, -1)
+    """(batch, tokens) int64: the row that predicts a token, -1 where there is none."""
+    predicted = labels != IGNORED
+    predicted[:, 0] = False
+    return torch.where(predicted, predicted.flatten().cumsum(0).view_as(labels) - 1, -1)
 
 
 def _one_vocabulary(first: Task, second: Task) -> bool:
-    one, other = tokenizer_of(first), tokenizer_of(second)
-    return one is other or _same_words(one, other)
+    left, right = tokenizer_of(first), tokenizer_of(second)
+    return left is right or _same_words(left, right)
 
 
 @lru_cache(maxsize=32)
-def _same_words(one: Any, other: Any) -> bool:
-    return one.get_vocab() == other.get_vocab()
+def _same_words(first: Any, second: Any) -> bool:
+    return first.get_vocab() == second.get_vocab()
 
 
 @lru_cache(maxsize=16)

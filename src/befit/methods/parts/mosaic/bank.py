@@ -2,8 +2,8 @@
 
 A group is the clients of one family (of one backbone), or everybody. Arrays of a family are stacked over that family,
 the cores of PQ sites over everybody, as `own/K.projection/P`: what lies at the same place of two backbones meets there,
-and nothing else does. Rows are in the order of client ids, so nothing depends on who answers first. Mixtures are made
-of these rows when a client asks for its own, with weights that lie beside them: `befit.methods.parts.mosaic.blocks`.
+and nothing else does. Rows are in the order of client ids, so the order of replies does not matter. Mixtures are made
+of these rows when a client asks for its own, with weights that lie beside them: `befit.methods.parts.mosaic.relevance`.
 
 The server's memory has these parts: `groups`, by group the stacks `own/module/factor` and the weights; `clients` and
 `sites`, by family the ids of its rows and where its PQ sites are; `bases`, by family its aligned basis.
@@ -20,8 +20,8 @@ from befit.adapters.keys import join, slot_of, split
 from befit.adapters.pq import sites
 from befit.core.errors import ModelError
 from befit.core.values import Payload, Scalar, State, Update
-from befit.methods.parts.mosaic.blocks import mixture
 from befit.methods.parts.mosaic.mixing import ServerBank
+from befit.methods.parts.mosaic.relevance import mixture
 from befit.methods.parts.mosaic.sketch import SKETCH
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
     "absorb",
     "described",
     "differing",
-    "held_by",
     "members",
     "mixed",
     "received_before",
     "received_by",
     "remembered",
+    "server_bank",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def described(starts: Mapping[str, State], blocks: int) -> Payload:
 
     Raises ModelError where families do not have the same sites.
     """
-    found: dict[str, Scalar] = {}
+    places: dict[str, Scalar] = {}
     names: dict[str, set[str]] = {}
     for family, start in starts.items():
         modules = dict.fromkeys(split(key)[1] for key in start if split(key)[0] == "personal")
@@ -77,11 +77,11 @@ def described(starts: Mapping[str, State], blocks: int) -> Payload:
                 family,
                 blocks,
             )
-        found[family] = [f"{site} {module}" for module, site in at.items()]
+        places[family] = [f"{site} {module}" for module, site in at.items()]
         names[family] = set(at.values())
     if reasons := differing(names):
         raise ModelError(reasons[0])
-    return Payload().with_part(_SITES, Payload({}, found))
+    return Payload().with_part(_SITES, Payload({}, places))
 
 
 def differing(names: Mapping[str, Collection[str]]) -> list[str]:
@@ -147,11 +147,11 @@ def _place(key: str, family: str, modules: Mapping[str, str]) -> tuple[str, str]
         return key, EVERYBODY
     if factor in _CORES:
         return join("own", modules[module], factor), EVERYBODY
-    assert module not in modules, f"{key}: the frozen factors of a PQ site are nobody's to send"
+    assert module not in modules, f"{key}: the frozen factors of a PQ site must not be sent"
     return join("own", module, factor), family
 
 
-def held_by(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> ServerBank:
+def server_bank(stacks: Stacks, whose: Members, before: Mapping[str, State]) -> ServerBank:
     """The stacks in the terms of a mixing: who is in which group, which arrays a group shares, and what it had before.
 
     before  as `received_before` says, for a mixing that compares with it
@@ -174,17 +174,17 @@ def received_before(server: Payload, starts: Mapping[str, State]) -> Stacks:
 
     starts  initial adapters by family
     """
-    found: Stacks = {}
+    received: Stacks = {}
     for family, start in starts.items():
         modules = {name: site for site, name in _sites_of(server, family).items()}
         for key, value in start.items():
             if slot_of(key) == "personal":
                 name, group = _place(key, family, modules)
-                found.setdefault(group, {})[name] = value
-    for group, arrays in found.items():
+                received.setdefault(group, {})[name] = value
+    for group, arrays in received.items():
         memory = server.part(GROUPS, group).arrays
         arrays |= {name: mixture(memory[WEIGHTS], memory[name], 0).clone() for name in arrays if name in memory}
-    return found
+    return received
 
 
 def received_by(server: Payload, client: str, family: str, slot: str) -> State:

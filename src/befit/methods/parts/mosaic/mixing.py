@@ -1,7 +1,7 @@
 """Whose adapter counts how much in whose mixture: by relevance, all alike, or as a bargain of all.
 
-The last two are what FedMosaic compares relevance with (Seo et al. 2026, Tables 30 and 33). They need no
-gradients, so none are taken or sent.
+The last two are the alternatives in FedMosaic (Seo et al. 2026, Tables 30 and 33). They need no gradients, so
+none are taken or sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ServerBank:
     stacks    by group of clients (a backbone's, or everybody), their last uploads, a row for each client, in the order
               of names; see `befit.methods.parts.mosaic.bank`
     groups    by group, the places of its members among all clients
-    before    by group and a stack's name, what all of them received last, for a mixing that says `compares`
+    before    by group and a stack's name, what all of them received last, for a mixing that `compares`
     sketches  everybody's gradients, a row for each client, where gradients are taken
     """
 
@@ -128,8 +128,8 @@ class Equal:
     compares: ClassVar[bool] = False
 
     def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
-        nothing = {group: torch.zeros(len(members), len(members)) for group, members in bank.groups.items()}
-        return {group: relevance(zeros, 1.0, range(len(zeros)), self.include_self) for group, zeros in nothing.items()}
+        sizes = {group: len(members) for group, members in bank.groups.items()}
+        return {group: relevance(torch.zeros(n, n), 1.0, range(n), self.include_self) for group, n in sizes.items()}
 
     def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
         return torch.full((len(last),), 1 / len(last))
@@ -145,13 +145,13 @@ class Nash:
     compares: ClassVar[bool] = True
 
     def __call__(self, bank: ServerBank) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for group, members in bank.groups.items():
             gram = torch.zeros(len(members), len(members), dtype=torch.float64)
             for name, stack in bank.stacks[group].items():
                 gram += _products(stack, bank.before[group][name])
-            found[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
-        return found
+            weights[group] = nash_weights(gram).float().expand(len(members), -1).contiguous()
+        return weights
 
     def newcomer(self, sketches: Tensor | None, own: Tensor | None, last: Tensor) -> Tensor:
         """What everybody has."""
@@ -170,19 +170,15 @@ def _products(stack: Tensor, before: Tensor) -> Tensor:
 
 
 def make_mixing(name: str, settings: Relevance) -> tuple[Mixing, Sketch | None]:
-    """The mixing of that name, and what has to travel for it.
-
-    Raises ConfigError for settings that this mixing has no use for.
-    """
+    """The mixing of that name, and what has to travel for it. Raises ConfigError for settings that it does not use."""
     if name == "relevance":
         return settings, Sketch(settings.share, settings.mask)
     used = {"include_self"} if name == "equal" else set()
-    given = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    problems = [
-        f"relevance.{one.name}: mixing: {name} has no use for it, got {given[one.name]}"
-        for one in fields(settings)
-        if given[one.name] != one.default and one.name not in used
+    unused_options = [
+        f"relevance.{option.name}: mixing: {name} does not use it, got {value}"
+        for option in fields(settings)
+        if (value := getattr(settings, option.name)) != option.default and option.name not in used
     ]
-    if problems:
-        raise ConfigError(problems, "the mixing")
+    if unused_options:
+        raise ConfigError(unused_options, "the mixing")
     return (Equal(settings.include_self) if name == "equal" else Nash()), None

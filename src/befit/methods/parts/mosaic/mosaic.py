@@ -1,7 +1,11 @@
 """FedMosaic's protocol (Seo et al.): a client's own adapter beside a mixture of the others', gated layer by layer.
 
 The equations: PQ-LoRA in `befit.adapters.pq`, the gate in `befit.adapters.gates`; beside this file gradients in
-`sketch`, weights in `relevance` and `mixing`, who gets what of whom in `bank`.
+`sketch`, weights in `relevance` and `mixing`, the clients' uploads in `bank`.
+
+A client that never trained, a newcomer, gets a mixture by the likeness of a gradient of its data to those of all
+clients (fast adaptation of Seo et al. 2026). The gradient is of a few batches of the unseen task, and the softmax runs
+over all clients that trained. A newcomer sends only that gradient, and no client gets anything of it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
+
+from torch import Tensor
 
 from befit.adapters.keys import factor, select, slot, slot_of
 from befit.adapters.layout import GATE, Layout
@@ -19,18 +25,29 @@ from befit.methods.parts.mosaic.align.run import aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import (
     BASES,
+    EVERYBODY,
+    GROUPS,
+    WEIGHTS,
     absorb,
     described,
     differing,
-    held_by,
     members,
+    mixed,
     received_before,
     received_by,
     remembered,
+    server_bank,
 )
 from befit.methods.parts.mosaic.mixing import Mixing, Relevance
-from befit.methods.parts.mosaic.newcomer import ARRIVED, Arrival
-from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, agreement, check_agreed, disturbed, mean_sketch
+from befit.methods.parts.mosaic.sketch import (
+    SKETCH,
+    Sketch,
+    agreement,
+    check_agreed,
+    disturbed,
+    mean_sketch,
+    newcomer_sketch,
+)
 from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
@@ -38,7 +55,7 @@ from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
-__all__ = ["BOTH", "Mosaic"]
+__all__ = ["ARRIVED", "BOTH", "Arrival", "Mosaic", "newcomer_mixture"]
 
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)
@@ -51,7 +68,7 @@ class Mosaic(Method):
 
     layout      slots `personal` and `shared`, gated, the sketch beside them if there is one, and the basis where there
                 are PQ sites
-    mixing      whose adapter counts how much in whose mixture; relevance needs the sketch, and nothing else does
+    mixing      how much each adapter counts in each mixture; only relevance needs the sketch
     blocks      how many blocks have PQ sites
     pq_rate     learning rate of P and Q, as a multiple of train.lr
     align       how the bases of different backbones are aligned, before the first round
@@ -147,7 +164,7 @@ class _Federate(Exchange):
         return client | kept | report.memory, Payload({**site.model.dump(slot("personal")), **sent})
 
     def _gradients(self, client: Payload, site: Site, at: Tick) -> tuple[State, State]:
-        """The running mean of what the client's data ask of the frozen model, where anybody wants it; kept and sent."""
+        """The running mean of the frozen model's gradient, if the mixing takes it; kept and sent."""
         mixing, sketch = self.method.mixing, self.method.sketch
         if sketch is None or not isinstance(mixing, Relevance):
             return {}, {}
@@ -160,10 +177,66 @@ class _Federate(Exchange):
         mixing = self.method.mixing
         before = received_before(server, site.starts) if mixing.compares else {}
         stacks, whose = absorb(server, updates)
-        return remembered(server, stacks, whose, mixing(held_by(stacks, whose, before)))
+        return remembered(server, stacks, whose, mixing(server_bank(stacks, whose, before)))
 
 
 def _restore(client: Payload, received: Payload, site: Site) -> None:
     known = set(site.model.keys)
     site.model.load({key: value for key, value in client.arrays.items() if key in known})
     site.model.load(received.arrays)
+
+
+ARRIVED = "arrived"  # the part of the server's memory with what was mixed for newcomers
+
+
+def newcomer_mixture(
+    server: Payload,
+    own: Tensor | None,
+    family: str,
+    mixing: Mixing = Relevance(),  # noqa: B008 frozen
+    name: str = "personal",
+) -> State:
+    """What a newcomer with this backbone starts from, in slot `name`, out of the server's memory after any round.
+
+    own  the newcomer's gradient, see `newcomer_sketch`; none where the mixing takes no gradients
+
+    Cores of PQ sites are mixed over all clients, the rest over those of the backbone, each with weights of sum 1.
+    Raises NotTrained where nobody has this backbone, PayloadMismatch where no gradients are held.
+    """
+    whose = members(server)
+    if family not in whose:
+        raise NotTrained("a newcomer cannot be given a mixture: nobody of its backbone has sent anything")
+    weights: dict[str, Tensor] = {}
+    for group in (EVERYBODY, family):
+        sketches = server.part(GROUPS, EVERYBODY).arrays.get(SKETCH)
+        if sketches is not None and group != EVERYBODY:
+            sketches = sketches[[whose[EVERYBODY].index(client) for client in whose[group]]]
+        weights[group] = mixing.newcomer(sketches, own, server.part(GROUPS, group).arrays[WEIGHTS])
+    return mixed(server, family, name, weights)
+
+
+@dataclass(frozen=True)
+class Arrival(Exchange):
+    """A newcomer's only message: the gradient by which the server mixes the clients' adapters for it."""
+
+    mixing: Mixing
+    sketch: Sketch | None
+
+    def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
+        return Payload({}, agreement(server.scalars, self.sketch, at.seed))
+
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+        if self.sketch is None or not isinstance(self.mixing, Relevance):
+            return client, Payload()
+        check_agreed(received, site, self.sketch, at.seed)
+        own = newcomer_sketch(site, at, self.sketch, self.mixing.noise_on("gradient"))
+        return client, Payload({SKETCH: disturbed(own, site, at, self.mixing.noise_on("upload"))})
+
+    def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
+        """The server's memory with a mixture for each of them beside it."""
+        arrived = Payload()
+        for update in updates:
+            info, own = update.client, update.payload.arrays.get(SKETCH)
+            mixture = newcomer_mixture(server, own, info.backbone, self.mixing, "shared")
+            arrived = arrived.with_part(info.id, Payload(mixture))
+        return server.with_part(ARRIVED, arrived)

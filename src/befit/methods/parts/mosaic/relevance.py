@@ -1,15 +1,23 @@
-"""How much each client's knowledge counts for each other client (FedMosaic, eq. 4)."""
+"""How much each client's knowledge counts for each other client (FedMosaic, eq. 4), and the mixtures by those weights.
+
+All mixtures at once would be another copy of all adapters, in memory and in every checkpoint. The server keeps the
+weights instead. Clients ask in their order: a block of clients is mixed by one matrix product when its first client
+asks, and forgotten when two later blocks have been made, or the stack is gone.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from befit.core.errors import PayloadMismatch
 
-__all__ = ["mixtures", "newcomer_weights", "relevance", "similarities"]
+__all__ = ["ROWS", "mixture", "mixtures", "newcomer_weights", "relevance", "similarities"]
 
 _CHUNK = 2**24  # entries of what is normalised at a time: 64 MiB
 
@@ -51,7 +59,7 @@ def relevance(cosines: Tensor, temperature: float, members: Sequence[int], inclu
     members       the clients that count, by their place in `cosines` (N, N)
     include_self  count the client itself, as eq. 4 is printed; without it the diagonal is 0, as in the released code
 
-    A client without anybody else gets its own: W = 1.
+    A client that is alone gets its own: W = 1.
     """
     chosen = cosines[members][:, members].double() / temperature
     if not include_self and len(members) > 1:
@@ -69,10 +77,44 @@ def newcomer_weights(sketches: Tensor, own: Tensor, temperature: float = 0.5, ki
             f"the newcomer's gradient has shape {tuple(own.shape)}, those of the clients "
             f"{tuple(sketches.shape[1:])}; take the same entries of the same model"
         )
-    cosines = torch.stack([similarities(torch.stack([own, one]), kind)[0, 1] for one in sketches])
+    cosines = torch.stack([similarities(torch.stack([own, sketch]), kind)[0, 1] for sketch in sketches])
     return (cosines.double() / temperature).softmax(0).float()
 
 
-def mixtures(weights: Tensor, held: Tensor) -> Tensor:
+def mixtures(weights: Tensor, stack: Tensor) -> Tensor:
     """`G_i = sum_j W_ij X_j` for some clients at once: (K, …) from K rows of W (K, M) and X (M, …), float32."""
-    return (weights @ held.reshape(len(held), -1)).view(len(weights), *held.shape[1:])
+    return (weights @ stack.reshape(len(stack), -1)).view(len(weights), *stack.shape[1:])
+
+
+ROWS = 64  # clients in a block: enough for a matrix product to be limited by arithmetic, not by reading X
+_KEPT = 2
+
+
+@dataclass
+class _Blocks:
+    """The last blocks of one stack, by their first row, and the weights that they are of."""
+
+    weights: weakref.ref[Tensor]
+    blocks: dict[int, Tensor] = field(default_factory=dict)
+
+
+_BLOCKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def mixture(weights: Tensor, stack: Tensor, row: int) -> Tensor:
+    """`G_i = sum_j W_ij X_j` of one client: (…) from W (M, M) and X (M, …), float32.
+
+    The same to the bit in whatever order clients ask: a row is always computed with its whole block. Neither argument
+    may be changed in place. Keeps at most 128 rows of a stack beside it.
+    """
+    known: _Blocks | None = _BLOCKS.get(stack)
+    if known is None or known.weights() is not weights:
+        known = _BLOCKS[stack] = _Blocks(weakref.ref(weights))
+    start = row - row % ROWS
+    block = known.blocks.get(start)
+    if block is None:
+        block = mixtures(weights[start : start + ROWS], stack)
+        known.blocks[start] = block
+        for first in list(known.blocks)[:-_KEPT]:
+            known.blocks.pop(first, None)
+    return block[row - start]

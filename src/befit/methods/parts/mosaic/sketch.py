@@ -1,4 +1,4 @@
-"""What a client's data ask of a frozen model: the gradient of its last layer (FedMosaic, eqs. 1 to 3).
+"""A sketch of a client's data: the gradient of a frozen model's last layer for them (FedMosaic, eqs. 1 to 3).
 
 All clients use one small frozen model, without any adapter, so that their gradients can be compared. The
 layer, which the paper calls the last, is that of snumprlab/fedmosaic: the last block's output projection.
@@ -86,10 +86,10 @@ class Sketch:
 @lru_cache(maxsize=8)
 def _identity(fingerprint: str, last: tuple[int, int], share: float, mask: Literal["random", "rows"], seed: int) -> str:
     count = Sketch(share, mask).shape(last)[0]
-    found = hashlib.sha256(f"{fingerprint} {last} {mask} {count}".encode())
+    digest = hashlib.sha256(f"{fingerprint} {last} {mask} {count}".encode())
     if mask == "random":  # the entries themselves: another release of PyTorch may draw others by the same seed
-        found.update(_entries(last[0] * last[1], count, seed).numpy().tobytes())
-    return found.hexdigest()[:16]
+        digest.update(_entries(last[0] * last[1], count, seed).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def agreement(scalars: Mapping[str, Scalar], sketch: Sketch | None, seed: int) -> dict[str, Scalar]:
@@ -135,8 +135,8 @@ def last_gradient(small: Backbone, batch: dict[str, Tensor]) -> Tensor:
         loss = small.task.loss(small.task.logits(small.model.backbone, batch), batch)
         (g,) = torch.autograd.grad(loss, seen["output"])
     g, u = (value.reshape(-1, value.shape[-1]).float() for value in (g, seen["input"]))
-    learnt = g.any(-1)  # a token that the loss does not ask about adds nothing, padding neither
-    return (g[learnt].T @ u[learnt]).cpu()
+    used = g.any(-1)  # tokens outside the loss, such as padding, have zero gradient
+    return (g[used].T @ u[used]).cpu()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from befit.methods.parts.recipe.personal import LocalTraining, Use
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Needs
 from befit.protocol.site import Site
-from befit.protocol.stage import Opening, Personal, Stage
+from befit.protocol.stage import Personal, SharedPrefix, Stage
 from befit.train.loop import Pass
 
 __all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
@@ -74,7 +74,7 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
-        begins=Opening(branches),
+        shared_prefix=SharedPrefix(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
     )
 
@@ -115,10 +115,10 @@ def keep_best(site: Site, candidates: Mapping[str, State], split: str) -> State:
     scores = {}
     for name, state in candidates.items():
         with site.model.using(state, "merged"):
-            found = site.task.evaluate(
+            metrics = site.task.evaluate(
                 site.model.backbone, site.examples(split), site.budget.batch_size, site.model.device
             )
-        scores[name] = found[site.task.metric]
+        scores[name] = metrics[site.task.metric]
     best = max(scores, key=lambda name: scores[name])
     for name, score in scores.items():
         site.report |= {f"guard_score_{name}": score, f"guard_kept_{name}": float(name == best)}

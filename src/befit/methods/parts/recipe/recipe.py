@@ -17,7 +17,7 @@ from befit.methods.parts.recipe.personal import PersonalStage, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Opening, Stage
+from befit.protocol.stage import Exchange, Message, SharedPrefix, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
@@ -41,7 +41,7 @@ class Recipe(Method):
     then    personal stages after it
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
-    begins  what ends with the federated stage, where other methods begin with the same stages
+    shared_prefix  set where other methods begin with the same stages, up to the federated one
     """
 
     layout: Layout
@@ -56,7 +56,7 @@ class Recipe(Method):
     in_sequence: bool = False
     start: tuple[str, str] | None = None
     after: ServerOptimiser | None = None
-    begins: Opening | None = None
+    shared_prefix: SharedPrefix | None = None
     needs: Needs = field(default_factory=Needs)
 
     def plan(self) -> Sequence[Stage]:
@@ -67,7 +67,7 @@ class Recipe(Method):
             down=self.download,
             rounds=self.rounds,
             trains=trained(self.passes),
-            opening=self.begins,
+            shared_prefix=self.shared_prefix,
         )
         return [
             *(stage.stage(self) for stage in self.before),
@@ -76,8 +76,8 @@ class Recipe(Method):
         ]
 
     def work(self) -> tuple[Work, ...]:
-        passes = self.passes or tuple(one for stage in (*self.before, *self.then) for one in stage.passes)
-        return tuple(work for one in passes for work in one.work)
+        passes = self.passes or tuple(step for stage in (*self.before, *self.then) for step in stage.passes)
+        return tuple(work for step in passes for work in step.work)
 
     def server_init(self, site: ServerSite) -> Payload:
         shared = select(site.initial, self.share)
@@ -101,7 +101,7 @@ class Recipe(Method):
 
     def __post_init__(self) -> None:
         for passes in (self.passes, *(stage.passes for stage in (*self.before, *self.then))):
-            names = [one.name for one in passes]
+            names = [step.name for step in passes]
             if len(set(names)) < len(names):
                 raise ValueError(f"the passes of a stage need names of their own, got {', '.join(names)}")
         for rounds in (self.rounds, *(stage.rounds for stage in (*self.before, *self.then))):

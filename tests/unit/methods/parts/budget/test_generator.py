@@ -195,7 +195,7 @@ def test_fitting_lowers_the_gap_and_moves_outputs_that_sit_at_the_clamp() -> Non
     assert gaps[-1] < gaps[0] and len(gaps) == 41
     assert all(torch.equal(state[key], start[key]) for key in start)
     assert not torch.equal(new[f"{GENERATOR}/second/b"], start[f"{GENERATOR}/second/b"])
-    coarse, _ = fit(state, seen, target, steps=4, lr=0.05, held=torch.bfloat16)
+    coarse, _ = fit(state, seen, target, steps=4, lr=0.05, precision=torch.bfloat16)
     assert all(torch.equal(one, one.bfloat16().float()) for one in coarse.values())
     oracle = {key: value.bfloat16().requires_grad_(True) for key, value in state.items()}
     adam = torch.optim.Adam(oracle.values(), lr=0.05, foreach=False)

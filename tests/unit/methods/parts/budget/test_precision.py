@@ -156,7 +156,7 @@ def test_a_round_and_a_prediction_hold_eight_bits_in_the_parity_preset_alone(
     start, other = (generate(state, seen, dtype) for dtype in (held, torch.float32 if parity else torch.bfloat16))
     assert not torch.equal(start, other)
     load_scales(site, start.view(-1, WIDE))
-    how = Search(accumulate=parity, return_raw=parity, held=held)
+    how = Search(accumulate=parity, return_raw=parity, precision=held)
     target = search(site, at, how, BUDGET.max_steps)
     expected, gaps = fit(state, seen, target.flatten(), method.generator.steps, method.generator.lr, held)
     assert_same(sent.arrays, expected)

@@ -118,13 +118,13 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
     for make in (FedP2EFT, BayesTune):
         forms = [make(preset=preset).layout.slot(SCALES).form for preset in ("recommended", "parity")]
         assert forms == [Scales(clamped=True), Scales(clamped=False)]
-    ours, released = FedP2EFT().search, FedP2EFT(preset="parity").search
+    ours, released = FedP2EFT().searching, FedP2EFT(preset="parity").searching
     assert (ours.accumulate, ours.return_raw) == (False, False)
     assert (released.accumulate, released.return_raw) == (True, True)
-    assert (ours.held, released.held) == (torch.float32, torch.bfloat16)
+    assert (ours.precision, released.precision) == (torch.float32, torch.bfloat16)
     alone = {preset: BayesTune(preset=preset).plan()[0].exchange.how for preset in ("recommended", "parity")}  # type: ignore[attr-defined]
     assert [alone[p].accumulate for p in alone] == [False, True]
-    assert [alone[p].held for p in alone] == [torch.float32, torch.bfloat16] and not any(
+    assert [alone[p].precision for p in alone] == [torch.float32, torch.bfloat16] and not any(
         how.return_raw for how in alone.values()
     )
 
@@ -132,7 +132,7 @@ def test_the_parity_presets_differ_where_the_released_code_does() -> None:
 def test_scales_held_in_bfloat16_take_the_steps_of_an_optimiser_that_knows_no_more() -> None:
     """bfloat16: from one scale and one gradient a step: a parameter, gradients and both moments of 8 bits each."""
     site, _ = prepared(True, 0.5)
-    found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True, held=torch.bfloat16), STEPS)
+    found = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True, precision=torch.bfloat16), STEPS)
     assert torch.equal(found, found.bfloat16().float())
     site, _ = prepared(True, 0.5)
     full = search(site, AT, Search(Prior(1e-2, 1e-3), return_raw=True), STEPS)

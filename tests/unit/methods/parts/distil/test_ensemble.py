@@ -66,10 +66,10 @@ def test_perada_brings_every_average_nearer_to_what_all_clients_say() -> None:
     federation = started("perada", distil={**WHOLE, "epochs": 20, "lr": 0.5})
     updates = federation.round(1)
     logits = [rows(federation.backbones[FAMILIES[c]], update.payload.arrays) for c, update in updates.items()]
-    said = (torch.stack(logits).mean(0) / 2).log_softmax(-1)
+    mean = (torch.stack(logits).mean(0) / 2).log_softmax(-1)
     for family, one in federation.backbones.items():
         before, after = (
-            float((said.exp() * (said - (rows(one, state) / 2).log_softmax(-1))).sum(-1).mean())
+            float((mean.exp() * (mean - (rows(one, state) / 2).log_softmax(-1))).sum(-1).mean())
             for state in (averages(updates, family), shared(federation, family))
         )
         assert after < 0.9 * before
@@ -128,8 +128,8 @@ def test_takfls_first_step_is_the_mean_of_one_step_to_each_family() -> None:
         targets.append((torch.stack(logits).mean(0) / 3).softmax(-1))
     for family, one in federation.backbones.items():
         theta = averages(updates, family)
-        learnt = [sgd_step(one, theta, target, 3.0, 9.0) for target in targets]
-        vectors = [{key: state[key] - theta[key] for key in theta} for state in learnt]
+        states = [sgd_step(one, theta, target, 3.0, 9.0) for target in targets]
+        vectors = [{key: state[key] - theta[key] for key in theta} for state in states]
         assert all(any(value.abs().max() > 1e-6 for value in vector.values()) for vector in vectors)
         expected = {key: theta[key] + sum(vector[key] for vector in vectors) / 2 for key in theta}
         assert_near(shared(federation, family), expected)  # type: ignore[arg-type]

@@ -62,9 +62,9 @@ def test_uploads_are_what_the_model_says_and_nothing_of_its_adapter(
         arrays, family = updates[client].payload.arrays, FAMILIES[client]
         assert {slot_of(key) for key in arrays} == {"knowledge"} and len(arrays) == 3
         own = select(federation.memories[client].arrays, slot("personal"))
-        said = rows(federation.backbones[family], own, "personal").softmax(-1)
+        predictions = rows(federation.backbones[family], own, "personal").softmax(-1)
         for record, count in enumerate(TOKENS_OF):
-            there = said[STARTS[record] : STARTS[record] + min(count, 6)]
+            there = predictions[STARTS[record] : STARTS[record] + min(count, 6)]
             torch.testing.assert_close(arrays[VALUES][record, : len(there)], there.topk(5).values)
             torch.testing.assert_close(
                 there.gather(1, arrays[TOKENS][record, : len(there)].long()), arrays[VALUES][record, : len(there)]
@@ -113,13 +113,13 @@ def test_the_server_learns_a_record_from_whoever_has_the_lowest_loss_there() -> 
     for family, one in federation.backbones.items():
         distances = []
         for state in (before[family], server_model(federation, family)):
-            said = rows(one, state, "personal").log_softmax(-1)
+            predictions = rows(one, state, "personal").log_softmax(-1)
             there = []
             for record, client in enumerate("bb" + "c" * (RECORDS - 3)):
                 arrays = updates[client].payload.arrays
                 likeliest = arrays[TOKENS][record, : TOKENS_OF[record]].long()
                 target = arrays[VALUES][record, : len(likeliest)]
-                own = said[STARTS[record] : STARTS[record] + len(likeliest)]
+                own = predictions[STARTS[record] : STARTS[record] + len(likeliest)]
                 there.append(-(target / target.sum(1, keepdim=True) * own.gather(1, likeliest)).sum(1).mean())
             distances.append(float(torch.stack(there).mean()))
         assert distances[1] < distances[0] - 0.1

@@ -9,9 +9,9 @@ import torch
 
 from befit.adapters.keys import slot_of, to_slot
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
-from befit.methods.parts.mosaic import blocks
+from befit.methods.parts.mosaic import relevance as blocks
 from befit.methods.parts.mosaic.bank import described
-from befit.methods.parts.mosaic.blocks import ROWS, mixture
+from befit.methods.parts.mosaic.relevance import ROWS, mixture
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
@@ -42,7 +42,7 @@ def test_clients_in_order_make_every_block_once_and_two_of_them_are_held(monkeyp
     for row in range(COUNT):
         mixture(W, X, row)
         mixture(W, X, row)  # a download is made again for a score
-        assert sum(len(block) for block in blocks._MADE[X].blocks.values()) <= 2 * ROWS
+        assert sum(len(block) for block in blocks._BLOCKS[X].blocks.values()) <= 2 * ROWS
     assert made == [64, 64, 22]
 
 
@@ -51,10 +51,10 @@ def test_other_weights_give_other_mixtures_and_nothing_outlives_its_stack() -> N
     first = mixture(W, X, 3)
     other = W.flip(0)
     assert not torch.equal(mixture(other, X, 3), first) and torch.equal(mixture(W, X, 3), first)
-    held = len(blocks._MADE)
+    held = len(blocks._BLOCKS)
     del X
     gc.collect()
-    assert len(blocks._MADE) == held - 1
+    assert len(blocks._BLOCKS) == held - 1
 
 
 def sent(client: int, family: str) -> State:

@@ -275,7 +275,7 @@ def test_the_frozen_factors_of_a_pq_site_are_refused_by_the_bank() -> None:
     federation = start()
     _, update = federation.update("a", 1)
     smuggled = {**update.payload.arrays, "personal/block.00.q_proj/A": torch.ones(4, 16)}
-    with pytest.raises(AssertionError, match="nobody's to send"):
+    with pytest.raises(AssertionError, match="must not be sent"):
         absorb(federation.server, [replace(update, payload=Payload(smuggled))])
 
 

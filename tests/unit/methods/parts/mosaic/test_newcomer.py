@@ -13,7 +13,7 @@ from befit.adapters.pq import BASIS
 from befit.core.errors import ConfigError, DataError, NotTrained, PayloadMismatch
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.mosaic.mixing import Relevance
-from befit.methods.parts.mosaic.newcomer import Arrival, newcomer_mixture
+from befit.methods.parts.mosaic.mosaic import Arrival, newcomer_mixture
 from befit.methods.parts.mosaic.relevance import newcomer_weights
 from befit.methods.parts.mosaic.sketch import SKETCH
 from befit.protocol.guard import check_declared

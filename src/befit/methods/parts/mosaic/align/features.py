@@ -58,8 +58,10 @@ class Paired:
             if groups[0] or "input_ids" not in both[0]:
                 names = list(zip(*self.modules.values(), strict=True))
                 seen = [
-                    _inputs(one, batch, modules, rows)
-                    for one, batch, modules, rows in zip((self.pivot, self.other), both, names, groups, strict=True)
+                    _inputs(backbone, batch, modules, rows)
+                    for backbone, batch, modules, rows in zip(
+                        (self.pivot, self.other), both, names, groups, strict=True
+                    )
                 ]
                 yield {
                     site: (seen[0][mine], seen[1][theirs].to(seen[0][mine].device))
@@ -68,42 +70,44 @@ class Paired:
 
     def digest(self) -> str:
         """SHA-256 of the pivot's view of the public records."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for row in range(len(self.examples[0])):
             for name, value in sorted(self.examples[0].batch([row]).items()):
-                found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-                found.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+                digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+                digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 def paired_sites(pivot: AdaptedModel, other: AdaptedModel, blocks: int) -> dict[str, tuple[str, str]]:
     """By site: its module in either model. Raises ModelError where one of them lacks a site of the other's."""
-    found = [
+    places = [
         {f"{k}.{rest}": name for name, (k, rest) in sites(model.shapes.targets, blocks).items()}
         for model in (pivot, other)
     ]
-    if different := found[0].keys() ^ found[1].keys():
+    if different := places[0].keys() ^ places[1].keys():
         raise ModelError(
             f"two backbones differ in {len(different)} of their PQ sites, first {min(different)!r}; set "
             "adapter.targets to projections that both have"
         )
-    return {site: (name, found[1][site]) for site, name in found[0].items()}
+    return {site: (name, places[1][site]) for site, name in places[0].items()}
 
 
 class _AllSeen(Exception):
-    """Every module has had its input: what the model would still compute is for nothing."""
+    """Every module has had its input: the rest of the forward pass is not needed."""
 
 
 @torch.no_grad()
-def _inputs(one: Backbone, batch: Batch, modules: Sequence[str], rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def _inputs(
+    backbone: Backbone, batch: Batch, modules: Sequence[str], rows: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
     """Inputs of these modules as (n, d) of the matched tokens, on the model's device.
 
     One forward pass that ends at the last of them: no logits over a vocabulary are made.
     """
-    model = one.model
+    model = backbone.model
     pooling = Pooling(rows, model.device)
     with model.training(False), model.active(), _collecting(model, modules, pooling) as seen, suppress(_AllSeen):
-        one.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
+        backbone.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
     return seen
 
 

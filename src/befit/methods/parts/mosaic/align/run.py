@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,24 +14,34 @@ from torch import Tensor
 
 from befit.adapters.keys import join, split
 from befit.adapters.pq import BASIS, polar
-from befit.core.errors import ConfigError
+from befit.adapters.state import fingerprint
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.seeds import derive_seed
+from befit.core.storage import atomic_write, read_bytes
 from befit.core.values import State
-from befit.methods.parts.mosaic.align.down import DownSums, closed_form, project, site_losses, train_down
+from befit.core.wire import from_bytes, to_bytes
+from befit.methods.parts.mosaic.align.factors import (
+    DownSums,
+    UpSums,
+    add_batch,
+    closed_form,
+    project,
+    site_losses,
+    train_down,
+    turn,
+)
 from befit.methods.parts.mosaic.align.features import Paired, Pairs
 from befit.methods.parts.mosaic.align.settings import Alignment
-from befit.methods.parts.mosaic.align.store import load, save
-from befit.methods.parts.mosaic.align.up import UpSums, add_batch, turn
 from befit.protocol.site import ServerSite
 
-__all__ = ["Aligned", "align", "align_or_load", "aligned_bases"]
+__all__ = ["Aligned", "align", "align_or_load", "aligned_bases", "load", "path_of", "save"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """One backbone's basis, aligned: arrays `basis/module/A` and `/B`, and what was found on the way.
+    """One backbone's basis, aligned: arrays `basis/module/A` and `/B`, and a report on the way there.
 
     report  by site: L2 at the `start`, `trained` (or in closed form) and `projected`; the mean canonical `correlation`;
             the `condition` of B; `tokens`
@@ -47,17 +59,17 @@ def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int 
     if site.public is None or set(site.backbones) < set(site.families):
         raise ConfigError(["families: different backbones are aligned on public records at the server, which has none"])
     backbones = {family: site.backbones[family] for family in site.families}
-    pivot = min(backbones.values(), key=lambda one: (one.parameters, one.fingerprint))
-    found: dict[str, State] = {}
-    for family, one in backbones.items():
-        if one is pivot:
+    pivot = min(backbones.values(), key=lambda backbone: (backbone.parameters, backbone.fingerprint))
+    bases: dict[str, State] = {}
+    for family, backbone in backbones.items():
+        if backbone is pivot:
             continue
-        paired = Paired.of(pivot, one, site.public, blocks)
-        made = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed)
-        for place, numbers in made.report.items():
-            _LOG.info("%s aligned to %s at %s: %s", one.name, pivot.name, place, numbers)
-        found[family] = made.arrays
-    return found
+        paired = Paired.of(pivot, backbone, site.public, blocks)
+        aligned = align_or_load(paired, _basis(site.starts[pivot.key]), _basis(site.starts[family]), settings, seed)
+        for place, numbers in aligned.report.items():
+            _LOG.info("%s aligned to %s at %s: %s", backbone.name, pivot.name, place, numbers)
+        bases[family] = aligned.arrays
+    return bases
 
 
 def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> Aligned:
@@ -68,9 +80,9 @@ def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignmen
     known = load(settings.folder, paired.other.key, about)
     if known is not None:
         return Aligned(known)
-    made = align(paired, pivot, start, settings, seed)
-    save(settings.folder, paired.other.key, made.arrays, about)
-    return made
+    aligned = align(paired, pivot, start, settings, seed)
+    save(settings.folder, paired.other.key, aligned.arrays, about)
+    return aligned
 
 
 def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> dict[str, Any]:
@@ -93,8 +105,8 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     """The other backbone's A and B, aligned to the pivot's (FedMosaic, eqs. 19 to 23; Algorithms 3 and 4).
 
     pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
-    Streams over the public records: a batch of activations and the sums of the sites are held, never more. Once where A
-    has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64.
+    Streams over the public records: only one batch of activations and the sums of the sites are in memory. One pass is
+    enough where A has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64.
     """
     first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
     device = paired.pivot.model.device  # where the sums are made too
@@ -206,3 +218,40 @@ def _basis(start: State) -> State:
 
 def _of(basis: State, modules: Mapping[str, str], factor: str) -> dict[str, Tensor]:
     return {site: basis[join(BASIS, name, factor)] for site, name in modules.items()}
+
+
+def path_of(folder: Path | str, backbone: str) -> Path:
+    return Path(folder) / f"{backbone}.safetensors"
+
+
+def save(folder: Path | str, backbone: str, arrays: State, about: Mapping[str, Any]) -> None:
+    """Write a backbone's aligned basis, its SHA-256 and what it depends on."""
+    text = json.dumps({**about, "sha256": fingerprint(arrays)}, sort_keys=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    atomic_write(path_of(folder, backbone), to_bytes(arrays, {"about": text}))
+
+
+def load(folder: Path | str, backbone: str, about: Mapping[str, Any]) -> State | None:
+    """The basis that was saved for this backbone; None where there is none.
+
+    Raises PayloadMismatch naming what differs, if it was made for something else or its arrays were changed.
+    """
+    path = path_of(folder, backbone)
+    if not path.exists():
+        return None
+    arrays, metadata = from_bytes(read_bytes(path), str(path))
+    saved = json.loads(metadata.get("about", "{}"))
+    for key, value in about.items():
+        if saved.get(key) != value:
+            raise PayloadMismatch(
+                f"{path} was aligned with another {key}: {_short(saved.get(key))}, and this run has "
+                f"{_short(value)}; use another align.folder, or remove the file"
+            )
+    if saved.get("sha256") != fingerprint(arrays):
+        raise PayloadMismatch(f"{path}: its arrays are not those that were saved; remove the file to align anew")
+    return arrays
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -32,9 +32,9 @@ def match_pieces(first: Sequence[str], second: Sequence[str]) -> list[Match]:
     for a in range(n - 1, -1, -1):
         for b in range(m - 1, -1, -1):
             best[a][b] = max(best[a + 1][b], best[a][b + 1])
-            found = _shortest(first, second, a, b)
-            if found is not None:
-                p, q, size = found
+            common = _shortest(first, second, a, b)
+            if common is not None:
+                p, q, size = common
                 characters, groups = best[p][q]
                 if (characters + size, groups + 1) > best[a][b]:
                     best[a][b], step[a, b] = (characters + size, groups + 1), (p, q)
@@ -84,12 +84,12 @@ def matched_rows(batches: tuple[Batch, Batch], tasks: tuple[Task, Task]) -> tupl
         return rows, rows
     if any("labels" not in batch or batch["labels"].shape != batch["input_ids"].shape for batch in batches):
         raise ModelError("the two models have different tokenizers, and this task has no answers to match them by")
-    found: tuple[list[list[int]], list[list[int]]] = ([], [])
+    matches: tuple[list[list[int]], list[list[int]]] = ([], [])
     for row, groups in matched_answers(batches, tasks):
         for side, group in enumerate(groups):
             width = batches[side]["input_ids"].shape[1]
-            found[side].append([row * width + place for place in group])
-    return found
+            matches[side].append([row * width + place for place in group])
+    return matches
 
 
 def matched_answers(batches: tuple[Batch, Batch], tasks: tuple[Task, Task]) -> Iterator[tuple[int, Match]]:
@@ -100,10 +100,10 @@ def matched_answers(batches: tuple[Batch, Batch], tasks: tuple[Task, Task]) -> I
             [piece_of(task, int(batch["input_ids"][row, place])) for place in inside]
             for batch, task, inside in zip(batches, tasks, places, strict=True)
         ]
-        for one in pieces:  # some tokenizers begin every text with a space
-            one[:1] = [piece.lstrip(" ") for piece in one[:1]]
+        for text in pieces:  # some tokenizers begin every text with a space
+            text[:1] = [piece.lstrip(" ") for piece in text[:1]]
         for first, second in match_pieces(*pieces):
-            yield row, ([places[0][one] for one in first], [places[1][one] for one in second])
+            yield row, ([places[0][piece] for piece in first], [places[1][piece] for piece in second])
 
 
 def tokenizer_of(task: Task) -> Any:

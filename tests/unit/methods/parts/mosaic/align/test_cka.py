@@ -7,9 +7,8 @@ import torch
 
 from befit.adapters.pq import orthonormal
 from befit.core.errors import DataError, ModelError
-from befit.methods.parts.mosaic.align.products import CentredProducts
 from befit.protocol.site import Backbone
-from befit.studies.cka import LayerCka, layer_cka, linear_cka
+from befit.studies.cka import CentredProducts, LayerCka, layer_cka, linear_cka
 from befit.tasks.base import Examples
 from tests.conftest import tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, SMALL, Federation, start

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from befit.adapters.pq import orthonormal
 from befit.core.errors import DataError
-from befit.methods.parts.mosaic.align.down import DownSums, closed_form, project, regulariser, site_losses, train_down
-from befit.methods.parts.mosaic.align.up import UpSums, turn
+from befit.methods.parts.mosaic.align.factors import (
+    DownSums,
+    UpSums,
+    closed_form,
+    project,
+    regulariser,
+    site_losses,
+    train_down,
+    turn,
+)
 
 R, D_I, D_J, O_I, O_J, N = 4, 10, 14, 9, 12, 400
 

@@ -15,7 +15,7 @@ from befit.core.errors import NotTrained
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange
 from befit.runs.runner import run
-from befit.runs.shared_stages import opening_key
+from befit.runs.shared_stages import shared_stages_key
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.conftest import federated
 
@@ -61,7 +61,7 @@ def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_pat
     by_base = trained(events, "federate")
     assert sorted(by_base.values()) == [4, 4], "each base is trained once: two rounds of two clients"
     assert {number // 2 for number in by_base} == {0, 1}
-    assert not (done.path / "openings").exists()
+    assert not (done.path / "shared_stages").exists()
     for cell in make_plan({**STUDY, "base": settings}).cells:
         (together,) = (done.path / "runs").glob(f"*-{cell.key}")
         alone = run(cell.experiment, out=tmp_path / cell.key)  # cells have no baselines
@@ -95,7 +95,7 @@ def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     both = run({**SETTINGS, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both", observer=events.append)
     assert len([one for one in events if one["kind"] == "client" and one["stage"] == "federate"]) == 6
-    assert not (both.path / "openings").exists()
+    assert not (both.path / "shared_stages").exists()
     alone = run({**SETTINGS, "method": based[0], "baselines": []}, out=tmp_path / "alone")
     mine = {name: data for name, data in traces(both.path).items() if not name.startswith("baselines")}
     assert mine == traces(alone.path)
@@ -122,62 +122,64 @@ def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pyt
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "cut": lambda opening: os.truncate(opening / "server.safetensors", 50),
-    "a client gone": lambda opening: next((opening / "clients").iterdir()).unlink(),
-    "half a log": lambda opening: os.truncate(opening / "metrics.jsonl", 100),
-    "other data": lambda opening: (opening / "opening.json").write_text(
-        (opening / "opening.json").read_text().replace('"data": "', '"data": "0')
+    "cut": lambda folder: os.truncate(folder / "server.safetensors", 50),
+    "a client gone": lambda folder: next((folder / "clients").iterdir()).unlink(),
+    "half a log": lambda folder: os.truncate(folder / "metrics.jsonl", 100),
+    "other data": lambda folder: (folder / "shared_stages.json").write_text(
+        (folder / "shared_stages.json").read_text().replace('"data": "', '"data": "0')
     ),
-    "a list of another shape": lambda opening: (opening / "opening.json").write_text('{"files": ["metrics.jsonl"]}'),
-    "no object": lambda opening: (opening / "opening.json").write_text("[]"),
-    "no list": lambda opening: (opening / "opening.json").unlink(),
+    "a list of another shape": lambda folder: (folder / "shared_stages.json").write_text(
+        '{"files": ["metrics.jsonl"]}'
+    ),
+    "no object": lambda folder: (folder / "shared_stages.json").write_text("[]"),
+    "no list": lambda folder: (folder / "shared_stages.json").unlink(),
 }
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """An opening as a run leaves it, and what a second run comes to from it."""
+    """Shared stages as a run leaves them, and what a second run comes to from them."""
     path = tmp_path_factory.mktemp("left")
-    run(CONFIG, out=path / "first", openings=path / "openings")
-    return path / "openings", traces(run(CONFIG, out=path / "second", openings=path / "openings").path)
+    run(CONFIG, out=path / "first", shared_stages=path / "shared_stages")
+    return path / "shared_stages", traces(run(CONFIG, out=path / "second", shared_stages=path / "shared_stages").path)
 
 
 CONFIG = {**SETTINGS, "method": {**OURS["LoRA"], "base": BASES["FedIT"]}, "baselines": []}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_or_foreign_opening_is_made_again(
+def test_damaged_or_foreign_shared_stages_are_made_again(
     damage: str, left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutil.copytree(left[0], tmp_path / "openings")
-    (opening,) = (tmp_path / "openings").iterdir()
-    DAMAGES[damage](opening)
-    assert traces(run(CONFIG, out=tmp_path / "run", openings=tmp_path / "openings").path) == left[1]
+    shutil.copytree(left[0], tmp_path / "shared_stages")
+    (folder,) = (tmp_path / "shared_stages").iterdir()
+    DAMAGES[damage](folder)
+    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=tmp_path / "shared_stages").path) == left[1]
     assert "is not used, and made again" in caplog.text
-    assert traces(opening).keys() == traces(next(left[0].iterdir())).keys(), "whole again, for the next"
+    assert traces(folder).keys() == traces(next(left[0].iterdir())).keys(), "whole again, for the next"
     caplog.clear()
-    assert traces(run(CONFIG, out=tmp_path / "again", openings=tmp_path / "openings").path) == left[1]
+    assert traces(run(CONFIG, out=tmp_path / "again", shared_stages=tmp_path / "shared_stages").path) == left[1]
     assert "is not used" not in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_costs_no_run(
     left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "openings").write_text("a file")
-    assert traces(run(CONFIG, out=tmp_path / "run", openings=tmp_path / "openings").path) == left[1]
+    (tmp_path / "shared_stages").write_text("a file")
+    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=tmp_path / "shared_stages").path) == left[1]
     assert "other runs have to train the same base again" in caplog.text
 
 
-def test_a_comparison_removes_its_own_openings_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "openings").mkdir()
-    (tmp_path / "openings" / "mine.txt").write_text("mine")
+def test_a_comparison_removes_its_own_shared_stages_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "shared_stages").mkdir()
+    (tmp_path / "shared_stages" / "mine.txt").write_text("mine")
     study = {**STUDY, "runs": dict(list(STUDY["runs"].items())[:2])}
     assert not compare(study, out=tmp_path).failures
-    assert [one.name for one in (tmp_path / "openings").iterdir()] == ["mine.txt"]
+    assert [one.name for one in (tmp_path / "shared_stages").iterdir()] == ["mine.txt"]
 
 
 def key(changes: list[str], block: dict[str, Any]) -> str | None:
-    return opening_key(load_experiment({**SETTINGS, "method": block}, changes), block)
+    return shared_stages_key(load_experiment({**SETTINGS, "method": block}, changes), block)
 
 
 def test_what_decides_the_base_decides_the_key() -> None:
