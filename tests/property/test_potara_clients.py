@@ -40,7 +40,7 @@ def parents(site: Site, seed: int = 0, size: float = 0.3) -> tuple[State, State]
 def client(kind: str, **options: Any) -> tuple[Site, Any]:
     """A site whose every example goes into the statistics, and the method."""
     site = make_site(kind, rows=ROWS, model=MODELS[kind])
-    method: Any = build_method({"name": "potara", "rank": 2, "samples": ROWS, **options})
+    method: Any = build_method({"name": "potara", "rank": 2, "statistics": {"samples": ROWS}, **options})
     site.model.install(method.layout, seed=0)
     return site, method
 
@@ -158,7 +158,9 @@ def test_a_constant_factor_of_the_loss_changes_nothing_but_under_absolute_dampin
 @settings(max_examples=5)
 def test_single_coordinates_without_correlation_are_fisher_merging(kind: str, seed: int) -> None:
     """`(F_f W_f + F_l W_l) / (F_f + F_l)` with one eps on both F, as the server's rule of that name computes it."""
-    site, method = client(kind, granularity="coordinate", correlation=False, drop_dead=False, delta=1e-3)
+    site, method = client(
+        kind, granularity="coordinate", correlation={"estimate": False}, damping={"drop_dead": False, "delta": 1e-3}
+    )
     fed, local = parents(site, seed)
     merged, numbers = merge(site, method, fed, local)
     site.model.load({**fed, **local})
