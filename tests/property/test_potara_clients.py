@@ -138,7 +138,7 @@ def test_a_constant_factor_of_the_loss_changes_nothing_but_under_absolute_dampin
     """Gradients times s: F times s^2 and v divided by it; a fixed eps then counts for more or less."""
     weights: dict[str, list[float]] = {}
     for damping, delta in (("relative", 1e-2), ("quantile", 0.2), ("absolute", 1e-3)):
-        site, method = client(kind, damping=damping, delta=delta)
+        site, method = client(kind, damping={"kind": damping, "delta": delta})
         fed, local = parents(site)
         plain = site.task.sample_losses
 
@@ -216,7 +216,7 @@ def test_identical_parents_give_their_own_update_in_product_space_too(kind: str,
 
 @KINDS
 def test_one_sample_has_no_correlation_and_still_gives_a_weight(kind: str) -> None:
-    site, method = client(kind, samples=1)
+    site, method = client(kind, statistics={"samples": 1})
     _, numbers = merge(site, method, *parents(site))
     a, b = numbers["trace_fed"], numbers["trace_local"]
     assert numbers["samples"] == 1.0 and numbers["trace_shared"] == 0.0
@@ -227,12 +227,12 @@ def test_one_sample_has_no_correlation_and_still_gives_a_weight(kind: str) -> No
 def test_fewer_examples_than_samples_are_a_warning_with_both_numbers(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site, method = client(kind, samples=30)
+    site, method = client(kind, statistics={"samples": 30})
     with caplog.at_level(logging.WARNING):
         merged, numbers = merge(site, method, *parents(site))
     assert "client client-01 has 7 train examples; the statistics use all of them instead of 30" in caplog.text
     assert numbers["samples"] == ROWS
-    whole, same = client(kind, samples=ROWS)
+    whole, same = client(kind)
     assert_near(merged, merge(whole, same, *parents(whole))[0])
     caplog.clear()
     merge(whole, same, *parents(whole))

@@ -26,6 +26,7 @@ from befit.methods.parts.budget.generator import GENERATOR, Generator, Generator
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
 from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
+    TIES,
     FineTune,
     Predict,
     deploy_budgets,
@@ -91,6 +92,8 @@ class FedP2EFT(Method):
     needs: Needs = field(init=False)
     use: Use = field(init=False)
 
+    diagnostics = (TIES,)
+
     def __post_init__(self) -> None:
         kept = make_budgets(
             "fedp2eft", self.rank, self.budgets, self.rank_max, self.parameters, self.megabytes, self.limits
@@ -102,6 +105,8 @@ class FedP2EFT(Method):
         object.__setattr__(self, "before", before)
         object.__setattr__(self, "layout", with_layout(layout, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+        reported = () if before is None else before.diagnostics
+        object.__setattr__(self, "diagnostics", (*reported, *type(self).diagnostics))
         object.__setattr__(self, "use", Use((*(() if before is None else before.use.slots), BUDGETED)))
 
     def plan(self) -> Sequence[Stage]:

@@ -14,7 +14,7 @@ from befit.adapters.lowrank import truncate
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
-from befit.methods.parts.recipe.branches import two_branches
+from befit.methods.parts.recipe.branches import RANGE, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.registry import register
 from befit.protocol.site import Site
@@ -60,6 +60,7 @@ def fisher_merging(
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
         splits=(statistics.split,),
+        diagnostics=(RANGE,),
     )
 
 

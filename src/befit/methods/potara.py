@@ -20,7 +20,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.methods.parts.recipe.branches import MergeBranches, keep_best, two_branches
+from befit.methods.parts.recipe.branches import GUARD, RANGE, WEIGHT, MergeBranches, keep_best, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Method
 from befit.protocol.registry import register
@@ -83,6 +83,7 @@ def potara(
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
         splits=(statistics.split, *(["val"] if guard == "validation" else [])),
+        diagnostics=(WEIGHT if granularity == "client" else RANGE, *([GUARD] if guard == "validation" else [])),
     )
 
 

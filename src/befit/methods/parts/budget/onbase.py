@@ -41,6 +41,8 @@ class OnBase(Method):
         object.__setattr__(self, "before", before)
         object.__setattr__(self, "layout", with_layout(layout, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+        reported = () if before is None else before.diagnostics
+        object.__setattr__(self, "diagnostics", (*reported, *type(self).diagnostics))
 
     def own_stages(self) -> list[Stage]:
         raise NotImplementedError

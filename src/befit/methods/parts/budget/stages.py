@@ -10,19 +10,20 @@ from torch import Tensor
 from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
 from befit.core.errors import NotTrained
-from befit.core.metrics import relative_range
+from befit.core.metrics import TIED, relative_range
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.base import base_slots, fixed, load_base
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.methods.parts.budget.search import Search, search
-from befit.protocol.method import Deployment
+from befit.protocol.method import Deployment, Diagnostic
 from befit.protocol.site import Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.train.optim import MOMENTS
 
 __all__ = [
+    "TIES",
     "FineTune",
     "Predict",
     "SearchAlone",
@@ -33,6 +34,12 @@ __all__ = [
 ]
 
 LEARNT = "scales/all/lambda"
+TIES = Diagnostic(
+    "alarm",
+    ("scale_spread",),
+    f"All scales of ranks are equal to {TIED:.0e} for {{clients}}, so the chosen ranks are arbitrary.",
+    limit=TIED,
+)
 _SEEN = "features/all/f"
 
 
