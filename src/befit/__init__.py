@@ -172,42 +172,4 @@ __all__ = [
     "zoo",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "adapters.keys": "EVERYTHING NOTHING Selector block factor module slot select:select_state",
-        "adapters.layout": "Layout Slot lora whole",
-        "adapters.mixers": "ByInput Weighted",
-        "adapters.state": "add cosine interpolate norm rename scale weighted_mean",
-        "config.experiment": "Experiment load_experiment",
-        "core.errors": (
-            "BefitError ConfigError DataError IncompatibleAdapters ModelError NotEnoughReplies NotTrained "
-            "PayloadMismatch RunError"
-        ),
-        "core.values": "ClientInfo Payload TensorSpec Tick Update",
-        "data.federation": "ClientData Federation",
-        "data.registry": "benchmark",
-        "merge.files": "merge_checkpoints",
-        "merge.merge": "Merge",
-        "methods.parts.recipe.branches": "MergeBranches two_branches",
-        "methods.parts.recipe.personal": "Adopt LocalTraining Remember Use",
-        "methods.parts.recipe.recipe": "Recipe",
-        "methods.parts.recipe.route": "Broadcast LeaveOneOut",
-        "protocol.method": "Deployment Method Needs",
-        "protocol.registry": "build_method register",
-        "protocol.site": "ServerSite Site",
-        "protocol.stage": "Exchange Message Personal Stage",
-        "runs.loading": "load_federation",
-        "runs.runner": "Run check export predict run",
-        "studies.adapt": "Adapted adapt",
-        "studies.compare.comparison": "Compared compare",
-        "studies.select": "choose_models:select",
-        "tasks.registry": "register_task",
-        "train.loop": "Pass train:train_client",
-        "train.terms": "Distil L2 ProductDistance Term Tilt",
-        ".": (
-            "adapters cli config core cost data flower merge methods models protocol report runs studies tasks "
-            "train zoo"
-        ),
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

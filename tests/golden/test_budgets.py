@@ -146,7 +146,7 @@ def fine_tuned(data: tuple[Tensor, Tensor], start: Arrays, scales: Tensor, round
 def test_bayestune() -> None:
     """Lee et al. 2025: search alone, keep two ranks per module on average of four, and train those afresh (eqs. 1 to
     5)."""
-    played = Played({"name": "bayestune", "rank": 2, "rank_max": 2, "rounds_search": 1, "alpha_s": 0.02})
+    played = Played({"name": "bayestune", "rank": 2, "rank_max": 2, "rounds_search": 1, "search": {"alpha_s": 0.02}})
     start = {key: value for key, value in played.start("budgeted").items() if not key.endswith("lambda")}
     first = torch.stack([played.start("search")[f"{name}/lambda"] for name in MODULES])
     for client in CLIENTS:
@@ -187,7 +187,7 @@ def generated(net: Arrays, seen: Tensor) -> Tensor:
 def test_fedp2eft() -> None:
     """Lee et al. 2025, Figure 2: scales from the generator, a search from there, ten steps of Adam on the L1 distance
     to what it found; the mean of generators by examples. At the end the generator's scales are pruned and used."""
-    block = {"name": "fedp2eft", "rank": 2, "rank_max": 2, "alpha_s": 0.02, "generator_lr": 1e-2}
+    block = {"name": "fedp2eft", "rank": 2, "rank_max": 2, "search": {"alpha_s": 0.02}, "generator": {"lr": 1e-2}}
     played = Played(block)
     net = played.start("generator")
     start = {key: value for key, value in played.start("budgeted").items() if not key.endswith("lambda")}

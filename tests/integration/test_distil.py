@@ -57,5 +57,5 @@ def test_without_public_records_a_check_refuses_the_run(name: str, tmp_path: Pat
         "data": {"kind": "files", "task": "text-classification", "clients": {k: str(v) for k, v in clients.items()}},
         "method": name,
     }
-    with pytest.raises(ConfigError, match=f"method {name} needs public records, and .* has none"):
+    with pytest.raises(ConfigError, match=f"method {name}: needs public records, and .* has none"):
         check(settings)

@@ -87,8 +87,11 @@ def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
         befit.runn  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_lazy_name_may_be_called_otherwise_than_in_its_module() -> None:
-    find, _ = lazy("befit", {"core.errors": "did_you_mean:suggest", ".": "core"})
+def test_a_lazy_name_may_be_called_otherwise_than_in_its_module(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text(
+        "if TYPE_CHECKING:\n    from befit import core\n    from befit.core.errors import did_you_mean as suggest\n"
+    )
+    find, _ = lazy("befit", str(tmp_path / "__init__.py"))
     assert find("suggest").__name__ == "did_you_mean"
     assert find("core") is importlib.import_module("befit.core")
     with pytest.raises(AttributeError):

@@ -36,13 +36,4 @@ __all__ = [
     "whole",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "keys": "EVERYTHING NOTHING Selector block factor module select slot",
-        "layout": "Layout ModelShapes Slot lora whole",
-        "lowrank": "inner",
-        "model": "AdaptedModel",
-        "state": "add cosine interpolate norm rename scale weighted_mean",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

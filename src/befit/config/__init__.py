@@ -21,11 +21,4 @@ __all__ = [
     "with_seed",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "experiment": "Experiment load_experiment run_names to_dict to_yaml",
-        "overrides": "apply_overrides parse_seeds with_seed",
-        "parse": "parse_experiment",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

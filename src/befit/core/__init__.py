@@ -45,16 +45,4 @@ __all__ = [
     "write_yaml",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "errors": (
-            "BefitError ConfigError DataError IncompatibleAdapters ModelError NotEnoughReplies NotTrained "
-            "PayloadMismatch RunError"
-        ),
-        "plugins": "load_plugins",
-        "seeds": "derive_seed",
-        "values": "ClientInfo Cost Failure Payload Score TensorSpec Tick Update",
-        "yamlfile": "parse_yaml write_yaml",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

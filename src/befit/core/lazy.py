@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 __all__ = ["lazy"]
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose names come from the modules below it, without importing them now.
 
-    homes  by module, counted from the package, the names that it has, or `name:other` for one that is called otherwise
-           here because a module of the package has its name; `.` stands for modules that are public themselves
+    file  the package's `__init__.py`. The imports under its `if TYPE_CHECKING` say where each name is, so that editors,
+          type checkers and the running program read the same list
 
-    >>> find, names = lazy("befit.core", {"errors": "BefitError ConfigError"})
+    >>> import befit.core
+    >>> find, names = lazy("befit.core", befit.core.__file__)
     >>> find("ConfigError").__module__
     'befit.core.errors'
     """
-    places: dict[str, tuple[str, str]] = {}
-    for module, words in homes.items():
-        for word in words.split():
-            own, _, name = word.partition(":")
-            places[name or own] = module, own
+    places = {
+        alias.asname or alias.name: (statement.module, alias.name)
+        for block in ast.parse(Path(file).read_text(encoding="utf-8")).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+    }
 
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, own = places[name]
-        if module == ".":
-            return import_module(f"{package}.{own}")
-        return getattr(import_module(f"{package}.{module}"), own)
+        return import_module(f"{package}.{own}") if module == package else getattr(import_module(module), own)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *places})

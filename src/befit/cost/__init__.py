@@ -17,10 +17,4 @@ __all__ = [
     "with_savings",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "architecture": "Architecture builtin_architectures find_architecture",
-        "compare": "method_cost relative_cost with_savings",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -32,11 +32,4 @@ __all__ = [
     "static_slices",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "federation": "ClientData Federation",
-        "registry": "Benchmark benchmark",
-        "streams": "Memory by_task dynamic_slices memory_batches static_slices",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -206,7 +206,7 @@ def draw(counts: NDArray[np.float64], size: int, rng: np.random.Generator) -> ND
 def rounds_of_tasks(tasks: int, rounds: int) -> Iterator[range]:
     """The tasks that are current in every round of PFL-Dynamic.
 
-    >>> [list(one) for one in rounds_of_tasks(tasks=2, rounds=3)]
+    >>> [list(current) for current in rounds_of_tasks(tasks=2, rounds=3)]
     [[0], [0, 1], [1]]
     """
     check(tasks, rounds)

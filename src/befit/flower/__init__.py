@@ -33,12 +33,4 @@ __all__ = [
     "run_at_sites",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "at_sites": "hello run_at_sites",
-        "engine": "checked",
-        "service": "SiteService",
-        "site_file": "SiteFile load_site",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

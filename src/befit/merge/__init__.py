@@ -20,13 +20,4 @@ __all__ = [
     "merge_updates",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "clients": "MergeContext",
-        "files": "merge_checkpoints",
-        "merge": "Merge",
-        "spaces": "ModuleUpdates merge_updates",
-        "update": "finish",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

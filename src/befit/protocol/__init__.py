@@ -33,15 +33,4 @@ __all__ = [
     "register",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "federate": "Schedule",
-        "guard": "Guard",
-        "method": "Deployment Method Needs Use",
-        "registry": "build_method get_method method_names register",
-        "site": "ServerSite Site",
-        "stage": "Exchange Message Personal Stage",
-        "store": "read_payload",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -18,11 +18,4 @@ __all__ = [
     "run",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "host": "Host",
-        "loading": "load_federation",
-        "runner": "Run export predict run",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -14,9 +14,4 @@ __all__ = [
     "select",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        ".": "ablations adapt compare select",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

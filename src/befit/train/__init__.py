@@ -19,10 +19,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "loop": "Pass TrainingReport train",
-        "terms": "Distil L2 ProductDistance Term Tilt",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)

@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_shows_what_was_sent_before(clock):
     progress = watch(clock)
     progress({**started(), "bytes_up": 3_400_000, "bytes_down": 2_200_000})
     progress(client(31, 1))
-    assert "up 3.4 MB, down 2.2 MB" in progress.line(progress.runs["potara"])
+    assert "up 3.40 MB, down 2.20 MB" in progress.line(progress.runs["potara"])
 
 
 def test_clients_within_a_round_count_as_parts_of_it():
@@ -178,7 +178,7 @@ def test_a_terminal_gets_a_table_of_all_runs(clock):
         progress(round_over(20, "local", "alone", 40, failed=1, bytes_up=2_500_000))
         progress({"kind": "score", "run": "local", "stage": "alone", "round": 20, "mean": 0.8125, "metric": "accuracy"})
     text = shown(progress)
-    for part in ("demo: digits", "20/40", "9/10", "0.500", "0.812", "2.5 MB", "waiting", "25%", "1:00 elapsed", "3:00"):
+    for part in ("demo: digits", "20/40", "9/10", "0.500", "0.812", "2.50 MB", "waiting", "25%", "1:00 elapsed", "3:00"):
         assert part in text
 
 

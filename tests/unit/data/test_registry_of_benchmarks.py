@@ -49,3 +49,9 @@ def test_all_wrong_arguments_and_the_version_are_named_at_once():
 
 def test_arguments_reach_the_benchmark():
     assert len(build("digits", "1", {"clients": 4, "alpha": 5.0}).clients) == 4
+
+
+@pytest.mark.parametrize(("name", "key"), [("cifar100-10", "clients"), ("skills-low", "train"), ("hflb", "newcomers")])
+def test_what_a_variant_fixes_is_no_key_of_its_configuration(name, key):
+    with pytest.raises(ConfigError, match=rf"benchmark\.{key}: unknown key for {name}"):
+        build(name, None, {key: 3})

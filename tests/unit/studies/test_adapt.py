@@ -220,12 +220,7 @@ def test_with_two_backbones_the_mean_is_of_those_with_the_newcomers_and_the_basi
     for name, clients in (("peers", peers), ("one", peers[:1])):
         own = [select(read_deployment(path / "clients" / client).arrays, slot("personal")) for client in clients]
         means[name] = {key: sum(state[key] for state in own) / len(own) for key in own[0]}
-    server = last_checkpoint(path).server
-    basis = {
-        key.replace(f"basis:{info.backbone}", "basis"): value
-        for key, value in server.arrays.items()
-        if key.startswith(f"basis:{info.backbone}")
-    }
+    basis = last_checkpoint(path).server.part("bases", info.backbone).arrays
     assert len(basis) == 4
     chosen = method.trainable() & slot("personal")
     curves = {}

@@ -727,7 +727,7 @@ def test_own_files_with_public_records_serve_methods_that_need_any(tmp_path: Pat
     (tmp_path / "mine.yaml").write_text(json.dumps(mine))
     done = run(tmp_path / "mine.yaml", out=tmp_path / "run")
     assert done.results["summary"]["scored"] == 2
-    with pytest.raises(ConfigError, match="method takfl needs public records, and files has none"):
+    with pytest.raises(ConfigError, match="method takfl: needs public records, and files has none"):
         run(load_experiment(tmp_path / "mine.yaml", ["data.public=null"]), out=tmp_path / "without")
 
 

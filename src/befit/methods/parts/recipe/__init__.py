@@ -26,12 +26,4 @@ __all__ = [
     "two_branches",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "branches": "BranchMerge MergeBranches keep_best two_branches",
-        "personal": "Adopt LocalTraining PersonalStage Remember Use",
-        "recipe": "Recipe",
-        "route": "Broadcast LeaveOneOut Route",
-    },
-)
+__getattr__, __dir__ = lazy(__name__, __file__)
