@@ -247,7 +247,7 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
     if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
         return {}
     return {
-        one.name: relative_cost(method, one.model.shapes, one.parameters, host.smallest.parameters)
+        one.name: relative_cost(method, one.model.shapes, one.parameters, host.common.parameters)
         for one in host.backbones.values()
     }
 

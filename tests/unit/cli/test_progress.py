@@ -178,7 +178,18 @@ def test_a_terminal_gets_a_table_of_all_runs(clock):
         progress(round_over(20, "local", "alone", 40, failed=1, bytes_up=2_500_000))
         progress({"kind": "score", "run": "local", "stage": "alone", "round": 20, "mean": 0.8125, "metric": "accuracy"})
     text = shown(progress)
-    for part in ("demo: digits", "20/40", "9/10", "0.500", "0.812", "2.50 MB", "waiting", "25%", "1:00 elapsed", "3:00"):
+    for part in (
+        "demo: digits",
+        "20/40",
+        "9/10",
+        "0.500",
+        "0.812",
+        "2.50 MB",
+        "waiting",
+        "25%",
+        "1:00 elapsed",
+        "3:00",
+    ):
         assert part in text
 
 
