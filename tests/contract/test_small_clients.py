@@ -105,7 +105,7 @@ def test_resuming_on_another_backbone_of_one_client_is_refused(source: Federatio
     basis = json.loads((done.path / "run.json").read_text())
     basis["backbones"][basis["clients"][-1]] = "0" * 64  # as of a family of its own, whose model is another now
     (done.path / "run.json").write_text(json.dumps(basis))
-    with pytest.raises(RunError, match="something else: backbones changed"):
+    with pytest.raises(RunError, match="other data or weights: backbones changed"):
         run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
 
 

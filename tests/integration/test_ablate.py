@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.config.experiment import load_experiment, to_yaml
-from befit.studies.ablations import registry
+from befit.studies.ablations import base
 from befit.studies.ablations.ablate import ablate
 from tests.processes import PATIENCE, befit, begin
 
@@ -45,7 +45,7 @@ def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Pa
     config, out = tmp_path / "killed.yaml", tmp_path / "out"
     config.write_text(to_yaml(load_experiment(CONFIG)))
     start_and_kill(config, out)
-    for name in registry.names():
+    for name in base.names():
         done = CliRunner().invoke(app, ["ablate", name, str(config), "--out", str(out), "--json", "--quiet"])
         assert done.exit_code == 0, f"{name}: {done.stderr}"
         rows = json.loads(done.stdout)["results"]["rows"]

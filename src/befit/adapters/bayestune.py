@@ -17,8 +17,20 @@ from torch import Tensor
 
 from befit.adapters.forms import LORA, ModuleShape
 from befit.adapters.layer import Branch
+from befit.core.seeds import derive_seed
 
-__all__ = ["BUDGETED", "HIGH", "LOW", "SCALES", "Budgeted", "BudgetedBranch", "ScaledBranch", "Scales", "clamp_through"]
+__all__ = [
+    "BUDGETED",
+    "HIGH",
+    "LOW",
+    "SCALES",
+    "Budgeted",
+    "BudgetedBranch",
+    "ScaledBranch",
+    "Scales",
+    "Svd",
+    "clamp_through",
+]
 
 SCALES, BUDGETED = "search", "budgeted"
 LOW, HIGH = 1e-4, 1e3
@@ -90,8 +102,8 @@ class BudgetedBranch:
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A and B, zero at dropped ranks; see `LoraBranch.gradients`."""
-        found = _gradients(x, grad, self.A, self.B, self.scales)
-        return {**found, "B": found["B"] * (self.scales != 0), "lambda": torch.zeros_like(found["lambda"])}
+        gradients = _gradients(x, grad, self.A, self.B, self.scales)
+        return {**gradients, "B": gradients["B"] * (self.scales != 0), "lambda": torch.zeros_like(gradients["lambda"])}
 
 
 def _gradients(x: Tensor, grad: Tensor, A: Tensor, B: Tensor, scales: Tensor) -> dict[str, Tensor]:
@@ -183,3 +195,25 @@ def clamp_through(value: Tensor, low: float, high: float) -> Tensor:
     tensor([1., 1.])
     """
     return _ClampThrough.apply(value, low, high)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Svd(Budgeted):
+    """AdaLoRA's adapter (Zhang et al. 2023, eq. 3): `delta = s P diag(lambda) Q`, in the shape of a singular value
+    decomposition. `B` holds P, `A` holds Q, and `lambda` the singular values, which are trained.
+
+    `A` and `B` start normal with deviation `spread`, singular values at zero: a fresh adapter changes nothing. A rank
+    that an allocation took away has the value zero, as in a budgeted adapter, whose checkpoints this form shares.
+    All ranks are computed with in training, also those at zero, since each may come back until the last allocation.
+    """
+
+    spread: float = 0.02
+
+    def initial(self, module: str, factor: str, shape: tuple[int, ...], seed: int) -> Tensor:
+        if factor == "lambda":
+            return torch.zeros(shape)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "initial", module, factor))
+        return self.spread * torch.randn(shape, generator=generator)
+
+    def branch(self, arrays: Mapping[str, Tensor], scale: float) -> Branch:
+        return ScaledBranch(arrays["A"], arrays["B"], arrays["lambda"], scale, clamped=False)

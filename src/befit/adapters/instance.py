@@ -42,17 +42,17 @@ def input_ends(at: Tensor | int) -> Iterator[None]:
 @contextmanager
 def summaries(backbone: nn.Module) -> Iterator[list[Tensor]]:
     """Collect `h` (batch, hidden) of every forward pass."""
-    found: list[Tensor] = []
+    collected: list[Tensor] = []
 
     def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "output_hidden_states": True}
 
     def collect(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        found.append(_at_end(output.hidden_states[-1]))
+        collected.append(_at_end(output.hidden_states[-1]))
 
     handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
     try:
-        yield found
+        yield collected
     finally:
         for handle in handles:
             handle.remove()
@@ -103,10 +103,10 @@ class InstanceMixer:
         try:
             plain = {**kwargs, "use_cache": False} if "use_cache" in kwargs else kwargs
             model = self._model
-            with model.training(False), model.active(model.active_slots[-1]), summaries(backbone) as found:
+            with model.training(False), model.active(model.active_slots[-1]), summaries(backbone) as inputs:
                 backbone(*args, **plain)
         finally:
             self._comparing = False
         references = self._model.leaves(EVERYTHING)[REFERENCES]
-        likeness = F.normalize(found[0], dim=-1) @ F.normalize(references, dim=-1).T  # (batch, references)
+        likeness = F.normalize(inputs[0], dim=-1) @ F.normalize(references, dim=-1).T  # (batch, references)
         self._omega = self._limit * likeness.clamp_min(0).mean(-1)

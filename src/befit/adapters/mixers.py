@@ -1,7 +1,7 @@
 """How the active slots of a layer become one output. A mixer is `(layer, x, dropped, y) -> y`.
 
 Methods say which by a value, a `Mix`: "sum"; "gate", the layout's; "logits", where slots do not meet in any layer (see
-`befit.adapters.logits`); `Weighted`, numbers of the method's; or `ByInput`, by each input (see
+`LogitsMixer`); `Weighted`, numbers of the method's; or `ByInput`, by each input (see
 `befit.adapters.instance`).
 
 x        (…, d_in) float32 input of the layer; `dropped` is x after the adapters' dropout
@@ -10,12 +10,13 @@ y        (…, d_out) output of the frozen module, in the backbone's dtype, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from befit.adapters.keys import slot_of, split
 from befit.adapters.layer import Mixer, SlotLinear
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByInput",
+    "LogitsMixer",
     "Mix",
     "Weighted",
     "add_up",
@@ -97,8 +99,6 @@ def make_mixer(mix: Mix, model: AdaptedModel) -> Mixer:
     if mix == "gate":
         return model.layout.gate
     if mix == "logits":
-        from befit.adapters.logits import LogitsMixer
-
         return LogitsMixer(model)
     if mix != "sum":
         raise ValueError(f"no mixer {mix!r}; there are sum, gate, logits, Weighted and ByInput")
@@ -154,3 +154,64 @@ def weigh_up(layer: SlotLinear, weights: Sequence[float | Tensor], x: Tensor, dr
         else:
             y = torch.add(y, output.to(y.dtype), alpha=weight * scale)
     return y
+
+
+class LogitsMixer:
+    """`z(x) = sum_s z_s(x)`, with `z_s` the logits of the backbone and slot s alone; a sum, not a mean (FedSim).
+
+    The batch goes through the backbone once for each slot, all copies side by side in one forward pass: copy s sees
+    slot s alone, from the first layer to the last. So there is no state to switch between forward and backward pass,
+    which activation checkpointing would undo, and a cache of keys and values holds a stream for each slot by itself.
+    A forward pass takes as many copies of the batch as there are active slots, and that much memory.
+    """
+
+    def __init__(self, model: AdaptedModel) -> None:
+        self._model = model
+
+    def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
+        slots = layer.router.active
+        if len(x) % len(slots):
+            raise ModelError(
+                f"{layer.name} sees an input of shape {tuple(x.shape)} for {len(slots)} copies of a "
+                "batch; adding logits up needs the copies in the first dimension"
+            )
+        parts = []
+        for slot, *copy in zip(slots, *(value.chunk(len(slots)) for value in (x, dropped, y)), strict=True):
+            output = layer.branch_output(slot, copy[0], copy[1])
+            scale = layer.branches[slot].scale if output is not None else 0.0
+            parts.append(copy[2] if output is None else torch.add(copy[2], output.to(y.dtype), alpha=scale))
+        return torch.cat(parts)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Copy what goes into every forward pass of the whole model, and add up the logits that come out."""
+        backbone = self._model.backbone
+        handles = [
+            backbone.register_forward_pre_hook(self._copied, with_kwargs=True),
+            backbone.register_forward_hook(self._added),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _copied(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._model.mixer is not self:  # a teacher's pass inside this one
+            return args, kwargs
+        count = len(self._model.active_slots)
+        return tuple(_times(value, count) for value in args), {
+            key: _times(value, count) for key, value in kwargs.items()
+        }
+
+    def _added(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self._model.mixer is self:
+            output.logits = torch.stack(output.logits.chunk(len(self._model.active_slots))).sum(0)
+        return output
+
+
+def _times(value: Any, count: int) -> Any:
+    """The copies one after the other, so that a module which folds images or tokens into the batch keeps them apart."""
+    return torch.cat([value] * count) if isinstance(value, Tensor) and value.dim() else value

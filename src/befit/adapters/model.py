@@ -88,10 +88,10 @@ class AdaptedModel:
             elif slot in slots and not isinstance(slots[slot].form, Whole):
                 arrays.setdefault((slot, name), {})[factor] = leaf
         for (slot, name), factors in arrays.items():
-            held = slots[slot]
-            form = held.form if name in self.shapes.targets else DENSE
+            spec = slots[slot]
+            form = spec.form if name in self.shapes.targets else DENSE
             common = arrays.get((form.basis, name), {})
-            self.layers[name].branches[slot] = form.branch({**common, **factors}, held.scale)
+            self.layers[name].branches[slot] = form.branch({**common, **factors}, spec.scale)
 
     def _install_whole(self, slots: Sequence[str]) -> None:
         """Let slots of the whole model act on every weight. Raises ModelError where weights are quantised."""
@@ -280,8 +280,8 @@ def last_projection(backbone: nn.Module) -> nn.Module:
     With adapters around it or bare. Raises ModelError for a model without blocks.
     """
     modules = dict(backbone.named_modules())
-    wrappers = {path: one for path, one in modules.items() if isinstance(one, SlotLinear)}
-    bare = {path for path, one in modules.items() if _is_linear(one)} - {f"{path}.base" for path in wrappers}
+    wrappers = {path: module for path, module in modules.items() if isinstance(module, SlotLinear)}
+    bare = {path for path, module in modules.items() if _is_linear(module)} - {f"{path}.base" for path in wrappers}
     linears = [path for path in modules if path in bare or path in wrappers]
     inside = _language_model(backbone)
     names = canonical_names(path for path in linears if path.startswith(inside))
@@ -329,15 +329,15 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
         targets = ("q_proj", "v_proj") if any(name.endswith(".q_proj") for name in names.values()) else ("qkv_proj",)
     chosen: dict[str, str] = {}
     for target in ("all",) if targets == "all" else targets:
-        found = {name: path for path, name in names.items() if _matches(target, name, path)}
-        found = found or {path: path for path in outside if _matches(target, path, path)}
-        if not found:
+        matches = {name: path for path, name in names.items() if _matches(target, name, path)}
+        matches = matches or {path: path for path in outside if _matches(target, path, path)}
+        if not matches:
             known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
             raise ModelError(
                 f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
                 f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}"
             )
-        chosen.update(found)
+        chosen.update(matches)
     return dict(sorted(chosen.items())), head
 
 

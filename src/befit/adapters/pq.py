@@ -51,10 +51,10 @@ def sites(targets: Iterable[str], blocks: int) -> dict[str, tuple[int, str]]:
     >>> sites(["block.00.q_proj", "block.01.q_proj", "block.02.q_proj"], 2)
     {'block.00.q_proj': (0, 'q_proj'), 'block.02.q_proj': (1, 'q_proj')}
     """
-    found = {name: (int(match[1]), match[2]) for name in targets if (match := _BLOCK.fullmatch(name))}
-    numbers = sorted({number for number, _ in found.values()})
+    numbered = {name: (int(match[1]), match[2]) for name in targets if (match := _BLOCK.fullmatch(name))}
+    numbers = sorted({number for number, _ in numbered.values()})
     order = {numbers[place]: k for k, place in enumerate(placement(blocks, len(numbers)))}
-    return {name: (order[number], rest) for name, (number, rest) in found.items() if number in order}
+    return {name: (order[number], rest) for name, (number, rest) in numbered.items() if number in order}
 
 
 def orthonormal(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

@@ -73,13 +73,13 @@ def embeddings() -> Selector:
 def owners(backbone: nn.Module) -> Owners:
     """Every parameter by the path of its module and its own name, with all the modules that hold it: tied weights have
     several, and go by the first."""
-    found: dict[int, tuple[str, str]] = {}
-    held: Owners = {}
+    owners: dict[int, tuple[str, str]] = {}
+    parameters: Owners = {}
     for path, module in backbone.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            key = found.setdefault(id(parameter), (path or "model", name))
-            held.setdefault(key, []).append((module, name))
-    return held
+            key = owners.setdefault(id(parameter), (path or "model", name))
+            parameters.setdefault(key, []).append((module, name))
+    return parameters
 
 
 def parameter_shapes(backbone: nn.Module) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -99,12 +99,12 @@ class WholeWeights:
     leaves  differences by slot, then by path and name
     """
 
-    def __init__(self, held: Owners, router: Router, leaves: Mapping[str, Mapping[tuple[str, str], Tensor]]) -> None:
+    def __init__(self, owners: Owners, router: Router, leaves: Mapping[str, Mapping[tuple[str, str], Tensor]]) -> None:
         self._router = router
         self._leaves = leaves
         self._places: dict[nn.Module, list[tuple[str, tuple[str, str]]]] = {}
         known = {key for arrays in leaves.values() for key in arrays}
-        for key, modules in held.items():
+        for key, modules in owners.items():
             for module, name in modules if key in known else ():
                 self._places.setdefault(module, []).append((name, key))
         self._originals: dict[nn.Module, dict[str, Any]] = {}

@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, show_table, warnings_to
+from befit.cli.output import Imports, Json, Quiet, print_json, screen, show_table, show_written, training
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.studies.ablations.ablate import Finished
-    from befit.studies.ablations.registry import Entry
+    from befit.studies.ablations.base import Entry
 
-OPTION = "ablation."  # what begins so is an option of the ablation, all else a change to the configuration
+OPTION = "ablation."  # prefix of an option of the ablation; other keys change the configuration
 
 
 def ablate(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one. All are listed without.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it, all ablations are listed.")] = None,
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without one, NAME is explained.")
+        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without it, NAME is explained.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to CONFIG, and options such as ablation.step=0.05."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -35,8 +36,8 @@ def ablate(
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ablations: train a method's branches once, merge them in many ways, and compare.
 
@@ -48,31 +49,24 @@ def ablate(
         return
     from befit.config.experiment import load_experiment
     from befit.config.overrides import apply_overrides, parse_seeds
-    from befit.studies.ablations import registry
+    from befit.studies.ablations import base
 
     if config is None:
-        _describe(registry.get(name), as_json)
+        _describe(base.get(name), as_json)
         return
-    registry.get(name)
-    given = [one for one in overrides or () if one.startswith(OPTION)]
+    base.get(name)
+    changes = [override for override in overrides or () if not override.startswith(OPTION)]
+    own = [override.removeprefix(OPTION) for override in overrides or () if override.startswith(OPTION)]
     options: dict[str, Any] = {}
-    if problems := apply_overrides(options, [one.removeprefix(OPTION) for one in given]):
+    if problems := apply_overrides(options, own):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
-    experiment = load_experiment(config, [one for one in overrides or () if one not in given], imports or ())
-    console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
-        if not quiet:
-            console.print("befit is loading …", style="dim")
+    experiment = load_experiment(config, changes, imports or ())
+    with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
         from befit.studies.ablations.ablate import ablate as measure
 
-        progress = Progress(console, title=f"{experiment.name}: {name}", quiet=quiet)
-        try:
-            with progress:
-                done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)
-        except KeyboardInterrupt:
-            console.print("interrupted; the same command goes on where the training stopped", style="yellow")
-            raise typer.Exit(130) from None
+        with Progress(console, title=f"{experiment.name}: {name}", quiet=quiet) as progress:
+            done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)
     if as_json:
         print_json({"path": str(done.path), "results": done.results})
     else:
@@ -81,13 +75,14 @@ def ablate(
 
 def _list(as_json: bool) -> None:
     """All ablations, one line each."""
-    from befit.studies.ablations import registry
+    from befit.studies.ablations import base
 
-    entries = [registry.get(name) for name in registry.names()]
+    entries = [base.get(name) for name in base.names()]
     if as_json:
-        print_json([_plain(one) for one in entries])
+        print_json([_plain(entry) for entry in entries])
         return
-    print_table(screen(), ["ablation", "what it shows"], [[one.name, one.summary] for one in entries], wrap=1)
+    rows = [[entry.name, entry.summary] for entry in entries]
+    show_table(screen(), Table("", ["ablation", "what it shows"], rows), wrap=1)
     screen().print("\nbefit ablate NAME explains one; befit ablate NAME CONFIG [KEY=VALUE ...] measures.", markup=False)
 
 
@@ -107,7 +102,7 @@ def _describe(entry: Entry, as_json: bool) -> None:
 
         rows = [[OPTION + name, p.description, show(plain(p.default))] for name, p in options.items()]
         console.print()
-        print_table(console, ["option", "what it is", "default"], rows, wrap=1)
+        show_table(console, Table("", ["option", "what it is", "default"], rows), wrap=1)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -128,15 +123,12 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 def _show(done: Finished) -> None:
     console = screen()
-    for one in done.findings.tables:
-        if not one.detail:
+    for table in done.findings.tables:
+        if not table.detail:
             console.print()
-            show_table(console, one)
+            show_table(console, table)
     console.print()
     for sentence in done.findings.sentences:
         console.print(sentence, markup=False)
-    console.print()
-    console.print("Written", style="bold italic")
     files = {"page with plots": "html", "as text": "md", "every measurement": "csv", "all of it": "json"}
-    for what, name in files.items():
-        console.print(f"{what:22} {done.path / f'ablation.{name}'}", markup=False, soft_wrap=True)
+    show_written([(what, done.path / f"ablation.{suffix}") for what, suffix in files.items()])

@@ -1,4 +1,4 @@
-"""`befit adapt`: how soon newcomers learn their task, by where they start."""
+"""`befit adapt`: how soon newcomers learn their task from different starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, screen, show_table, warnings_to
+from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
 from befit.core.storage import check_folder
 
@@ -16,30 +16,36 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN… [KEY=VALUE]…", help="Finished runs, and changes to them.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN… [KEY=VALUE]…", help="Finished runs, and changes to them."),
+    ],
     starts: Annotated[
-        str, typer.Option("--starts", metavar="NAME,NAME,…", help="Of random, mean and server.")
+        str, typer.Option("--starts", metavar="NAME,NAME,…", help="Starts to compare.")
     ] = "random,mean,server",
-    steps: Annotated[int, typer.Option("--steps", help="Of training.")] = 200,
-    every: Annotated[int, typer.Option("--every", help="Score after every so many of them.")] = 25,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of training.")] = 200,
+    every: Annotated[int, typer.Option("--every", help="Steps between two scores.")] = 25,
     methods: Annotated[
-        str | None, typer.Option("--methods", metavar="NAME,NAME,…", help="Of the runs. Default: all.")
+        str | None, typer.Option("--methods", metavar="NAME,NAME,…", help="Methods of the runs. Default: all.")
     ] = None,
     newcomers: Annotated[
-        str | None, typer.Option("--newcomers", metavar="ID,ID,…", help="Of the data. Default: all.")
+        str | None,
+        typer.Option("--newcomers", metavar="ID,ID,…", help="Newcomers of the data. Default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the batches.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the batches.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write adapt.json, .csv, .html and .png there.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train newcomers for a few steps from several starts, and compare how soon they learn their task.
 
-    random: a fresh adapter. mean: of the clients' adapters with the newcomer's backbone. server: what the method has
-    for a newcomer, such as its download or a mixture by relevance. The rate is the run's; train.lr=1e-4 sets another.
+    random: a fresh adapter. mean: the mean adapter of the clients with the newcomer's backbone. server: the adapter
+    that the method gives a newcomer, by its download or a mixture by relevance. Training uses the run's learning rate
+    unless train.lr=... sets another.
     """
-    paths, overrides = [one for one in runs if "=" not in one], [one for one in runs if "=" in one]
+    paths = [argument for argument in runs if "=" not in argument]
+    overrides = [argument for argument in runs if "=" in argument]
     if not paths:
         raise ConfigError(["RUN: name a run directory"], "the command")
     if out is not None:
@@ -47,8 +53,8 @@ def adapt(
     with only_json(as_json), warnings_to(messages()):
         from befit.studies.adapt import adapt as adapt_runs
 
-        found = adapt_runs(
-            [Path(one) for one in paths],
+        results = adapt_runs(
+            [Path(path) for path in paths],
             starts=_listed(starts) or [],
             steps=steps,
             every=every,
@@ -57,64 +63,63 @@ def adapt(
             newcomers=_listed(newcomers),
             overrides=overrides,
         )
-        told = as_dict(found)
+        document = as_dict(results)
         if out is not None:
-            write(out, found, told)
+            write(out, results, document)
     if as_json:
-        print_json(told)
+        print_json(document)
         return
-    show(told)
+    show(document)
     if out is not None:
-        curves = any(row["newcomers"] for row in told["summary"])
-        made = f"curves: {out / 'adapt.html'}" if curves else f"reasons: {out / 'adapt.json'}"
-        screen().print(f"\n{made}", markup=False, soft_wrap=True)
+        curves = any(row["newcomers"] for row in document["summary"])
+        say(f"\ncurves: {out / 'adapt.html'}" if curves else f"\nreasons: {out / 'adapt.json'}")
 
 
 def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def as_dict(found: list[Adapted]) -> dict[str, Any]:
+def as_dict(results: list[Adapted]) -> dict[str, Any]:
     from befit.studies.adapt import summary
 
     curves = [
         {
-            "run": one.run,
-            "method": one.method,
-            "start": one.start,
-            "newcomer": one.newcomer,
+            "run": result.run,
+            "method": result.method,
+            "start": result.start,
+            "newcomer": result.newcomer,
             **(
-                {"reason": one.reason}
-                if one.curve is None
-                else {"steps": list(one.curve.steps), "scores": [dict(metrics) for metrics in one.curve.metrics]}
+                {"reason": result.reason}
+                if result.curve is None
+                else {"steps": list(result.curve.steps), "scores": [dict(metrics) for metrics in result.curve.metrics]}
             ),
         }
-        for one in found
+        for result in results
     ]
     return {
-        "metric": found[0].metric,
-        "newcomers": len({one.newcomer for one in found}),
-        "summary": summary(found),
+        "metric": results[0].metric,
+        "newcomers": len({result.newcomer for result in results}),
+        "summary": summary(results),
         "curves": curves,
     }
 
 
-def write(out: Path, found: list[Adapted], told: dict[str, Any]) -> None:
+def write(out: Path, results: list[Adapted], document: dict[str, Any]) -> None:
     from befit.core.storage import atomic_write, write_json
     from befit.studies.adapt_report import adaptation_csv, adaptation_page, adaptation_png
 
-    rows, metric = told["summary"], told["metric"]
+    rows, metric = document["summary"], document["metric"]
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "adapt.json", told)
-    atomic_write(out / "adapt.csv", adaptation_csv(found).encode())
-    atomic_write(out / "adapt.html", adaptation_page(rows, metric, told["newcomers"]).encode())
+    write_json(out / "adapt.json", document)
+    atomic_write(out / "adapt.csv", adaptation_csv(results).encode())
+    atomic_write(out / "adapt.html", adaptation_page(rows, metric, document["newcomers"]).encode())
     atomic_write(out / "adapt.png", adaptation_png(rows, metric))
 
 
-def show(told: dict[str, Any]) -> None:
-    from befit.studies.adapt_report import adaptation_table, without
+def show(document: dict[str, Any]) -> None:
+    from befit.studies.adapt_report import adaptation_table, missing_starts
 
-    console, metric = screen(), told["metric"]
-    show_table(console, adaptation_table(told["summary"], metric))
-    for sentence in without(told["summary"]):
-        console.print(sentence, markup=False, soft_wrap=True)
+    console, metric = screen(), document["metric"]
+    show_table(console, adaptation_table(document["summary"], metric))
+    for sentence in missing_starts(document["summary"]):
+        say(sentence)

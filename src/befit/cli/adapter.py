@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import DataError
+from befit.report.table import Table
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="Client whose adapter is used.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 def export(
@@ -22,7 +22,7 @@ def export(
     client: Client,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the adapter to.")],
     budget: Annotated[
-        int | None, typer.Option("--budget", metavar="R", help="One of several budgets; default: what is deployed.")
+        int | None, typer.Option("--budget", metavar="R", help="One of several budgets. Default: the deployed adapter.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +34,7 @@ def export(
     if as_json:
         print_json({"run": str(run), "client": client, "path": str(path)})
     else:
-        screen().print(f"wrote {path}", markup=False, soft_wrap=True)
+        say(f"wrote {path}")
 
 
 def predict(
@@ -43,14 +43,15 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT", help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of input."
+            metavar="INPUT",
+            help="A text, an image file, a file of inputs (.txt or .jsonl), or - for lines of standard input.",
         ),
     ],
     as_json: Json = False,
 ) -> None:
     """Answer with one client's own model."""
     with only_json(as_json):
-        read = [pair for one in inputs for pair in read_inputs(one)]
+        read = [pair for argument in inputs for pair in read_inputs(argument)]
         values, places = [value for value, _ in read], [place for _, place in read]
         with warnings_to(messages()):
             from befit.runs.artifacts import predict as predict_inputs
@@ -61,7 +62,7 @@ def predict(
         print_json([{"input": value, "place": place, **answer} for value, place, answer in inputs_of])
     else:
         rows = [(_input_text(value), *_answer_text(answer)) for value, answer in zip(values, answers, strict=True)]
-        print_table(screen(), ("input", "answer", "sure"), rows, wrap=1)
+        show_table(screen(), Table("", ["input", "answer", "sure"], rows), wrap=1)
 
 
 def read_inputs(text: str) -> list[tuple[Any, str]]:
@@ -72,7 +73,7 @@ def read_inputs(text: str) -> list[tuple[Any, str]]:
     """
     if text == "-":
         lines = [(line.rstrip("\n"), f"line {number} of the input") for number, line in enumerate(sys.stdin, 1)]
-        if not (kept := [one for one in lines if one[0].strip()]):
+        if not (kept := [line for line in lines if line[0].strip()]):
             raise DataError("standard input holds no inputs: give one a line")
         return kept
     path = Path(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError, DataError
 from befit.core.storage import check_folder
 
@@ -20,36 +20,37 @@ _LEAST = {"blocks": 0, "samples": 1, "tokens": 2, "batch_size": 1, "memory": 1}
 
 
 def cka(
-    first: Annotated[str, typer.Argument(metavar="A", help="A model: one that ships, a directory, or a hub id.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one, or the same.")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A model that comes with befit, a folder, or a hub id.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another model, or the same.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of a configuration, such as model.max_length=512.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration keys, such as model.max_length=512.")
     ] = None,
     records: Annotated[
-        Path | None, typer.Option("--records", metavar="FILE", help="Records of any kind that befit reads.")
+        Path | None, typer.Option("--records", metavar="FILE", help="Records for both models, in any format of befit.")
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="What the records are for.")] = "causal-lm",
+    task: Annotated[str, typer.Option("--task", help="Task of the records.")] = "causal-lm",
     benchmark: Annotated[
         str | None, typer.Option("--benchmark", metavar="NAME", help="Take the public records of a benchmark.")
     ] = None,
     blocks: Annotated[
-        int | None, typer.Option("--blocks", help="Mark where PQ-LoRA in so many sits; 4 or all there are; 0: nowhere.")
+        int | None,
+        typer.Option("--blocks", help="PQ-LoRA blocks to mark; 0: none. Default: 4 at most."),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", help="At most so many records, drawn by --seed.")] = 500,
-    tokens: Annotated[int, typer.Option("--tokens", help="At most so many of their tokens.")] = 4000,
+    samples: Annotated[int, typer.Option("--samples", help="Maximal number of records, drawn by --seed.")] = 500,
+    tokens: Annotated[int, typer.Option("--tokens", help="Maximal number of tokens.")] = 4000,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Records in one forward pass.")] = 8,
     memory: Annotated[
-        int, typer.Option("--memory", metavar="MIB", help="For the sums; less takes more passes.")
+        int, typer.Option("--memory", metavar="MIB", help="Memory for sums; less memory takes more passes.")
     ] = 1024,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the drawn records.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write cka.json, .csv, .html and .png there.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare all layers of two models by linear CKA, and mark the blocks that PQ-LoRA (method fedmosaic) matches.
 
-    At the tokens of the answers where the task has answers, at all of them elsewhere. Activations are streamed.
+    Layers are compared at the tokens of the answers, or at all tokens where a task has no answers.
     """
     _check(
         records,
@@ -63,7 +64,7 @@ def cka(
         source = _source(records, task, benchmark)
         backbones, examples = load((first, second), source, overrides or [], samples, seed)
         blocks = _blocks(blocks, backbones)
-        found = layer_cka(
+        cka = layer_cka(
             backbones[0],
             backbones[1],
             examples,
@@ -73,15 +74,15 @@ def cka(
             seed=seed,
             memory_mib=memory,
         )
-        summary = as_dict(found, blocks)
+        summary = as_dict(cka, blocks)
         if out is not None:
-            write(out, found, summary, blocks)
+            write(out, cka, summary, blocks)
     if as_json:
         print_json(summary)
         return
-    show(found, summary)
+    show(cka, summary)
     if out is not None:
-        screen().print(f"\nheat map: {out / 'cka.html'}", markup=False, soft_wrap=True)
+        say(f"\nheat map: {out / 'cka.html'}")
 
 
 def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], out: Path | None) -> None:
@@ -91,7 +92,7 @@ def _check(records: Path | None, benchmark: str | None, counts: dict[str, int], 
         if value < _LEAST[name]
     ]
     if (records is None) == (benchmark is None):
-        problems.append("--records, --benchmark: give one of the two, the records that both models are to see")
+        problems.append("--records, --benchmark: give one of the two")
     if records is not None and not records.exists():
         problems.append(f"--records: there is no file {records} (looked from {Path.cwd()})")
     if problems:
@@ -118,7 +119,7 @@ def _source(records: Path | None, task: str, benchmark: str | None) -> dict[str,
 def load(
     models: tuple[str, str], source: dict[str, Any], overrides: list[str], samples: int, seed: int
 ) -> tuple[list[Backbone], tuple[Examples, Examples]]:
-    """Both backbones, and at most so many records, drawn by the seed, in the terms of either."""
+    """Both backbones, and the drawn records as examples for each of them."""
     import torch
 
     from befit.config.experiment import load_experiment
@@ -126,15 +127,15 @@ def load(
     from befit.runs.loading import load_federation, load_model
 
     rest = {**source, "method": "local", "baselines": []}
-    made = [load_experiment({**rest, "model": {"id": model}}, overrides) for model in models]
-    federation = load_federation(made[0])
+    experiments = [load_experiment({**rest, "model": {"id": model}}, overrides) for model in models]
+    federation = load_federation(experiments[0])
     known = federation.clients[0].train if "data" in source else federation.public
     if not len(known):
         raise DataError(f"{federation.name} has no public records; give --records")
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:samples].tolist()
     chosen = [known[place] for place in order]
     backbones, examples = [], []
-    for name, experiment in zip(models, made, strict=True):
+    for name, experiment in zip(models, experiments, strict=True):
         model, task, fingerprint = load_model(experiment, federation.task, federation.label_names)
         backbones.append(Backbone(name, fingerprint, model, task))
         examples.append(task.prepare(chosen))
@@ -145,64 +146,50 @@ def _blocks(asked: int | None, backbones: list[Backbone]) -> int:
     """How many blocks to mark. Raises ModelError, before anything is computed, for more than a model has."""
     from befit.adapters.pq import placement
 
-    configs: list[Any] = [one.model.backbone.config for one in backbones]
+    configs: list[Any] = [backbone.model.backbone.config for backbone in backbones]
     depths = [config.get_text_config().num_hidden_layers for config in configs]
     for depth in depths:
         placement(asked or 0, depth)
     return min(4, *depths) if asked is None else asked
 
 
-def as_dict(found: LayerCka, blocks: int) -> dict[str, Any]:
+def as_dict(cka: LayerCka, blocks: int) -> dict[str, Any]:
     from befit.studies.cka_map import layer_names
 
-    rows, columns = map(layer_names, found.values.shape)
+    rows, columns = map(layer_names, cka.values.shape)
     return {
-        "models": list(found.models),
-        "tokens": found.tokens,
-        "records": found.records,
+        "models": list(cka.models),
+        "tokens": cka.tokens,
+        "records": cka.records,
         "rows": rows,
         "columns": columns,
-        "cka": found.values.tolist(),
-        "blocks": found.placed(blocks),
+        "cka": cka.values.tolist(),
+        "blocks": cka.placed(blocks),
     }
 
 
-def write(out: Path, found: LayerCka, summary: dict[str, Any], blocks: int) -> None:
+def write(out: Path, cka: LayerCka, summary: dict[str, Any], blocks: int) -> None:
     from befit.core.storage import atomic_write, write_json
     from befit.studies.cka_map import cka_csv, cka_page, cka_png
 
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "cka.json", summary)
-    atomic_write(out / "cka.csv", cka_csv(found).encode())
-    atomic_write(out / "cka.html", cka_page(found, blocks).encode())
-    atomic_write(out / "cka.png", cka_png(found, blocks))
+    atomic_write(out / "cka.csv", cka_csv(cka).encode())
+    atomic_write(out / "cka.html", cka_page(cka, blocks).encode())
+    atomic_write(out / "cka.png", cka_png(cka, blocks))
 
 
-def show(found: LayerCka, summary: dict[str, Any]) -> None:
-    console = screen()
+def show(cka: LayerCka, summary: dict[str, Any]) -> None:
+    from befit.studies.cka_map import matched_blocks
+
     depths = " and ".join(
-        f"{model} ({count - 1} blocks)" for model, count in zip(found.models, found.values.shape, strict=True)
+        f"{model} ({count - 1} blocks)" for model, count in zip(cka.models, cka.values.shape, strict=True)
     )
-    console.print(f"{depths}, at {found.tokens:,} tokens of {found.records:,} records", markup=False, soft_wrap=True)
-    console.print()
-    rows = [
-        (
-            str(k),
-            str(row["first"]),
-            str(row["second"]),
-            f"{row['cka']:.3f}",
-            str(row["nearest"]),
-            f"{row['nearest_cka']:.3f}",
-        )
-        for k, row in enumerate(summary["blocks"])
-    ]
-    if rows:
-        headers = ("k", "block of A", "block of B", "CKA", "most alike in B", "CKA there")
-        print_table(console, headers, rows, title=f"Matched by PQ-LoRA in {len(rows)} blocks")
-    mean, most = float(found.values[1:, 1:].mean()), found.values[1:, 1:].amax(1)
-    console.print(
+    say(f"{depths}, at {cka.tokens:,} tokens of {cka.records:,} records\n")
+    show_table(screen(), matched_blocks(cka, len(summary["blocks"]), ("A", "B")))
+    mean, most = float(cka.values[1:, 1:].mean()), cka.values[1:, 1:].amax(1)
+    say(
         f"CKA of all pairs of blocks: mean {mean:.3f}; of a block of A and the most alike of B: mean "
         f"{float(most.mean()):.3f}, least {float(most.min()):.3f}",
-        style="dim",
-        soft_wrap=True,
+        "dim",
     )

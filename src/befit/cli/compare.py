@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from befit.cli.output import (
     Imports,
+    Json,
+    Quiet,
     each_warning,
     messages,
     only_json,
     print_json,
-    print_table,
     print_warning,
+    say,
     screen,
     show_table,
-    warnings_to,
+    show_written,
+    training,
 )
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.studies.compare.comparison import Compared
     from befit.studies.compare.plan import Plan
 
-TRIAL_HELP = "Does all of it run? One seed, round and step on two clients (of each family) with four records a task."
+TRIAL_HELP = "Try everything once: one seed, round and step, two clients of each family, four records for each task."
 
 
 def compare(
@@ -38,35 +42,33 @@ def compare(
         typer.Option(
             "--methods",
             metavar="NAME,NAME,...",
-            help="Which of an experiment's (default: its own, its baselines) or of a study's, whose reference stays.",
+            help="Methods to run. Default: an experiment's own and its baselines; all of a study. A reference stays.",
         ),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="N,N,...", help="Repeat for each of them, such as 0,1,2.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that share the runs.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="Processes that run side by side.")] = 1,
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="RUN", help="Whom wins and tests are against. Default: local.")
+        str | None,
+        typer.Option("--reference", metavar="RUN", help="Run that all others are compared with. Default: local."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
     trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare methods over seeds: tables with spread and tests, plots, LaTeX.
 
-    The same command again, after a crash too, goes on where it stopped: every run is in DIR/runs, and done once.
+    The same command again goes on where it stopped, also after a crash: finished runs in DIR/runs are kept.
     """
     from befit.cli.progress import CompareProgress
     from befit.config.overrides import parse_seeds
 
-    console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
-        if not quiet:
-            console.print("befit is loading …", style="dim")
+    with training(as_json, quiet, lambda: "the same command goes on where it stopped") as console:
         from befit.studies.compare.comparison import compare as run_comparison
         from befit.studies.compare.comparison import make_plan
 
@@ -79,39 +81,32 @@ def compare(
             trial=trial,
             plugins=imports or (),
         )
-        progress = CompareProgress(console, plan, jobs=jobs, quiet=quiet)
-        try:
-            with progress:
-                done = run_comparison(plan, jobs=jobs, out=out, observer=progress)
-        except KeyboardInterrupt:
-            console.print("interrupted; the same command goes on where it stopped", style="yellow")
-            raise typer.Exit(130) from None
+        with CompareProgress(console, plan, jobs=jobs, quiet=quiet) as progress:
+            done = run_comparison(plan, jobs=jobs, out=out, observer=progress)
     if as_json:
-        print_json({"path": str(done.path), "results": done.results, "failures": [vars(one) for one in done.failures]})
+        print_json({"path": str(done.path), "results": done.results, "failures": [*map(vars, done.failures)]})
     else:
         _show(plan, done)
     if done.failures:
-        for one in done.failures:
-            text = f"{one.label}, seed {one.seed}: {one.error}"
-            console.print(text, style="red", markup=False, soft_wrap=True)
-        console.print(
-            f"{len(done.failures)} of {len(plan.cells)} runs failed; the same command tries them again", style="red"
-        )
+        for failure in done.failures:
+            say(f"{failure.label}, seed {failure.seed}: {failure.error}", "red", console)
+        failed = f"{len(done.failures)} of {len(plan.cells)} runs failed"
+        say(f"{failed}; the same command tries them again", "red", console)
         raise typer.Exit(1)
 
 
 def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], data: bool, as_json: bool) -> None:
-    """What `befit check` says of a study."""
+    """`befit check` for a study."""
     logged: list[str] = []
     with only_json(as_json), each_warning(logged.append):
         from befit.studies.compare.check import check_plan
         from befit.studies.compare.comparison import make_plan
 
         plan = make_plan(study, overrides=overrides, plugins=imports)
-        found = check_plan(plan, data)
-    found["warnings"] = list(dict.fromkeys([*logged, *found["warnings"]]))
+        result = check_plan(plan, data)
+    result["warnings"] = list(dict.fromkeys([*logged, *result["warnings"]]))
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     console = screen()
     console.print(f"{study}: no mistakes", style="green", markup=False)
@@ -119,17 +114,17 @@ def check_study(study: Path, overrides: Sequence[str], imports: Sequence[str], d
         console.print("Data and models were not looked at.", style="dim")
     console.print()
     rows = [
-        (one["run"], one["method"]["name"], "reference" if one["run"] == found["reference"] else "")
-        for one in found["runs"]
+        (run["run"], run["method"]["name"], "reference" if run["run"] == result["reference"] else "")
+        for run in result["runs"]
     ]
-    print_table(console, ("run", "method", ""), rows, title=found["title"])
-    for one in found["left_out"]:
-        where = ", ".join((*one["row"], *one["column"]))
-        console.print(f"left out of {one['table']}: {where}: {one['because']}", markup=False, soft_wrap=True)
+    show_table(console, Table(result["title"], ["run", "method", ""], rows))
+    for cell in result["left_out"]:
+        where = ", ".join((*cell["row"], *cell["column"]))
+        say(f"left out of {cell['table']}: {where}: {cell['because']}")
     console.print()
-    seeds = ", ".join(map(str, found["seeds"]))
-    console.print(f"{len(found['runs'])} runs with seeds {seeds}: {found['cells']} cells", markup=False)
-    for warning in found["warnings"]:
+    seeds = ", ".join(map(str, result["seeds"]))
+    console.print(f"{len(result['runs'])} runs with seeds {seeds}: {result['cells']} cells", markup=False)
+    for warning in result["warnings"]:
         print_warning(messages(), warning)
 
 
@@ -150,17 +145,13 @@ def _show(plan: Plan, done: Compared) -> None:
     console.print()
     for sentence in done.results["sentences"]:
         console.print(sentence, markup=False)
-    console.print()
-    console.print("Written", style="bold italic")
-    files: dict[str, Any] = {
-        "page with plots": "html",
-        "as text": "md",
-        "for LaTeX": "tex",
-        "every client's score": "csv",
-        "all of it": "json",
+    files = {
+        "page with plots": "compare.html",
+        "as text": "compare.md",
+        "for LaTeX": "compare.tex",
+        "every client's score": "compare.csv",
+        "all of it": "compare.json",
+        **({"wins by group": "compare-wins.csv"} if done.results["wins"] else {}),
+        "runs with adapters": "runs",
     }
-    for what, suffix in files.items():
-        console.print(f"{what:22} {done.path / f'compare.{suffix}'}", markup=False, soft_wrap=True)
-    if done.results["wins"]:
-        console.print(f"{'wins by group':22} {done.path / 'compare-wins.csv'}", markup=False, soft_wrap=True)
-    console.print(f"{'runs with adapters':22} {done.path / 'runs'}", markup=False, soft_wrap=True)
+    show_written([(what, done.path / name) for what, name in files.items()])

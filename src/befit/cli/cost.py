@@ -7,25 +7,26 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import Imports, load_imports, only_json, print_json, print_table, screen
+from befit.cli.output import Imports, Json, load_imports, only_json, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.core.schema import show
+from befit.report.table import Table
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def cost(
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a config.json.")
+        str, typer.Option("--model", metavar="NAME|PATH", help="A built-in architecture, or a model's config.json.")
     ] = "",
     method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="NAME", help="One or more times; all methods without.")
+        list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable. Default: all.")
     ] = None,
     targets: Annotated[
-        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules with adapters; auto, or all.")
+        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, or all.")
     ] = "auto",
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of every method's adapters.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages that do not say their own.")] = 10,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages without a number of their own.")] = 10,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="[METHOD.]KEY=VALUE", help="An argument of one method, or of all that have it."),
@@ -33,28 +34,27 @@ def cost(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Type of arrays on the wire.")
     ] = "float32",
-    clients: Annotated[int | None, typer.Option("--clients", help="Totals over so many clients too.")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="Clients, for totals over all of them.")] = None,
     labels: Annotated[
-        int | None, typer.Option("--labels", help="Classes of a classifier, whose task head is then counted.")
+        int | None, typer.Option("--labels", help="Number of classes; the task head is then counted.")
     ] = None,
     head: Annotated[
-        bool | None, typer.Option("--head/--no-head", help="Train and share the task head; with --labels it is.")
+        bool | None, typer.Option("--head/--no-head", help="Train and share the task head. Default: yes with --labels.")
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="What the model is used for, where its configuration says otherwise."),
+        str | None, typer.Option("--task", help="Task of the model. Default: the one in its configuration.")
     ] = None,
     smallest: Annotated[
         str | None,
-        typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, where it is another."),
+        typer.Option("--smallest", metavar="NAME|PATH", help="The federation's smallest model, if it is not --model."),
     ] = None,
-    models: Annotated[bool, typer.Option("--models", help="List the built-in architectures, and stop.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="List the built-in architectures and stop.")] = False,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Count what methods train and send on a model, from its shapes: no weights, no data, no network.
 
-    Bytes are those of one client's arrays. --json prints an object for one --method, and a list for several or none.
+    Bytes are those of one client's arrays. --json prints an object for one --method, and a list otherwise.
     """
     if models:
         _list_models(as_json)
@@ -68,8 +68,8 @@ def cost(
 
         problems = _problems(model, rounds, clients, labels, head, targets)
         every = [f"rank={rank}"] if rank is not None else []
-        chosen, found = _chosen(method, [*every, *(assignments or ())])
-        if problems := [*problems, *found]:
+        chosen, mistakes = _chosen(method, [*every, *(assignments or ())])
+        if problems := [*problems, *mistakes]:
             raise ConfigError(problems, "the command")
         if task is not None:
             get_task(task, "--task")
@@ -80,7 +80,7 @@ def cost(
             )
         rows = compare(
             architecture,
-            {name: made for name, (_, made) in chosen.items()},
+            {name: built for name, (_, built) in chosen.items()},
             _targets(targets),
             rounds=rounds,
             dtype=dtype,
@@ -101,7 +101,7 @@ def cost(
 
 
 def _chosen(names: Sequence[str] | None, assignments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The methods by name, or what is wrong with them."""
+    """The methods by name, and the problems with them."""
     from befit.cost.arguments import chosen_methods
     from befit.protocol.registry import method_names
 
@@ -144,33 +144,27 @@ def _list_models(as_json: bool) -> None:
         print_json([{"name": name, **entry} for name, entry in known.items()])
         return
     rows = [(name, entry["task"], ", ".join(entry["hub"])) for name, entry in known.items()]
-    print_table(screen(), ("name", "task", "checkpoints of these shapes"), rows, wrap=2)
+    show_table(screen(), Table("", ["name", "task", "checkpoints of these shapes"], rows), wrap=2)
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    first, console = rows[0], screen()
-    console.print(
-        f"{first['model']}: {first['backbone_parameters']:,} parameters, frozen; adapters at "
-        f"{first['adapted_modules']} modules",
-        markup=False,
-        soft_wrap=True,
-    )
+    first = rows[0]
+    frozen = f"{first['backbone_parameters']:,} parameters, frozen"
+    say(f"{first['model']}: {frozen}; adapters at {first['adapted_modules']} modules")
     sizes = [row["parameters"] for row in rows]
-    same = all(one == sizes[0] for one in sizes)
-    parts = [part for part in ("A", "B", "head") if any(one[part] for one in sizes)]
+    same = all(size == sizes[0] for size in sizes)
+    parts = [part for part in ("A", "B", "head") if any(size[part] for size in sizes)]
     if same:
-        text = ", ".join(f"{part} {sizes[0][part]:,}" for part in parts)
-        console.print(f"one adapter: {text}", markup=False, soft_wrap=True)
-    beside = {name: one["total"] for name, one in [*first["slots"].items()][1:] if one["total"] and not one["A"]}
+        say(f"one adapter: {', '.join(f'{part} {sizes[0][part]:,}' for part in parts)}")
+    beside = {name: size["total"] for name, size in [*first["slots"].items()][1:] if size["total"] and not size["A"]}
     if len(rows) == 1 and beside:
-        text = ", ".join(f"{name} {total:,}" for name, total in beside.items())
-        console.print(f"beside it: {text}", markup=False, soft_wrap=True)
-    console.print()
+        say(f"beside it: {', '.join(f'{name} {total:,}' for name, total in beside.items())}")
+    say("")
     _print_columns(_columns(rows))
     if not same:
         names = [row["method"] for row in rows]
         _print_columns(
-            {"method": names, **{part: [f"{one[part]:,}" for one in sizes] for part in parts}}, "One adapter"
+            {"method": names, **{part: [f"{size[part]:,}" for size in sizes] for part in parts}}, "One adapter"
         )
     if "clients" in first:
         together = {"method": [row["method"] for row in rows]}
@@ -179,32 +173,32 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         _print_columns(together, f"{first['clients']:,} clients together")
     if len(rows) == 1:
         stages = {
-            "stage": [one["name"] for one in first["stages"]],
-            "rounds": [f"{one['rounds']:,}" for one in first["stages"]],
+            "stage": [stage["name"] for stage in first["stages"]],
+            "rounds": [f"{stage['rounds']:,}" for stage in first["stages"]],
         }
         for way in ("up", "down"):
-            _add_bytes(stages, f"{way}load / round", [one[f"{way}load_bytes_per_round"] for one in first["stages"]])
+            _add_bytes(stages, f"{way}load / round", [stage[f"{way}load_bytes_per_round"] for stage in first["stages"]])
         _print_columns(stages, "Stages")
     text = (
         f"Arrays of one client in {first['dtype']}; {first['rounds']:,} rounds where a method has no number of its own."
-        " Compute (products of parameters and tokens of a training step) and memory (parameters held) are relative to "
-        "plain fine-tuning of one adapter."
+        " Compute (products of parameters and tokens of a training step) and memory (parameters) are relative to plain "
+        "fine-tuning of one adapter."
     )
     if any(row["public_records"] for row in rows):
         text += (
-            " Public: what a round computes on public records at every client and at the server, at most, in records "
-            "of plain fine-tuning of the same length."
+            " Public: the most that a round computes on public records at each client and at the server, in records of "
+            "plain fine-tuning with the same length."
         )
-    console.print(text, style="dim", markup=False, soft_wrap=True)
+    say(text, "dim")
 
 
 def _print_columns(table: dict[str, list[str]], title: str = "") -> None:
-    print_table(screen(), list(table), list(zip(*table.values(), strict=True)), title=title)
-    screen().print()
+    show_table(screen(), Table(title, list(table), list(zip(*table.values(), strict=True))))
+    say("")
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """By header; columns that would say nothing are left out."""
+    """Cells by header; empty columns are left out."""
     table: dict[str, list[str]] = {"method": [row["method"] for row in rows]}
     table["trained"] = [f"{row['trained_parameters']:,}" for row in rows]
     up, down = ([row[f"{way}load_bytes_per_round"] for row in rows] for way in ("up", "down"))
@@ -224,7 +218,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         _add_bytes(table, "head upload", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
         shares = [row["upload_saving"] for row in rows]
-        table[f"saved against {rows[0]['saved_against']}"] = [_saving(one) for one in shares]
+        table[f"saved against {rows[0]['saved_against']}"] = [_saving(share) for share in shares]
     return table
 
 
@@ -237,14 +231,14 @@ def _saving(share: float | None) -> str:
 
 def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
     """A round's work on public records; what the server does for each client with their number, where it is known."""
-    found = row["public_records"]
-    if not found or not any(found[part] for part in parts):
+    records = row["public_records"]
+    if not records or not any(records[part] for part in parts):
         return "-"
     if "each" not in parts:
-        return f"{found['client']:,.0f}"
+        return f"{records['client']:,.0f}"
     if "clients" in row:
-        return f"{found['server'] + row['clients'] * found['each']:,.0f}"
-    return f"{found['server']:,.0f}" + (f" + {found['each']:,.0f} a client" if found["each"] else "")
+        return f"{records['server'] + row['clients'] * records['each']:,.0f}"
+    return f"{records['server']:,.0f}" + (f" + {records['each']:,.0f} a client" if records["each"] else "")
 
 
 def _add_bytes(table: dict[str, list[str]], header: str, values: Sequence[int]) -> None:

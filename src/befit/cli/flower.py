@@ -1,7 +1,8 @@
-"""`befit flower …`: what a federation on Flower needs, written and explained."""
+"""`befit flower …`, `befit worker` and `befit doctor`: what a federation on many machines needs."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,20 +10,20 @@ from typing import Annotated
 
 import typer
 
-from befit.cli.output import Imports, print_json, print_table, screen
+from befit.cli.output import Imports, Json, Overrides, messages, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
-__all__ = ["app"]
+__all__ = ["app", "doctor", "worker"]
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 @app.command("app")
 def write(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write, new or empty.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it.")] = None,
+    overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
         typer.Option("--run-dir", metavar="DIR", help="Where the server writes the run. Default: runs/NAME."),
@@ -47,7 +48,6 @@ def write(
     if as_json:
         print_json({"app": str(out), "run_dir": str(runs), "clients": clients, "start": start})
         return
-    console = screen()
     rows = [
         ("Flower app", str(out)),
         ("run directory", f"{runs} (on the SuperLink's machine)"),
@@ -58,7 +58,7 @@ def write(
         stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
         rows.append(("plugins", stay))
     for what, where in rows:
-        console.print(f"{what:22} {where}", markup=False, soft_wrap=True)
+        say(f"{what:22} {where}")
 
 
 @app.command("certificates")
@@ -106,7 +106,7 @@ def keys(
 
 
 def _need_extra() -> None:
-    """Raise ConfigError unless the extra is installed, which brings Flower and what makes keys."""
+    """Raise ConfigError unless the extra `flower` is installed, which brings Flower and makes keys."""
     if not find_spec("flwr"):
         raise ConfigError(["the extra flower is not installed: pip install 'befit[flower]'"], "this environment")
 
@@ -115,7 +115,8 @@ def _written(paths: list[Path], as_json: bool, meaning: dict[str, str]) -> None:
     if as_json:
         print_json({path.name: str(path) for path in paths})
         return
-    print_table(screen(), ["file", "what to do with it"], [[str(path), meaning[path.name]] for path in paths], wrap=1)
+    rows = [[str(path), meaning[path.name]] for path in paths]
+    show_table(screen(), Table("", ["file", "what to do with it"], rows), wrap=1)
 
 
 @app.command("node-config")
@@ -131,21 +132,25 @@ def node_config(
     from befit.flower.site_file import SiteFile, load_site
 
     parameters = parameters_of(SiteFile)
-    found = load_site(site) if site.exists() else None
+    site_file = load_site(site) if site.exists() else None
     command = supernode_command(site, server)
     if as_json:
-        values = None if found is None else vars(found)
-        keys = {one.name: {"type": type_words(one.type), "means": one.description} for one in parameters}
+        values = None if site_file is None else vars(site_file)
+        keys = {
+            parameter.name: {"type": type_words(parameter.type), "means": parameter.description}
+            for parameter in parameters
+        }
         print_json({"keys": keys, "site": values, "command": command})
         return
     console = screen()
     rows = [
-        [one.name, "" if found is None else _short(getattr(found, one.name)), one.description] for one in parameters
+        [parameter.name, "" if site_file is None else _short(getattr(site_file, parameter.name)), parameter.description]
+        for parameter in parameters
     ]
-    print_table(console, ["key", "this site" if found else "", "meaning"], rows, title=f"{site}", wrap=2)
-    if found is None:
+    show_table(console, Table(f"{site}", ["key", "this site" if site_file else "", "meaning"], rows), wrap=2)
+    if site_file is None:
         console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
-    console.print(f"\nConnect the site with\n\n  {command}", markup=False, soft_wrap=True)
+    say(f"\nConnect the site with\n\n  {command}")
 
 
 EXAMPLE = """  client: hospital-a
@@ -165,7 +170,58 @@ def supernode_command(site: Path, server: str) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {one}" for key, one in value.items()) or "-"
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)
+
+
+def worker(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's own file.")] = Path("site.yaml"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No log.")] = False,
+) -> None:
+    """Stay resident at a site, so that no round begins with loading the backbone.
+
+    Flower starts a new process for every message. With a worker it only passes the message on; without one, or when it
+    is gone, that process does the work itself, with the same numbers.
+    """
+    console = messages()
+    if not quiet:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        console.print("befit is loading …", style="dim")
+    from befit.flower.worker import serve_site
+
+    serve_site(site, lambda address: console.print(f"the worker of {site} listens at {address}", soft_wrap=True))
+
+
+def doctor(
+    site: Annotated[
+        Path | None, typer.Argument(metavar="SITE", help="The site's file. Default: site.yaml.", show_default=False)
+    ] = None,
+    server: Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = None,
+    ca: Annotated[Path, typer.Option("--ca", metavar="FILE", help="The server's authority.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The site's private key.")] = Path("keys/site.key"),
+    certificates: Annotated[
+        Path | None,
+        typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
+
+    At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
+    its certificate, its version of Flower and its clock. Exit code 2 if something is wrong.
+    """
+    from befit.flower.doctor import examine
+
+    if site is None and certificates is None:
+        site = Path("site.yaml")
+    findings = examine(site, server, ca, key, certificates)
+    in_order = not any(finding.mend for finding in findings)
+    if as_json:
+        print_json({"in_order": in_order, "findings": [*map(vars, findings)]})
+    else:
+        rows = [[finding.what, finding.found, finding.mend or "in order"] for finding in findings]
+        show_table(screen(), Table("", ["what", "found", "how to mend it"], rows), wrap=(1, 2))
+    if not in_order:
+        raise typer.Exit(2)

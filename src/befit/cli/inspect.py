@@ -1,4 +1,4 @@
-"""Commands that look and do not train: `befit check`, `methods`, `benchmarks` and `explain`."""
+"""Commands that inspect and train nothing: `befit check`, `methods`, `benchmarks` and `explain`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ import typer
 from befit.cli.compare import check_study
 from befit.cli.output import (
     Imports,
+    Json,
+    Overrides,
     each_warning,
     load_imports,
     messages,
     only_json,
     print_json,
-    print_table,
     print_warning,
     screen,
+    show_table,
 )
-from befit.core.schema import REQUIRED, Parameter, plain, show, type_words
+from befit.core.schema import REQUIRED, Parameter, parameters_of, plain, show, type_words
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from befit.config.experiment import Experiment
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-
 
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment or study in YAML.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4.")
-    ] = None,
-    data: Annotated[bool, typer.Option(help="Of a study: look at its data and models too.")] = True,
+    overrides: Overrides = None,
+    data: Annotated[bool, typer.Option(help="For a study: check its data and models too.")] = True,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Resolve an experiment, name every mistake at once, and estimate bytes and memory. Reads no weights."""
+    """Check an experiment or study, report all mistakes at once, and estimate bytes and memory. Reads no weights."""
     from befit.runs.estimate import check_everything
     from befit.studies.compare.study import is_study
 
@@ -48,37 +47,37 @@ def check(
         return
     with only_json(as_json):
         experiment = check_everything(config, overrides or (), imports or ())
-        found = _checked(experiment)
+        result = _checked(experiment)
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     console = screen()
     console.print(f"{config}: no mistakes", style="green", markup=False)
     console.print()
-    print_table(console, ("", ""), _check_rows(found), wrap=1)
+    show_table(console, Table("", ["", ""], _check_rows(result)), wrap=1)
     console.print()
     stages = [
-        (one["run"], one["name"], str(one["rounds"]), "exchange" if one["uplink"] else "nothing leaves the client")
-        for one in found["stages"]
+        [stage["run"], stage["name"], stage["rounds"], "exchange" if stage["uplink"] else "nothing leaves the client"]
+        for stage in result["stages"]
     ]
-    print_table(console, ("run", "stage", "rounds", "what travels"), stages, title="Stages")
-    for warning in found["warnings"]:
+    show_table(console, Table("Stages", ["run", "stage", "rounds", "what travels"], stages))
+    for warning in result["warnings"]:
         print_warning(messages(), warning)
 
 
 def _checked(experiment: Experiment) -> dict[str, Any]:
-    """What the check finds, with what reading the data and preparing it warned of among the warnings."""
+    """The result of the check; its warnings include those of reading and preparing the data."""
     from befit.runs.runner import check as check_experiment
 
     logged: list[str] = []
     try:
         with each_warning(logged.append):
-            found = check_experiment(experiment)
+            result = check_experiment(experiment)
     except Exception:
-        for warning in logged:  # beside a refusal they are no part of a result
+        for warning in logged:  # a refusal has no result that could list them
             print_warning(messages(), warning)
         raise
-    return {**found, "warnings": [*found["warnings"], *logged]}
+    return {**result, "warnings": [*result["warnings"], *logged]}
 
 
 def methods(imports: Imports = None, as_json: Json = False) -> None:
@@ -92,25 +91,27 @@ def methods(imports: Imports = None, as_json: Json = False) -> None:
         keys = ("name", "title", "year", "paper", "summary")
         print_json([{key: getattr(entry, key) for key in keys} for entry in entries])
         return
-    rows = [(one.name, str(one.year or ""), f"{one.title}: {one.summary} {one.paper}".strip()) for one in entries]
+    rows = [
+        [entry.name, str(entry.year or ""), f"{entry.title}: {entry.summary} {entry.paper}".strip()]
+        for entry in entries
+    ]
     console = screen()
-    print_table(console, ("name", "year", "what it does"), rows, wrap=2)
-    console.print()
-    console.print("befit explain NAME says more, with every argument.", style="dim")
+    show_table(console, Table("", ["name", "year", "what it does"], rows), wrap=2)
+    console.print("\nbefit explain NAME says more, with every argument.", style="dim")
 
 
 def benchmarks(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its arguments.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A benchmark; its arguments are listed.")] = None,
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """List the benchmarks, or say what the arguments of one are."""
+    """List the benchmarks, or the arguments of one."""
     from befit.data import registry
 
     with only_json(as_json):
         load_imports(imports)
-        entries = [registry.get(one) for one in ([name] if name else registry.names())]
-        arguments = {entry.name: _arguments(entry.build) for entry in entries}
+        entries = [registry.get(each) for each in ([name] if name else registry.names())]
+        arguments = {entry.name: parameters_of(entry.build) for entry in entries}
     if as_json:
         keys = ("name", "version", "task", "default_model", "summary")
         print_json(
@@ -122,10 +123,9 @@ def benchmarks(
         return
     console = screen()
     if name is None:
-        rows = [(one.name, one.task, one.summary) for one in entries]
-        print_table(console, ("name", "task", "what it is"), rows, wrap=2)
-        console.print()
-        console.print("befit benchmarks NAME says more, with every argument.", style="dim")
+        rows = [(entry.name, entry.task, entry.summary) for entry in entries]
+        show_table(console, Table("", ["name", "task", "what it is"], rows), wrap=2)
+        console.print("\nbefit benchmarks NAME says more, with every argument.", style="dim")
         return
     (entry,) = entries
     console.print(f"{entry.name}, version {entry.version}", style="bold", markup=False)
@@ -143,14 +143,14 @@ def explain(
     imports: Imports = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a method does, where it comes from, what its arguments are and what travels."""
+    """Explain a method: what it does, its source, its arguments and what travels."""
     from befit.protocol.method import describe
     from befit.protocol.registry import get_method
 
     with only_json(as_json):
         load_imports(imports)
         entry = get_method(method)
-        usual = entry.factory() if all(one.default is not REQUIRED for one in entry.parameters) else None
+        usual = entry.factory() if all(parameter.default is not REQUIRED for parameter in entry.parameters) else None
         travels, needs = (describe(usual), _needs(usual)) if usual is not None else ({}, [])
         mixed = usual is not None and usual.needs.mixed  # type: ignore[attr-defined]
     if as_json:
@@ -176,47 +176,41 @@ def explain(
         _print_arguments(console, entry.parameters, f"method: {{name: {entry.name}, …}}")
     if travels:
         console.print()
-        rows = [(key, _travel_text(value)) for key, value in travels.items()]
-        print_table(console, ("", ""), rows, title="What travels", wrap=1)
+        rows = [["" if place else key, line] for key, value in travels.items() for place, line in _travel_lines(value)]
+        show_table(console, Table("What travels", ["", ""], rows), wrap=1)
 
 
-def _check_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     from befit.report.numbers import bytes_text
 
     rows = [
-        ("method", found["method"]),
-        ("baselines", ", ".join(found["baselines"]) or "none"),
-        ("clients", f"{found['clients']:,}, {found['train_examples']:,} training examples in all"),
+        ("method", result["method"]),
+        ("baselines", ", ".join(result["baselines"]) or "none"),
+        ("clients", f"{result['clients']:,}, {result['train_examples']:,} training examples in all"),
     ]
-    for one in found["families"] or [found]:
-        if found["families"]:
-            rows.append((f"family {one['family']}", f"{one['clients']:,} clients, {one['train_examples']:,} examples"))
-        rows += [
-            ("model", f"{one['model']}, {one['backbone_parameters']:,} parameters, frozen"),
-            ("trained per client", f"{one['trainable_parameters']:,} parameters at {one['adapted_modules']} modules"),
-        ]
+    for family in result["families"] or [result]:
+        if result["families"]:
+            size = f"{family['clients']:,} clients, {family['train_examples']:,} examples"
+            rows.append((f"family {family['family']}", size))
+        trained = f"{family['trainable_parameters']:,} parameters at {family['adapted_modules']} modules"
+        rows.append(("model", f"{family['model']}, {family['backbone_parameters']:,} parameters, frozen"))
+        rows.append(("trained per client", trained))
         for period, words in (("per_round", "a client's round"), ("total", "a client's run")):
-            up, down = one[f"bytes_up_{period}"], one[f"bytes_down_{period}"]
-            some = period == "total" and found["cohort"] is not None and found["cohort"] < found["clients"]
+            up, down = family[f"bytes_up_{period}"], family[f"bytes_down_{period}"]
+            some = period == "total" and result["cohort"] is not None and result["cohort"] < result["clients"]
             text = f"{bytes_text(up)} up, {bytes_text(down)} down" + ", if it takes part in every round" * some
             rows.append((words, text))
-    parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in found["memory_parts_mib"].items())
-    return [*rows, ("memory, estimated", f"{found['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
-
-
-def _arguments(factory: Any) -> tuple[Parameter, ...]:
-    from befit.core.schema import parameters_of
-
-    return parameters_of(factory)
+    parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in result["memory_parts_mib"].items())
+    return [*rows, ("memory, estimated", f"{result['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
 
 
 def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title: str) -> None:
-    rows = [(one.name, _default_text(one), _meaning(one)) for one in parameters]
-    print_table(console, ("argument", "default", "meaning"), rows, title=title, wrap=(1, 2))
+    rows = [(parameter.name, _default_text(parameter), _meaning(parameter)) for parameter in parameters]
+    show_table(console, Table(title, ["argument", "default", "meaning"], rows), wrap=(1, 2))
 
 
 def _default_text(parameter: Parameter) -> str:
-    if dataclasses.is_dataclass(parameter.default):  # which in full would leave no room for the meanings
+    if dataclasses.is_dataclass(parameter.default):  # in full it would leave no room for the meanings
         return "its defaults"
     return "required" if parameter.default is REQUIRED else show(plain(parameter.default))
 
@@ -224,15 +218,15 @@ def _default_text(parameter: Parameter) -> str:
 def _meaning(parameter: Parameter) -> str:
     """The description, and the type where neither it nor the default shows it."""
     options = get_args(parameter.type) if get_origin(parameter.type) is Literal else ()
-    told = parameter.default is not REQUIRED and type(parameter.default) is parameter.type
-    if told or (options and all(str(one) in parameter.description for one in options)):
+    type_is_shown = parameter.default is not REQUIRED and type(parameter.default) is parameter.type
+    if type_is_shown or (options and all(str(option) in parameter.description for option in options)):
         return parameter.description
     return "; ".join(part for part in (parameter.description, type_words(parameter.type)) if part)
 
 
 def _prose(doc: str, parameters: tuple[Parameter, ...]) -> str:
     """The docstring's paragraphs, each on one line, without the table of arguments, which is printed as a table."""
-    names = {one.name for one in parameters}
+    names = {parameter.name for parameter in parameters}
     paragraphs = [part for part in doc.split("\n\n") if part.strip() and part.split()[0] not in names]
     return "\n\n".join(" ".join(part.split()) for part in paragraphs)
 
@@ -240,13 +234,13 @@ def _prose(doc: str, parameters: tuple[Parameter, ...]) -> str:
 def _plain(parameters: tuple[Parameter, ...]) -> list[dict[str, Any]]:
     return [
         {
-            "name": one.name,
-            "type": type_words(one.type),
-            "required": one.default is REQUIRED,
-            "default": None if one.default is REQUIRED else plain(one.default),
-            "description": one.description,
+            "name": parameter.name,
+            "type": type_words(parameter.type),
+            "required": parameter.default is REQUIRED,
+            "default": None if parameter.default is REQUIRED else plain(parameter.default),
+            "description": parameter.description,
         }
-        for one in parameters
+        for parameter in parameters
     ]
 
 
@@ -259,17 +253,18 @@ _DEMANDS = {
 
 
 def _needs(method: Any) -> list[str]:
-    """What a method demands of a federation beyond the ordinary."""
+    """What a method needs beyond clients with training examples."""
     demands = plain(method.needs)
     words = [f"at least {demands['min_clients']} clients"] if demands["min_clients"] > 1 else []
     words += [f"{split} examples at every client" for split in demands["splits"] if split != "train"]
-    words += [said for name, said in _DEMANDS.items() if demands[name]]
+    words += [phrase for name, phrase in _DEMANDS.items() if demands[name]]
     return words
 
 
-def _travel_text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "\n".join(_travel_text(one) for one in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return str(value)
+def _travel_lines(value: Any) -> list[tuple[int, str]]:
+    """Numbered lines, one for each entry of a list."""
+    entries = value if isinstance(value, (list, tuple)) else [value]
+    texts = (
+        ", ".join(f"{k} {v}" for k, v in item.items()) if isinstance(item, dict) else str(item) for item in entries
+    )
+    return list(enumerate(texts))

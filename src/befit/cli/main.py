@@ -11,23 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from befit.cli import (
-    ablate,
-    adapt,
-    adapter,
-    cka,
-    compare,
-    cost,
-    doctor,
-    flower,
-    inspect,
-    merge,
-    partition,
-    run,
-    select,
-    worker,
-)
-from befit.cli.output import messages, print_error
+from befit.cli import ablate, adapt, adapter, cka, compare, cost, flower, inspect, merge, partition, run, select
+from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
 
@@ -37,7 +22,7 @@ __all__ = ["app", "main"]
 def exit_code(error: BaseException) -> int:
     """2 for what the user can put right, 1 for the rest.
 
-    A run directory that is missing or another one's is the user's; one that cannot be written is the world's.
+    A run directory that is missing or belongs to another run is the user's mistake; one that cannot be written is not.
     """
     if isinstance(error, RunError):
         cause = error.__cause__
@@ -51,7 +36,7 @@ def explain_error(error: Exception, as_json: bool = False) -> None:
     text = f"{type(error).__name__}: {error}"
     if not isinstance(error, (BefitError, OSError, MemoryError)):
         text = f"befit failed in a way that it should not: {text}\n  the same command with --debug shows where"
-    messages().print(text, style="red", markup=False, soft_wrap=True)
+    say(text, "red", messages())
     if as_json:
         print_error(error)
 
@@ -62,7 +47,7 @@ class _Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["befit.json"] = "--json" in args
         if "--debug" in args:
-            args = ["--debug", *(one for one in args if one != "--debug")]
+            args = ["--debug", *(argument for argument in args if argument != "--debug")]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -111,22 +96,22 @@ def befit(
 
 app.command("demo", rich_help_panel="Train")(run.demo)
 app.command("run", rich_help_panel="Train")(run.run)
-app.command("check", rich_help_panel="Look before")(inspect.check)
-app.command("cost", rich_help_panel="Look before")(cost.cost)
-app.command("methods", rich_help_panel="Look before")(inspect.methods)
-app.command("benchmarks", rich_help_panel="Look before")(inspect.benchmarks)
-app.command("explain", rich_help_panel="Look before")(inspect.explain)
-app.command("cka", rich_help_panel="Look before")(cka.cka)
-app.command("partition", rich_help_panel="Look before")(partition.partition)
-app.command("select", rich_help_panel="Look before")(select.select)
+app.command("check", rich_help_panel="Inspect")(inspect.check)
+app.command("cost", rich_help_panel="Inspect")(cost.cost)
+app.command("methods", rich_help_panel="Inspect")(inspect.methods)
+app.command("benchmarks", rich_help_panel="Inspect")(inspect.benchmarks)
+app.command("explain", rich_help_panel="Inspect")(inspect.explain)
+app.command("cka", rich_help_panel="Inspect")(cka.cka)
+app.command("partition", rich_help_panel="Inspect")(partition.partition)
+app.command("select", rich_help_panel="Inspect")(select.select)
 app.command("ablate", rich_help_panel="Train")(ablate.ablate)
 app.command("compare", rich_help_panel="Train")(compare.compare)
 app.command("export", rich_help_panel="Use")(adapter.export)
 app.command("predict", rich_help_panel="Use")(adapter.predict)
 app.command("adapt", rich_help_panel="Use")(adapt.adapt)
 app.command("merge", rich_help_panel="Use")(merge.merge)
-app.command("worker", rich_help_panel="On many machines")(worker.worker)
-app.command("doctor", rich_help_panel="On many machines")(doctor.doctor)
+app.command("worker", rich_help_panel="On many machines")(flower.worker)
+app.command("doctor", rich_help_panel="On many machines")(flower.doctor)
 app.add_typer(flower.app, name="flower", rich_help_panel="On many machines")
 
 

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from befit.cli.output import messages, only_json, print_json, print_table, print_warning, screen, warnings_to
+from befit.cli.output import Json, messages, only_json, print_json, print_warning, say, screen, show_table, warnings_to
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from befit.merge.files import MergedModule, Report
 
-SHOWN_MODULES = 16  # more are summed up by what they are called within their block
+SHOWN_MODULES = 16  # more are summed up by their name within a block
 
 Rule = Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", "magnitude"]
 
@@ -25,39 +26,39 @@ Rule = Literal["mean", "task-arithmetic", "ties", "dare", "dare-ties", "iso-c", 
 def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="PEFT LoRA adapters of one base model.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write the merged adapter to.")],
-    rule: Annotated[Rule, typer.Option("--rule", help="What the updates become.")] = "mean",
+    rule: Annotated[Rule, typer.Option("--rule", help="How updates are merged.")] = "mean",
     space: Annotated[
         Literal["factors", "knots", "delta"],
         typer.Option("--space", help="Merge A and B each on its own, the updates in one basis, or the updates."),
     ] = "knots",
     weights: Annotated[
-        str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter; all the same without.")
+        str | None, typer.Option("--weights", metavar="W,W,...", help="One for each adapter. Default: all equal.")
     ] = None,
     density: Annotated[
-        float | None, typer.Option("--density", help="Share of entries that TIES and DARE keep; 0.2 without.")
+        float | None, typer.Option("--density", help="Share of entries that TIES and DARE keep. Default: 0.2.")
     ] = None,
     trim_scope: Annotated[
         Literal["tensor", "global"], typer.Option("--trim-scope", help="Trim each tensor or the whole adapter.")
     ] = "tensor",
     scale: Annotated[float, typer.Option("--scale", help="Multiply the merged update.")] = 1.0,
     rank: Annotated[
-        str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result; the adapters' largest without.")
+        str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result. Default: the largest rank.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For DARE.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of DARE.")] = 0,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Type of the result; the first adapter's without."),
+        typer.Option("--dtype", help="Type of the result. Default: the first adapter's."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="NAME", help="The base model, where the adapters call it by several names."),
+        typer.Option("--base", metavar="NAME", help="The base model, if the adapters give it different names."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing adapter.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Merge LoRA adapters into one that PEFT loads: averages, TIES, DARE, Iso-C, in KnOTS or on the factors.
 
-    Ranks and alphas may differ, but for --space factors. Updates stay low-rank, so large models take seconds and
+    Ranks and alphas may differ, except with --space factors. Updates stay low-rank, so large models take seconds and
     little memory; only TIES, DARE and magnitude pruning in --space delta form dense updates.
     """
     with only_json(as_json):
@@ -107,7 +108,7 @@ def _weights(text: str | None) -> list[float] | None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[tuple[Console, Callable[[int, int], None]]]:
-    """A bar on standard error while it is a terminal; its console, and what is to be told how far a merge is."""
+    """A bar on standard error if that is a terminal: its console, and a function to report progress to."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = messages()
@@ -121,51 +122,43 @@ def _as_json(report: Report) -> dict[str, Any]:
     return {
         **vars(report),
         "merge": {key: value for key, value in vars(report.merge).items() if key != "weights"},
-        "modules": [vars(one) for one in report.modules],
+        "modules": [vars(module) for module in report.modules],
     }
 
 
 def _show(report: Report) -> None:
     groups = _groups(report.modules)
     where = _common([*groups])
-    headers = [
-        f"module of {where}" if where else "module",
-        "count",
-        "rank",
-        "energy kept",
-        "norm",
-        "norms in",
-        "seconds",
-    ]
+    headers = [f"module of {where}" if where else "module", "count", "rank", "energy kept", "norm", "norms of inputs"]
     rows: list[list[str]] = []
-    for name, ones in groups.items():
-        norms = [norm for one in ones for norm in one.norms]
+    for name, modules in groups.items():
+        norms = [norm for module in modules for norm in module.norms]
         spans = [
-            _span([one.energy for one in ones], ".1%"),
-            _span([one.norm for one in ones], ".3g"),
+            _span([module.energy for module in modules], ".1%"),
+            _span([module.norm for module in modules], ".3g"),
             _span(norms, ".3g"),
         ]
-        ranks, seconds = _span([one.rank for one in ones]), f"{sum(one.seconds for one in ones):.2f}"
-        rows.append([name.removeprefix(f"{where}."), str(len(ones)), ranks, *spans, seconds])
-    print_table(screen(), headers, rows, wrap=0)
+        ranks, seconds = _span([module.rank for module in modules]), f"{sum(module.seconds for module in modules):.2f}"
+        rows.append([name.removeprefix(f"{where}."), str(len(modules)), ranks, *spans, seconds])
+    show_table(screen(), Table("", [*headers, "seconds"], rows))
     if report.averaged:
-        screen().print(f"averaged as they are: {_some(report.averaged)}", markup=False, soft_wrap=True)
-    if filled := [one.name for one in report.modules if one.filled]:
+        say(f"averaged as they are: {_some(report.averaged)}")
+    if filled := [module.name for module in report.modules if module.filled]:
         text = f"{len(filled)} modules have a smaller update than the rank; what is left is zero in B ({_some(filled)})"
         print_warning(messages(), text)
     how = report.merge
     line = f"{how.rule} of {len(report.inputs)} adapters in {how.space}, {report.dtype}, {report.seconds:.1f} s"
-    screen().print(f"{line}\nwrote {report.out}", markup=False, soft_wrap=True)
+    say(f"{line}\nwrote {report.out}")
 
 
 def _groups(modules: Sequence[MergedModule]) -> dict[str, list[MergedModule]]:
-    """Modules by name; of many, those that differ by numbers in their names are together under a star."""
+    """Modules by name; many modules are grouped by name with a star in place of numbers."""
     if len(modules) <= SHOWN_MODULES:
-        return {one.name: [one] for one in modules}
+        return {module.name: [module] for module in modules}
     groups: dict[str, list[MergedModule]] = {}
-    for one in modules:
-        name = ".".join("*" if part.isdecimal() else part for part in one.name.split("."))
-        groups.setdefault(name, []).append(one)
+    for module in modules:
+        name = ".".join("*" if part.isdecimal() else part for part in module.name.split("."))
+        groups.setdefault(name, []).append(module)
     return groups
 
 

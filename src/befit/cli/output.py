@@ -1,4 +1,4 @@
-"""What commands print: people's text and tables, or JSON and nothing else on standard output."""
+"""How commands print: text and tables for people, or JSON alone on standard output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Imports",
+    "Json",
+    "Overrides",
+    "Quiet",
     "duration_text",
     "each_warning",
     "fit_headers",
@@ -31,10 +34,12 @@ __all__ = [
     "only_json",
     "print_error",
     "print_json",
-    "print_table",
     "print_warning",
+    "say",
     "screen",
     "show_table",
+    "show_written",
+    "training",
     "warnings_to",
 ]
 
@@ -44,9 +49,15 @@ Imports = Annotated[
         "--import", metavar="FILE|MODULE", help="Python with methods, benchmarks or tasks of your own; repeatable."
     ),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Changes to the configuration, such as train.lr=3e-4 or method=fedsa."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 GAP = 2  # columns between two columns
-WRAPPED = 24  # room that a column of prose gets, at least
-SQUEEZED = 16  # or, where the table would be in pieces otherwise
+WRAPPED = 24  # least width of a column of prose
+SQUEEZED = 16  # the same, where it keeps a table in one piece
 
 
 def load_imports(imports: Sequence[str] | None) -> None:
@@ -76,7 +87,7 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: Exception) -> None:
-    """What `--json` prints instead of results: the kind of error, its message, and the problems one by one."""
+    """Print an error as JSON instead of results: its kind, its message, and the problems one by one."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)  # type: ignore[attr-defined]
     problems = list(getattr(error, "problems", [message]))  # a configuration's are several
     print_json({"error": {"kind": type(error).__name__, "message": message, "problems": problems}})
@@ -84,7 +95,7 @@ def print_error(error: Exception) -> None:
 
 @contextmanager
 def only_json(wanted: bool) -> Iterator[None]:
-    """Send what any library prints meanwhile to standard error, so that a pipe reads pure JSON."""
+    """Send everything that libraries print to standard error, so that a pipe reads pure JSON."""
     if not wanted:
         yield
         return
@@ -94,25 +105,51 @@ def only_json(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def warnings_to(console: Console, but: Sequence[str] = ()) -> Iterator[None]:
-    """Show befit's warnings above any live display, each once, but not of the loggers named in `but`."""
+    """Show each of befit's warnings once, above any live display, except those of the loggers named in `but`."""
     with each_warning(lambda text: print_warning(console, text), but):
         yield
 
 
 def print_warning(console: Console, text: str) -> None:
-    console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    say(f"warning: {text}", "yellow", console)
+
+
+def say(text: str, style: str = "", console: Console | None = None) -> None:
+    """Print a line, by default on standard output. No line break is put into a path, and nothing is read as markup."""
+    (console or screen()).print(text, style=style, markup=False, soft_wrap=True)
+
+
+def show_written(files: Sequence[tuple[str, Path | str]]) -> None:
+    """Where results were written: what each file is, and its path."""
+    screen().print("\nWritten", style="bold italic")
+    for what, path in files:
+        say(f"{what:22} {path}")
+
+
+@contextmanager
+def training(as_json: bool, quiet: bool, hint: Callable[[], str]) -> Iterator[Console]:
+    """The console for progress of a command that trains; `hint` says how to go on after an interruption."""
+    console = messages()
+    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
+        if not quiet:
+            console.print("befit is loading …", style="dim")
+        try:
+            yield console
+        except KeyboardInterrupt:
+            say(f"interrupted; {hint()}", "yellow", console)
+            raise typer.Exit(130) from None
 
 
 @contextmanager
 def each_warning(tell: Callable[[str], None], but: Sequence[str] = ()) -> Iterator[None]:
-    """Call `tell` with each of befit's warnings, once, but not those of the loggers named in `but`."""
-    told: set[str] = set()
+    """Call `tell` once with each of befit's warnings, except those of the loggers named in `but`."""
+    texts: set[str] = set()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage()
-            if text not in told:
-                told.add(text)
+            if text not in texts:
+                texts.add(text)
                 tell(text)
 
     handler = Handler(logging.WARNING)
@@ -127,77 +164,62 @@ def each_warning(tell: Callable[[str], None], but: Sequence[str] = ()) -> Iterat
         logger.propagate = propagates
 
 
-def print_table(
-    console: Console,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    title: str = "",
-    wrap: int | Sequence[int] = (),
-) -> None:
-    """Print a table for this console's width; where one column is too long for it, wider than the console."""
-    console.print(make_table(headers, rows, title, wrap, console.width), crop=False)
+def show_table(console: Console, table: Table, limit: int | None = None, wrap: int | Sequence[int] = 0) -> None:
+    """Print a table with its title and note, and how many rows it has beyond `limit`; nothing without rows.
 
-
-def show_table(console: Console, table: Table, limit: int | None = None) -> None:
-    """A table with its title and note, and how many rows more than `limit` there are; nothing without rows."""
+    It fits the console's width; where a single column is wider than that, so is the table. `wrap` as in `make_table`.
+    """
     if not table:
         return
-    bold = {(i, j) for i in range(len(table.rows)) for j in range(len(table.headers)) if table.is_bold(i, j)}
-    console.print(make_table(table.titles, table.texts[:limit], table.title, 0, console.width, bold=bold), crop=False)
+    console.print(make_table(table, wrap, console.width, limit), crop=False)
     if limit is not None and len(table.rows) > limit:
         console.print(f"and {len(table.rows) - limit} more, in the report", style="dim")
     for paragraph in table.paragraphs:
         console.print(paragraph, style="dim", markup=False)
 
 
-def make_table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    title: str = "",
-    wrap: int | Sequence[int] = (),
-    width: int | None = None,
-    bold: Collection[tuple[int, int]] = (),
-) -> Group:
-    """A table in befit's look, numbers to the right, text to the left: every number and name of it is whole.
+def make_table(table: Table, wrap: int | Sequence[int] = (), width: int = 80, limit: int | None = None) -> Group:
+    """The first `limit` rows of a table for the terminal, numbers to the right, text to the left.
 
-    Cells are broken only in the columns `wrap`, and headers between words where `width` (the terminal's) demands it.
-    Columns that do not fit beside each other go below, with the first column (the first two where that one's cells
-    repeat) before them again. `bold` are cells, by row and column.
+    Numbers and names stay whole: cells are broken only in the columns `wrap`, and headers between words where `width`
+    (the terminal's) demands it. Columns that do not fit beside each other go below, with the first column before them
+    again, and with the second too where cells of the first repeat.
     """
     from rich.cells import cell_len
     from rich.console import Group
     from rich.text import Text  # a client called [red] is not markup
 
     prose = {wrap} if isinstance(wrap, int) else set(wrap)
-    texts = [[str(cell) for cell in row] for row in rows]
-    width = screen().width if width is None else width
+    headers, texts = table.titles, table.texts[:limit]
     longest = [max((cell_len(row[index]) for row in texts), default=0) for index in range(len(headers))]
     keys = [0, 1] if len(headers) > 2 and len({row[0] for row in texts}) < len(texts) else [0]
     for prose_room in (WRAPPED, SQUEEZED, WRAPPED):  # narrow prose only where that keeps the table in one piece
-        least = [min(size, prose_room) if one in prose else size for one, size in enumerate(longest)]
+        least = [min(size, prose_room) if column in prose else size for column, size in enumerate(longest)]
         if 0 in prose:  # names: between words only
             least[0] = max(least[0], *(cell_len(word) for row in texts for word in row[0].split()), 0)
         tables = _beside(headers, least, keys, width)
         if len(tables) == 1:
             break
-    parts = []
+    parts: list[Any] = []
     for columns in tables:
         room = width - GAP * len(columns)
-        shown = fit_headers([headers[one] for one in columns], [least[one] for one in columns], room)
-        widths = [max(least[one], *map(len, header.split("\n"))) for one, header in zip(columns, shown, strict=True)]
-        wanted = {place: longest[one] for place, one in enumerate(columns) if one in prose}
+        shown = fit_headers([headers[column] for column in columns], [least[column] for column in columns], room)
+        widths = [
+            max(least[column], *map(len, header.split("\n"))) for column, header in zip(columns, shown, strict=True)
+        ]
+        wanted = {place: longest[column] for place, column in enumerate(columns) if column in prose}
         _widen(widths, wanted, room - sum(widths))
-        cells = [[Text(row[j], "bold" if (i, j) in bold else "") for j in columns] for i, row in enumerate(texts)]
-        parts.append(_part(shown, cells, widths, "" if parts else title))
-    return Group(*[one for part in parts for one in ("", part)][1:])
+        cells = [[Text(row[j], "bold" if table.is_bold(i, j) else "") for j in columns] for i, row in enumerate(texts)]
+        parts += ["", _part(shown, cells, widths, "" if parts else table.title)]
+    return Group(*parts[1:])
 
 
 def _beside(headers: Sequence[str], cells: Sequence[int], keys: list[int], width: int) -> list[list[int]]:
-    """The columns of each of the tables, one below the other, that show columns of cells this wide."""
+    """The columns of each table, where columns of this width do not fit into one."""
     needs = [GAP + max([cell, *map(len, header.split())]) for header, cell in zip(headers, cells, strict=True)]
     tables = [list(keys)]
     for index in range(len(keys), len(headers)):
-        full = sum(needs[one] for one in (*tables[-1], index)) > width
+        full = sum(needs[column] for column in (*tables[-1], index)) > width
         if full and len(tables[-1]) > len(keys):
             tables.append(list(keys))
         tables[-1].append(index)
@@ -205,9 +227,9 @@ def _beside(headers: Sequence[str], cells: Sequence[int], keys: list[int], width
 
 
 def _widen(widths: list[int], wanted: Mapping[int, int], spare: int) -> None:
-    """Share what room is left among the columns of prose, the shortest first, none wider than it wants."""
+    """Share the spare room among the columns of prose, the shortest first, none wider than it needs."""
     left = len(wanted)
-    for place in sorted(wanted, key=lambda one: wanted[one] - widths[one]):
+    for place in sorted(wanted, key=lambda place: wanted[place] - widths[place]):
         more = max(min(wanted[place] - widths[place], spare // left), 0)
         widths[place] += more
         spare, left = spare - more, left - 1
@@ -270,7 +292,7 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _strict(one) for key, one in value.items()}
+        return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(one) for one in value]
+        return [_strict(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""`befit partition`: who holds what, before anything is trained."""
+"""`befit partition`: the records of every client, before anything is trained."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from befit.cli.output import Imports, load_imports, messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import (
+    Imports,
+    Json,
+    load_imports,
+    messages,
+    only_json,
+    print_json,
+    say,
+    screen,
+    show_table,
+    warnings_to,
+)
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.data.federation import Federation
@@ -23,13 +35,13 @@ def partition(
     source: Annotated[str, typer.Argument(metavar="CONFIG|BENCHMARK", help="Experiment in YAML, or a benchmark.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes: of the experiment, or arguments such as alpha=0.1."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the experiment, or arguments such as alpha=0.1."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Heat map of labels by client, .html or .png.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a heat map of labels by client, .html or .png.")
     ] = None,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show how many records of each label every client holds. Trains nothing and reads no model."""
     if out is not None and out.suffix not in PICTURES:
@@ -46,7 +58,7 @@ def partition(
         return
     show(seen)
     if out is not None:
-        screen().print(f"heat map: {out}", markup=False, soft_wrap=True)
+        say(f"heat map: {out}")
 
 
 def federation_of(source: str, overrides: list[str]) -> Federation:
@@ -59,7 +71,7 @@ def federation_of(source: str, overrides: list[str]) -> Federation:
     from befit.config.overrides import apply_overrides
     from befit.data.registry import build, get
 
-    get(source)  # a name that is none is told before its arguments
+    get(source)  # an unknown name is reported before its arguments
     values: dict[str, object] = {}
     if problems := apply_overrides(values, overrides):
         raise ConfigError(problems, "the command")
@@ -74,34 +86,21 @@ def write(out: Path, seen: RecordCounts) -> None:
 
 
 def show(seen: RecordCounts) -> None:
-    console = screen()
-    rule = seen.partition
-    console.print(
-        f"{seen.federation} {seen.version}: {len(seen.clients)} clients, {len(seen.newcomers)} newcomers, {seen.task}",
-        markup=False,
-        soft_wrap=True,
-    )
+    console, rule = screen(), seen.partition
+    sizes = f"{len(seen.clients)} clients, {len(seen.newcomers)} newcomers"
+    say(f"{seen.federation} {seen.version}: {sizes}, {seen.task}")
     if rule:
         digest = str(rule.get("sha256"))[:16]
-        console.print(
-            f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {digest}…",
-            markup=False,
-            soft_wrap=True,
-            style="dim",
-        )
+        say(f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {digest}…", "dim")
     for title, holdings in (("Clients", seen.clients), ("Newcomers", seen.newcomers)):
         if holdings:
             console.print()
-            print_table(console, headers(seen), rows(seen, holdings), title=title)
+            show_table(console, Table(title, headers(seen), rows(seen, holdings)))
         if len(holdings) > SHOWN_CLIENTS:
             console.print(f"… and {len(holdings) - SHOWN_CLIENTS} more; --json has all", style="dim")
     console.print()
     what = f"the training data by {seen.kind}" if seen.kind != "records" else "all records"
-    console.print(
-        f"Columns after test count {what}; largest is the share of what a client has most of.",
-        style="dim",
-        soft_wrap=True,
-    )
+    say(f"Columns after test count {what}; largest is the share of a client's most frequent {seen.kind}.", "dim")
 
 
 def headers(seen: RecordCounts) -> list[str]:
@@ -110,20 +109,20 @@ def headers(seen: RecordCounts) -> list[str]:
 
 
 def rows(seen: RecordCounts, holdings: tuple[ClientCounts, ...]) -> list[list[str]]:
-    made = []
-    for one in holdings[:SHOWN_CLIENTS]:
-        counts = one.counts["train"]
+    lines = []
+    for client in holdings[:SHOWN_CLIENTS]:
+        counts = client.counts["train"]
         if len(seen.names) <= SHOWN_NAMES:
-            held = [str(counts.get(name, 0)) for name in seen.names]
+            numbers = [str(counts.get(name, 0)) for name in seen.names]
         else:
-            held = [str(len(counts))]
-        share = one.largest_share("train")
-        made.append(
+            numbers = [str(len(counts))]
+        share = client.largest_share("train")
+        lines.append(
             [
-                one.client,
-                *(str(one.sizes[split]) for split in ("train", "val", "test")),
+                client.client,
+                *(str(client.sizes[split]) for split in ("train", "val", "test")),
                 "-" if share is None else f"{share:.0%}",
-                *held,
+                *numbers,
             ]
         )
-    return made
+    return lines

@@ -346,8 +346,8 @@ class CompareProgress(_Live):
         return len(self.means) + len(self.failed)
 
     def _tell(self, cell: int, what: str) -> None:
-        one, mean = self._cells[cell], self.means.get(cell)
-        parts = [f"{self.over}/{len(self._cells)}", f"{one.label}, seed {one.seed}", what]
+        planned, mean = self._cells[cell], self.means.get(cell)
+        parts = [f"{self.over}/{len(self._cells)}", f"{planned.label}, seed {planned.seed}", what]
         if mean is not None:
             parts.append(f"mean {mean:.3f}")
         if (left := self.left()) is not None and self.over < len(self._cells):

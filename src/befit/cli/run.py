@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, messages, only_json, print_json, screen, show_table, warnings_to
+from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
 from befit.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from befit.runs.runner import Run
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/NAME.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 SHOWN_CLIENTS = 40
 
@@ -51,16 +49,14 @@ def demo_config(seed: int = 0) -> dict[str, Any]:
 
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, such as those in configs/.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as train.lr=3e-4 method=fedsa.")
-    ] = None,
+    overrides: Overrides = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     trial: Annotated[
         bool,
         typer.Option(
             "--trial",
-            help="Does all of it run? One round of one step on two clients (of each family) with four records a task.",
+            help="Try everything once: one round of one step, two clients of each family, four records for each task.",
         ),
     ] = False,
     imports: Imports = None,
@@ -100,19 +96,11 @@ def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, 
     name, *baselines = run_names(experiment)
     names = [*baselines, name]  # in the order in which they run
     source = experiment.benchmark.name if experiment.benchmark else "your files"
-    console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
-        if not quiet:
-            console.print("befit is loading …", style="dim")
+    with training(as_json, quiet, lambda: _resume_hint(out)) as console:
         from befit.runs.runner import run as run_experiment
 
-        progress = Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet)
-        try:
-            with progress:
-                done = run_experiment(experiment, out=out, resume=resume, observer=progress)
-        except KeyboardInterrupt:
-            console.print(f"interrupted; {_resume_hint(out)}", style="yellow", markup=False, soft_wrap=True)
-            raise typer.Exit(130) from None
+        with Progress(console, names, title=f"{experiment.name}: {source}", quiet=quiet) as progress:
+            done = run_experiment(experiment, out=out, resume=resume, observer=progress)
     if as_json:
         print_json({"path": str(done.path), "results": done.results})
     else:
@@ -146,17 +134,14 @@ def _show(done: Run) -> None:
         show_table(console, table, SHOWN_CLIENTS)
     console.print()
     console.print(headline(done.results), markup=False)
-    if said := newcomers.newcomer_sentences(done.results):
+    if sentences := newcomers.newcomer_sentences(done.results):
         console.print()
-        console.print(" ".join(said), markup=False)
-    console.print()
-    console.print("Written", style="bold italic")
-    for what, where in written(done.path, done.results):
-        console.print(f"{what:22} {where}", markup=False, soft_wrap=True)  # a path is never broken
+        console.print(" ".join(sentences), markup=False)
+    show_written(written(done.path, done.results))
 
 
 def written(path: Path, results: RunResults) -> list[tuple[str, str]]:
-    """What a run wrote that a person would open, and where."""
+    """The files of a run that a person may want to open: what each is, and its path."""
     from befit.report.record import adapters_of
     from befit.report.results import newcomers_of
 

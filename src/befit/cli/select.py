@@ -1,4 +1,4 @@
-"""`befit select`: which clients gain by the larger of two models."""
+"""`befit select`: which clients gain from the larger of two models."""
 
 from __future__ import annotations
 
@@ -7,36 +7,49 @@ from typing import Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, messages, only_json, print_json, print_table, screen, warnings_to
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    Quiet,
+    messages,
+    only_json,
+    print_json,
+    say,
+    screen,
+    show_table,
+    warnings_to,
+)
 from befit.cli.progress import Progress
 from befit.core.errors import ConfigError
+from befit.report.table import Table
 
 
 def select(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML, of one model or two.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to it, such as federation.rounds=20.")
-    ] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment in YAML with one or two models.")],
+    overrides: Overrides = None,
     models: Annotated[
-        str | None, typer.Option("--models", metavar="A,B", help="Default: the model and the family's of CONFIG.")
+        str | None, typer.Option("--models", metavar="A,B", help="Default: the two models of CONFIG.")
     ] = None,
-    threshold: Annotated[float, typer.Option("--threshold", metavar="POINTS", help="Gain that is worth it.")] = 2.0,
+    threshold: Annotated[
+        float, typer.Option("--threshold", metavar="POINTS", help="Gain that justifies the larger.")
+    ] = 2.0,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N,N,...", help="Mean gain over these, on the same data.")
+        str | None, typer.Option("--seeds", metavar="N,N,...", help="Average gains over these seeds, on the same data.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="For the runs. Default: runs/NAME-select.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/NAME-select.")
     ] = None,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Train every client alone with two models, and give the larger to whom it helps by more than a threshold.
+    """Train every client alone with two models, and give the larger to those who gain more than a threshold.
 
     Prints what each client gains, and the families for a configuration. The same command again goes on where it
     stopped.
     """
-    pair = None if models is None else tuple(one.strip() for one in models.split(","))
+    pair = None if models is None else tuple(name.strip() for name in models.split(","))
     if pair is not None and (len(pair) != 2 or not all(pair)):
         raise ConfigError([f"--models: name two, as A,B, got {models}"], "the command")
     with only_json(as_json), warnings_to(messages()):
@@ -51,21 +64,21 @@ def select(
             name if seed is None else f"{name}, seed {seed}" for name in ("small", "large") for seed in wanted or [None]
         ]
         with Progress(messages(), names, title=f"{experiment.name}: two models", quiet=quiet) as progress:
-            found = choose_models(
+            choice = choose_models(
                 experiment, models=pair, threshold=threshold, seeds=wanted, out=folder, observer=progress
             )
     if as_json:
-        print_json(found)
+        print_json(choice)
         return
-    show(found)
-    screen().print(f"\nthe runs: {folder}", markup=False, soft_wrap=True)
+    show(choice)
+    say(f"\nthe runs: {folder}")
 
 
-def show(found: dict[str, Any]) -> None:
+def show(choice: dict[str, Any]) -> None:
     from befit.core.yamlfile import write_yaml
 
     console = screen()
-    seeds = found["seeds"] if len(found["seeds"]) > 1 else []
+    seeds = choice["seeds"] if len(choice["seeds"]) > 1 else []
     rows = [
         (
             client,
@@ -75,23 +88,19 @@ def show(found: dict[str, Any]) -> None:
             *(f"{gain:+.1f}" for gain in row["gains"] if seeds),
             row["model"],
         )
-        for client, row in found["clients"].items()
+        for client, row in choice["clients"].items()
     ]
-    names = found["models"]
-    console.print(
-        f"small: {names['small']}, large: {names['large']}; {found['metric'].replace('_', ' ')} in points",
-        markup=False,
-        soft_wrap=True,
-    )
-    if found["limit"]:
-        console.print(found["limit"], style="yellow", soft_wrap=True)
-    console.print(f"the larger one where it gains more than {found['threshold']:g} points", soft_wrap=True)
-    console.print()
-    print_table(console, ("client", "small", "large", "gain", *(f"seed {seed}" for seed in seeds), "model"), rows)
-    few = found["families"]["small"]["clients"]
+    names = choice["models"]
+    say(f"small: {names['small']}, large: {names['large']}; {choice['metric'].replace('_', ' ')} in points")
+    if choice["limit"]:
+        say(choice["limit"], "yellow")
+    say(f"the larger one where it gains more than {choice['threshold']:g} points\n")
+    headers = ["client", "small", "large", "gain", *(f"seed {seed}" for seed in seeds), "model"]
+    show_table(console, Table("", headers, rows))
+    few = choice["families"]["small"]["clients"]
     if few and len(few) < len(rows):
         console.print("\nAs a configuration takes it:", style="bold")
-        told = {"model": {"id": names["large"]}, "families": found["families"]}
-        console.print(write_yaml(told).rstrip(), markup=False, soft_wrap=True)
+        blocks = {"model": {"id": names["large"]}, "families": choice["families"]}
+        say(write_yaml(blocks).rstrip())
     else:
         console.print(f"\nAll clients get the {'small' if few else 'large'} one.")

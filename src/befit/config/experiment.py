@@ -21,6 +21,7 @@ from befit.tasks.prompts import prompt_problem
 
 __all__ = [
     "BENCHMARK_PATHS",
+    "NOT_AT_SITES",
     "AdapterSettings",
     "BenchmarkSettings",
     "CheckpointSettings",
@@ -46,6 +47,16 @@ __all__ = [
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
 
+# Settings that cannot be used at Flower's sites yet, and what to do.
+NOT_AT_SITES = {
+    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
+    "families": "every site has the backbone of `model` on Flower; give model.id, without families",
+    "common_model": "no site has a second model on Flower yet; set it to null",
+    "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
+    "data.public": "public records of your own cannot be used on Flower yet; set it to null",
+    "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
+    "evaluate.others": "no site has the others' examples on Flower; set it to never",
+}
 _NAME = Rule(
     lambda value: bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value)),
     "must be a folder's name of letters, digits, '.', '_' and '-'",
@@ -365,9 +376,9 @@ def load_experiment(
     problems = apply_overrides(values, overrides)
     add_plugins(values, plugins)
     values.setdefault("name", name or _default_name(values))
-    experiment, found = parse_experiment(values, folder)
-    if problems or found or experiment is None:
-        raise ConfigError([*problems, *found], where)
+    experiment, mistakes = parse_experiment(values, folder)
+    if problems or mistakes or experiment is None:
+        raise ConfigError([*problems, *mistakes], where)
     return experiment
 
 
@@ -398,7 +409,7 @@ def to_yaml(experiment: Experiment) -> str:
 def run_names(experiment: Experiment) -> list[str]:
     """Names of the runs of an experiment, its own first, then the baselines'.
 
-    A method that returns is called by what it has otherwise than the first time, and numbered where that is no name.
+    A repeated method is labelled by the options that differ from its first use, else numbered.
 
     >>> run_names(Experiment("x", {"name": "potara"}, baselines=[{"name": "local"}, {"name": "potara"}]))
     ['potara', 'local', 'potara-2']
@@ -412,19 +423,21 @@ def run_names(experiment: Experiment) -> list[str]:
     names: list[str] = []
     for index, block in enumerate(blocks):
         first = firsts.setdefault(block["name"], block)
-        other = _otherwise(block, first)
-        if first is not block and (not other or f"{block['name']}-{other}" in names):
-            other = str(1 + sum(one["name"] == block["name"] for one in blocks[:index]))
-        names.append(f"{block['name']}-{other}" if first is not block else block["name"])
+        label = _differing_options(block, first)
+        if first is not block and (not label or f"{block['name']}-{label}" in names):
+            label = str(1 + sum(earlier["name"] == block["name"] for earlier in blocks[:index]))
+        names.append(f"{block['name']}-{label}" if first is not block else block["name"])
     return names
 
 
-def _otherwise(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """The one or two options that tell a block from the first of its method, in letters that a label may have at
-    Flower's sites; "" for more of them, or others."""
+def _differing_options(block: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """The one or two options in which a method's block differs from its first use, as part of a label; "" where more
+    options differ, or a value has characters that a label at Flower's sites may not have."""
     differing = [key for key in {**first, **block} if block.get(key) != first.get(key)]
-    words = {key: one.get("name") if isinstance(one := block.get(key, "none"), Mapping) else one for key in differing}
-    words = {key: "none" if one is None else one for key, one in words.items()}
+    words = {
+        key: value.get("name") if isinstance(value := block.get(key, "none"), Mapping) else value for key in differing
+    }
+    words = {key: "none" if word is None else word for key, word in words.items()}
     fit = all(
         isinstance(word, bool | int | float | str) and re.fullmatch(r"[\w.]{1,24}", str(word))
         for word in words.values()
@@ -468,4 +481,4 @@ def _default_name(values: Mapping[str, Any]) -> str:
     return "-".join(part for part in parts if isinstance(part, str)) or "run"
 
 
-_KEYS = tuple(one.name for one in dataclasses.fields(Experiment))
+_KEYS = tuple(setting.name for setting in dataclasses.fields(Experiment))

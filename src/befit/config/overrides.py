@@ -74,16 +74,16 @@ def with_seed(experiment: Experiment, seed: int) -> Experiment:
 
     The benchmarks of the papers keep theirs, since their seeds of training and of the partition are independent.
     """
-    made = replace(experiment, federation=replace(experiment.federation, seed=seed))
-    if made.benchmark is not None:
+    changed = replace(experiment, federation=replace(experiment.federation, seed=seed))
+    if changed.benchmark is not None:
         from befit.core.schema import parameters_of
         from befit.data.registry import get
 
-        entry = get(made.benchmark.name)
+        entry = get(changed.benchmark.name)
         if entry.seeded and "seed" in {parameter.name for parameter in parameters_of(entry.build)}:
-            arguments = {**made.benchmark.arguments, "seed": seed}
-            made = replace(made, benchmark=replace(made.benchmark, arguments=arguments))
-    return made
+            arguments = {**changed.benchmark.arguments, "seed": seed}
+            changed = replace(changed, benchmark=replace(changed.benchmark, arguments=arguments))
+    return changed
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

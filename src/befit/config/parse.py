@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import BENCHMARK_PATHS, Experiment, FamilySettings, ModelSettings
+from befit.config.experiment import BENCHMARK_PATHS, NOT_AT_SITES, Experiment, FamilySettings, ModelSettings
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
@@ -23,27 +23,15 @@ def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experimen
     """The experiment, or None and every problem. `folder` is where relative paths count from."""
     given = {key: {} if value is None and key in _BLOCKS else value for key, value in values.items()}
     given["plugins"], problems = _plugins(given.get("plugins"), folder)
-    if problems:  # what they would have brought is no mistake of its own
+    if problems:  # whatever a plugin defines is unknown without it, which is no mistake of its own
         return None, problems
-    given["method"], found = _method(given.get("method"), "method")
-    problems += found
-    given["baselines"], found = _baselines(given.get("baselines"), given["method"])
-    problems += found
-    benchmark = given.get("benchmark")
-    if isinstance(benchmark, (str, Mapping)):
-        given["benchmark"], found = _benchmark(benchmark)
-        problems += found
-    given["families"], found = _families(given.get("families"), given.get("model"))
-    problems += found
-    given["common_model"], found = _common_model(given.get("common_model"), given.get("model"))
-    problems += found
-    checked, found = check_values(_PARAMETERS, given)
-    problems += [one for one in found if not one.startswith(("method:", "baselines:"))]
+    for key, complete in _COMPLETED.items():
+        given[key], mistakes = complete(given)
+        problems += mistakes
+    checked, mistakes = check_values(_PARAMETERS, given)
+    problems += [mistake for mistake in mistakes if not mistake.startswith(("method:", "baselines:"))]
     problems += _exclusive(given) + _dependent(checked)
-    if problems:
-        return None, problems
-    experiment = Experiment(**checked)
-    return _absolute(experiment, folder), []
+    return (None, problems) if problems else (_absolute(Experiment(**checked), folder), [])
 
 
 def _plugins(names: Any, folder: Path) -> tuple[list[str], list[str]]:
@@ -68,30 +56,34 @@ def _method(block: Any, path: str) -> tuple[Any, list[str]]:
     return resolved, problems
 
 
-def _baselines(blocks: Any, method: Any) -> tuple[list[Any], list[str]]:
+def _baselines(given: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
     """Every baseline in plain form. A baseline `local` of the method `local` is the method itself, and dropped."""
+    blocks, method = given.get("baselines"), given["method"]
     if not isinstance(blocks, (list, tuple)):
         return [], [f"baselines: must be a list of methods, such as [local, fedit], or [] for none, got {show(blocks)}"]
     resolved: list[Any] = []
     problems: list[str] = []
     for index, block in enumerate(blocks):
-        one, found = _method(block, f"baselines.{index}")
-        problems += found
-        name = one.get("name")
+        baseline, mistakes = _method(block, f"baselines.{index}")
+        problems += mistakes
+        name = baseline.get("name")
         if name == "local" and name == method.get("name"):
             continue
-        if name is not None and one == method:
+        if name is not None and baseline == method:
             problems.append(f"baselines.{index}: {name} is the method itself; compare it with others")
-        if one in resolved:
-            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(one)}")
-        resolved.append(one)
+        if baseline in resolved:
+            problems.append(f"baselines.{index}: the same as baselines.{resolved.index(baseline)}")
+        resolved.append(baseline)
     return resolved, problems
 
 
-def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _benchmark(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """The block with the benchmark's own arguments apart, checked against its signature."""
     from befit.data import registry
 
+    block = given.get("benchmark")
+    if not isinstance(block, (str, Mapping)):
+        return block, []
     block = {"name": block} if isinstance(block, str) else dict(block)
     version = block.get("version")
     if isinstance(version, int) and not isinstance(version, bool):
@@ -108,12 +100,15 @@ def _benchmark(block: str | Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     _, problems = check_values(parameters, block, "benchmark.", name)
     if own.get("version") not in (None, entry.version):
         problems.append(f"benchmark.version: {name} is at version {entry.version} here, not {own['version']}")
-    defaults = {one.name: plain(one.default) for one in parameters if one.default is not REQUIRED}
+    defaults = {
+        parameter.name: plain(parameter.default) for parameter in parameters if parameter.default is not REQUIRED
+    }
     return {"name": name, "version": entry.version, "arguments": {**defaults, **block}}, problems
 
 
-def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
+def _families(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Every family's settings, its model's completed by those of `model`."""
+    blocks, model = given.get("families"), given.get("model")
     if blocks is None:
         return {}, []
     if not isinstance(blocks, Mapping):
@@ -130,17 +125,18 @@ def _families(blocks: Any, model: Any) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(own, Mapping) or not own.get("id"):
             problems.append(f"{path}.model.id: is required, the backbone of these clients")
             continue
-        values, found = check_values(
+        values, mistakes = check_values(
             parameters_of(FamilySettings), {**block, "model": {**common, **own}}, f"{path}.", path
         )
-        problems += found
-        if not found:
+        problems += mistakes
+        if not mistakes:
             families[name] = FamilySettings(**values)
     return families, problems
 
 
-def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
+def _common_model(given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Its settings, completed by those of `model`."""
+    block, model = given.get("common_model"), given.get("model")
     if block is None:
         return None, []
     if not isinstance(block, Mapping) or not block.get("id"):
@@ -149,63 +145,59 @@ def _common_model(block: Any, model: Any) -> tuple[Any, list[str]]:
 
 
 def _exclusive(given: Mapping[str, Any]) -> list[str]:
-    held = [key for key in ("benchmark", "data") if given.get(key) is not None]
-    if len(held) == 2:
+    sources = [key for key in ("benchmark", "data") if given.get(key) is not None]
+    if len(sources) == 2:
         return ["benchmark: give benchmark or data, not both"]
-    if not held:
+    if not sources:
         return ["benchmark: is required, such as benchmark: digits, or your own files under data"]
     return []
 
 
 def _dependent(checked: Mapping[str, Any]) -> list[str]:
     """Demands of settings on each other, where each of them is right by itself."""
-    held: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
+    blocks: dict[str, Any] = {key: value for key, value in checked.items() if is_dataclass(value)}
     problems: list[str] = []
-    if train := held.get("train"):
-        problems += _training(train)
-    if (benchmark := held.get("benchmark")) and (task := _task_of(benchmark.name)):
-        problems += _generation(held.get("evaluate"), task)
-    if federation := held.get("federation"):
-        problems += _replies(federation)
-    if engine := held.get("engine"):
+    evaluate, data = blocks.get("evaluate"), blocks.get("data")
+    if (train := blocks.get("train")) and train.momentum and train.optimiser != "sgd":
+        problems.append(f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}")
+    if (benchmark := blocks.get("benchmark")) and (task := _task_of(benchmark.name)):
+        problems += _generation(evaluate, task)
+    if (federation := blocks.get("federation")) and federation.cohort:
+        fewest, cohort = federation.min_replies, federation.cohort
+        if isinstance(fewest, int) and fewest > cohort:
+            problems.append(f"federation.min_replies: {fewest} is more than the cohort of {cohort}")
+    if engine := blocks.get("engine"):
         problems += _places(engine)
-        if engine.kind == "flower" and checked.get("families"):
-            problems.append("families: cannot be used on Flower yet; every site has the backbone of `model` there")
-        if engine.kind == "flower" and checked.get("common_model"):
-            problems.append("common_model: cannot be used on Flower yet; set it to null")
-        if engine.kind == "flower" and (data := held.get("data")) and data.newcomers is not None:
-            problems.append("data.newcomers: no site is a newcomer on Flower yet; set it to null")
-        if engine.kind == "flower" and (data := held.get("data")) and data.public is not None:
-            problems.append("data.public: cannot be used on Flower yet; set it to null")
-        if engine.kind == "flower" and (evaluate := checked.get("evaluate")) and evaluate.others != "never":
-            problems.append("evaluate.others: no site has the others' examples on Flower; set it to never")
-    if data := held.get("data"):
+    if engine and engine.kind == "flower":
+        used = {
+            "families": checked.get("families"),
+            "common_model": checked.get("common_model"),
+            "data.newcomers": data and data.newcomers is not None,
+            "data.public": data and data.public is not None,
+            "evaluate.others": evaluate and evaluate.others != "never",
+        }
+        problems += [f"{key}: {text}" for key, text in NOT_AT_SITES.items() if used.get(key)]
+    if data:
         problems += _files(data)
         try:
             get_task(data.task, "data.task")
-            problems += _generation(held.get("evaluate"), data.task)
+            problems += _generation(evaluate, data.task)
         except ConfigError as error:
             problems += error.problems
-        if "model" not in checked or ("model" in held and not held["model"].id):
+        if "model" not in checked or ("model" in blocks and not blocks["model"].id):
             problems.append("model.id: is required with data (a directory or a hub id); only benchmarks have a default")
     return problems
 
 
 def _task_of(benchmark: str) -> str:
-    """The task of a benchmark; empty for one that does not exist, which is told elsewhere."""
+    """The task of a benchmark; empty for an unknown one, which `_benchmark` reports."""
     from befit.data import registry
 
     return registry.get(benchmark).task if benchmark in registry.names() else ""
 
 
-def _training(train: Any) -> list[str]:
-    if train.momentum and train.optimiser != "sgd":
-        return [f"train.momentum: belongs to sgd, but train.optimiser is {train.optimiser}"]
-    return []
-
-
 def _generation(evaluate: Any, task: str) -> list[str]:
-    """What is measured of text, of which only language models have any."""
+    """Settings for measuring text, which only tasks that write text can use."""
     if not evaluate:
         return []
     metrics, wins = evaluate.metrics or [], evaluate.wins or []
@@ -246,12 +238,6 @@ def _generation(evaluate: Any, task: str) -> list[str]:
     return problems
 
 
-def _replies(federation: Any) -> list[str]:
-    if isinstance(federation.min_replies, int) and federation.cohort and federation.min_replies > federation.cohort:
-        return [f"federation.min_replies: {federation.min_replies} is more than the cohort of {federation.cohort}"]
-    return []
-
-
 def _places(engine: Any) -> list[str]:
     """Settings of one kind of engine under the other."""
     theirs = {"flower": ("deadline_s", "wait_s"), "local": ("workers", "store", "serialise")}
@@ -267,11 +253,11 @@ def _places(engine: Any) -> list[str]:
 def _files(data: Any) -> list[str]:
     problems: list[str] = []
     for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
-        held = given if isinstance(given, dict) else {"all": given}
-        problems += [] if held else [f"data.{key}: must name at least one client"]
+        clients = given if isinstance(given, dict) else {"all": given}
+        problems += [] if clients else [f"data.{key}: must name at least one client"]
         problems += [
             f"data.{key}.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
-            for name in held
+            for name in clients
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
         ]
     if data.val_fraction + data.test_fraction >= 1:
@@ -296,15 +282,17 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
         here = "/" in model.id and (folder / model.id / "config.json").is_file()
         return replace(model, id=resolve(model.id)) if here or re.match(r"\.{1,2}(/|$)|~", model.id) else model
 
-    families = {name: replace(one, model=place(one.model)) for name, one in experiment.families.items()}
+    families = {name: replace(family, model=place(family.model)) for name, family in experiment.families.items()}
     if data is not None:
 
         def placed(clients: Any) -> Any:
             if clients is None or isinstance(clients, str):
                 return None if clients is None else resolve(clients)
             return {
-                name: resolve(one) if isinstance(one, str) else {split: resolve(path) for split, path in one.items()}
-                for name, one in clients.items()
+                name: resolve(place)
+                if isinstance(place, str)
+                else {split: resolve(path) for split, path in place.items()}
+                for name, place in clients.items()
             }
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
@@ -315,4 +303,11 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
 
 _PARAMETERS = parameters_of(Experiment)
-_BLOCKS = tuple(one.name for one in _PARAMETERS if is_dataclass(one.default))
+_BLOCKS = tuple(parameter.name for parameter in _PARAMETERS if is_dataclass(parameter.default))
+_COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], tuple[Any, list[str]]]] = {
+    "method": lambda given: _method(given.get("method"), "method"),
+    "baselines": _baselines,
+    "benchmark": _benchmark,
+    "families": _families,
+    "common_model": _common_model,
+}

@@ -159,11 +159,11 @@ def check_values(
             hint = did_you_mean(str(key), known) or f" Known: {', '.join(known) or 'none'}"
             problems.append(f"{here}: unknown key{belongs}.{hint}")
             continue
-        value, found = _check(known[key].type, value, here)
+        value, mistakes = _check(known[key].type, value, here)
         rule = known[key].rule
-        if not found and rule is not None and value is not None and not rule.holds(value):
-            found = [f"{here}: {rule.text}, got {show(value)}"]
-        problems += found
+        if not mistakes and rule is not None and value is not None and not rule.holds(value):
+            mistakes = [f"{here}: {rule.text}, got {show(value)}"]
+        problems += mistakes
         checked[key] = value
     problems += [
         f"{path}{parameter.name}: is required ({type_words(parameter.type)})"
@@ -181,9 +181,9 @@ def type_words(kind: Any) -> str:
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(type_words(one) for one in inner)
+        return " or ".join(type_words(part) for part in inner)
     if origin is Literal:
-        return ("one of " if len(inner) > 1 else "") + ", ".join(str(one) for one in inner)
+        return ("one of " if len(inner) > 1 else "") + ", ".join(str(choice) for choice in inner)
     if origin in (list, tuple, Sequence):
         items = _PLURALS.get(inner[0], "values") if inner else "values"
         fixed = len(inner) if origin is tuple and Ellipsis not in inner else None
@@ -202,9 +202,9 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -273,7 +273,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _leaf_problems(kind: Any, value: Any, path: str, errors: Sequence[Any]) -> list[str]:
     is_union = get_origin(kind) in (Union, types.UnionType)
-    options = [str(one) for one in _literals(kind)]
+    options = [str(choice) for choice in _literals(kind)]
     if options and isinstance(value, str):
         listed = f"one of {', '.join(options)}" if len(options) > 1 else options[0]
         return [f"{path}: {show(value)} is not {listed}.{did_you_mean(value, options)}".removesuffix(".")]
@@ -287,29 +287,29 @@ def _literals(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) is Literal:
         return get_args(kind)
     if get_origin(kind) in (Union, types.UnionType):
-        return tuple(one for part in get_args(kind) for one in _literals(part))
+        return tuple(choice for part in get_args(kind) for choice in _literals(part))
     return ()
 
 
 def _dataclass_in(kind: Any) -> Any:
     """The dataclass that a type names, alone or beside None."""
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    found = [one for one in options if dataclasses.is_dataclass(one)]
-    return found[0] if len(found) == 1 and len(options) - len(found) == (type(None) in options) else None
+    classes = [option for option in options if dataclasses.is_dataclass(option)]
+    return classes[0] if len(classes) == 1 and len(options) - len(classes) == (type(None) in options) else None
 
 
 def _described(doc: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name, column = "", 0
     for line in doc.splitlines():
         if row := re.match(r"(\w+)( {2,})(\S.*)", line):
             name, column = row[1], len(row[1]) + len(row[2])
-            found[name] = row[3].strip()
+            descriptions[name] = row[3].strip()
         elif name and line.startswith(" ") and len(line) - len(line.lstrip()) >= min(column, 2):
-            found[name] += " " + line.strip()
+            descriptions[name] += " " + line.strip()
         else:
             name = ""
-    return found
+    return descriptions
 
 
 def _lower(text: str) -> str:

@@ -81,16 +81,16 @@ class Payload:
 
     def parts(self) -> dict[str, Payload]:
         """All parts by name: of those with arrays first, in the order of the arrays."""
-        found: dict[str, Payload] = {}
+        parts: dict[str, Payload] = {}
         for key, array in self.arrays.items():
             name, end, rest = key.partition(_END)
             if end:
-                found.setdefault(unquote(name), Payload()).arrays[rest] = array
+                parts.setdefault(unquote(name), Payload()).arrays[rest] = array
         for key, value in self.scalars.items():
             name, end, rest = key.partition(_END)
             if end:
-                found.setdefault(unquote(name), Payload()).scalars[rest] = value
-        return found
+                parts.setdefault(unquote(name), Payload()).scalars[rest] = value
+        return parts
 
     def split(self, names: Collection[str]) -> tuple[Payload, Payload]:
         """What is in parts of these names, however deep they lie within other parts; and the rest."""

@@ -71,9 +71,9 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
     from befit.zoo import zoo_names
 
     known = builtin_architectures()
-    ids = {hub.lower(): one for one, entry in known.items() for hub in entry["hub"]}
-    if found := name.lower() if name.lower() in known else ids.get(name.lower()):
-        return _builtin(found, task)
+    ids = {hub.lower(): architecture for architecture, entry in known.items() for hub in entry["hub"]}
+    if known_name := name.lower() if name.lower() in known else ids.get(name.lower()):
+        return _builtin(known_name, task)
     path = Path(name).expanduser()
     if path.is_file():
         directory, source = path, name

@@ -24,18 +24,18 @@ def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dic
 
     Raises ConfigError with every unknown method, argument and value.
     """
-    problems = [f"method: {name} is named twice" for name in sorted({one for one in names if names.count(one) > 1})]
+    problems = [f"method: {name} is named twice" for name in sorted({each for each in names if names.count(each) > 1})]
     unknown = [name for name in dict.fromkeys(names) if name not in method_names()]
     problems += [
-        f"method: there is none called {one!r}.{did_you_mean(one, method_names())} Known: {', '.join(method_names())}"
-        for one in unknown
+        f"method: there is none called {name!r}.{did_you_mean(name, method_names())} Known: {', '.join(method_names())}"
+        for name in unknown
     ]
     known = [name for name in dict.fromkeys(names) if name not in unknown]
     arguments: dict[str, dict[str, Any]] = {name: {} for name in known}
-    for text in sorted(assignments, key=lambda one: _owner(one, known) is not None):  # stable: those for one come last
+    for text in sorted(assignments, key=lambda text: _owner(text, known) is not None):  # stable: a method's own last
         problems += _assign(arguments, text)
     checked = {name: check_method({**given, "name": name}, name) for name, given in arguments.items()}
-    problems += [problem for _, _, found in checked.values() for problem in found]
+    problems += [problem for _, _, mistakes in checked.values() for problem in mistakes]
     if problems:
         raise ConfigError(problems, "the command")
     return {name: (block, method) for name, (block, method, _) in checked.items() if method is not None}
@@ -54,12 +54,12 @@ def _assign(arguments: dict[str, dict[str, Any]], text: str) -> list[str]:
     owner = _owner(text, list(arguments))
     path = path.removeprefix(f"{owner}.") if owner else path
     first = path.split(".")[0]
-    parameters = {name: [one.name for one in get_method(name).parameters] for name in arguments}
+    parameters = {name: [parameter.name for parameter in get_method(name).parameters] for name in arguments}
     if owner is None and "." in path and first in method_names():
         return [f"{path}: {first} is not among the methods ({', '.join(arguments)}); add --method {first}"]
     takers = [owner] if owner else [name for name, known in parameters.items() if first in known]
     if not takers and arguments:
-        every = sorted({one for known in parameters.values() for one in known})
+        every = sorted({key for known in parameters.values() for key in known})
         hint = did_you_mean(first, every) or f" Known: {', '.join(every)}"
         return [f"{path}: unknown key for {', '.join(arguments)}.{hint}"]
     if first == "name":

@@ -93,8 +93,8 @@ def with_savings(rows: Sequence[Mapping[str, Any]], reference: str = "") -> list
     """
     if len(rows) < 2:
         return [dict(row) for row in rows]
-    one = next((row for row in rows if row.get("method") == reference), rows[0])
-    sent, against = one["upload_bytes_total"], one.get("method", "")
+    base = next((row for row in rows if row.get("method") == reference), rows[0])
+    sent, against = base["upload_bytes_total"], base.get("method", "")
     return [
         {**row, "upload_saving": 1 - row["upload_bytes_total"] / sent if sent else None, "saved_against": against}
         for row in rows
@@ -168,14 +168,10 @@ def _stage(stage: StageTraffic) -> dict[str, Any]:
     }
 
 
-def _bytes(found: Mapping[str, int]) -> dict[str, int]:
+def _bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """`bytes_up_total` as `upload_bytes_total`, and so on."""
     words = {"up": "upload", "down": "download"}
-    return {
-        f"{words[way]}_bytes_{period}": found[f"bytes_{way}_{period}"]
-        for way in words
-        for period in ("per_round", "total")
-    }
+    return {f"{words[w]}_bytes_{p}": sizes[f"bytes_{w}_{p}"] for w in words for p in ("per_round", "total")}
 
 
 def _parameters(backbone: nn.Module, targets: Sequence[str] | str, with_head: bool) -> int:

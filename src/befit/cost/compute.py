@@ -48,11 +48,11 @@ def step_cost(
     smallest  those of the smallest backbone of the federation, where it is another
     """
     total = 0.0
-    for one in work:
-        met = smallest if one.smallest and smallest is not None else backbone
-        forward = met + count(specs, slot(*one.active))
-        trained = count(specs, one.trainable) if one.trainable != NOTHING else None
-        total += one.times * (forward if trained is None else 2 * forward + trained)
+    for part in work:
+        met = smallest if part.smallest and smallest is not None else backbone
+        forward = met + count(specs, slot(*part.active))
+        trained = count(specs, part.trainable) if part.trainable != NOTHING else None
+        total += part.times * (forward if trained is None else 2 * forward + trained)
     return total
 
 
@@ -107,8 +107,8 @@ def public_records(
     """
     unit, _ = alone(specs, trainable, backbone, plain)
     parts = {"client": work.client, "server": work.server, "each": work.each}
-    found = {name: step_cost(part, specs, backbone) / unit for name, part in parts.items()}
-    return found if any(found.values()) else None
+    records = {name: step_cost(part, specs, backbone) / unit for name, part in parts.items()}
+    return records if any(records.values()) else None
 
 
 def relative_memory(

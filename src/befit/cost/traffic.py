@@ -58,12 +58,12 @@ def totals(stages: tuple[StageTraffic, ...], counted: Callable[[str], bool] = la
 
     With a cohort, a client takes part in some rounds only; these are the totals of one that takes part in all.
     """
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     for way in ("up", "down"):
         each = [sum(size for key, size in getattr(stage, way).items() if counted(key)) for stage in stages]
-        found[f"bytes_{way}_per_round"] = sum(size for size, stage in zip(each, stages, strict=True) if stage.federated)
-        found[f"bytes_{way}_total"] = sum(size * stage.rounds for size, stage in zip(each, stages, strict=True))
-    return found
+        sums[f"bytes_{way}_per_round"] = sum(size for size, stage in zip(each, stages, strict=True) if stage.federated)
+        sums[f"bytes_{way}_total"] = sum(size * stage.rounds for size, stage in zip(each, stages, strict=True))
+    return sums
 
 
 def communication(
@@ -74,9 +74,6 @@ def communication(
 
 
 def _sizes(declared: Mapping[str, TensorSpec], width: int) -> dict[str, int]:
-    return {key: prod(spec.shape) * _width(spec, width) for key, spec in declared.items()}
-
-
-def _width(spec: TensorSpec, width: int) -> int:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return width if dtype.is_floating_point else dtype.itemsize
+    dtypes: dict[str, torch.dtype] = {key: getattr(torch, spec.dtype) for key, spec in declared.items()}
+    widths = {key: width if dtype.is_floating_point else dtype.itemsize for key, dtype in dtypes.items()}
+    return {key: prod(spec.shape) * widths[key] for key, spec in declared.items()}

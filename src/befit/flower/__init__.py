@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from befit.flower.service import SiteService
     from befit.flower.site_file import SiteFile, load_site
 
-__all__ = [
-    "SiteFile",
-    "SiteService",
-    "checked",
-    "hello",
-    "load_site",
-    "run_at_sites",
-]
+__all__ = ["SiteFile", "SiteService", "checked", "hello", "load_site", "run_at_sites"]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -71,7 +71,7 @@ def write_app(
             "simulated.md" if simulation else "app.md",
             name=experiment.name,
             start=start_command(Path(), clients, simulation),
-            clients="\n".join(f"- `{one}`" for one in clients),
+            clients="\n".join(f"- `{client}`" for client in clients),
         ),
         "befit_app/__init__.py": "",
         "befit_app/server_app.py": _SERVER,
@@ -97,7 +97,7 @@ def _listed(experiment: Experiment) -> Experiment:
     if data is None:
         return experiment
     places = data.clients if isinstance(data.clients, dict) else client_entries(Path(data.clients))
-    places = {client: str(one) if isinstance(one, Path) else one for client, one in places.items()}
+    places = {client: str(place) if isinstance(place, Path) else place for client, place in places.items()}
     names = data.label_names or list(load_federation(experiment).label_names) or None
     return replace(experiment, data=replace(data, clients=places, label_names=names))
 

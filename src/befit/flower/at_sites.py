@@ -32,7 +32,7 @@ def run_at_sites(
     experiment: Experiment,
     link: Link,
     name: str,
-    said: Mapping[str, Mapping[str, Any]],
+    hellos: Mapping[str, Mapping[str, Any]],
     out: Path,
     resume: bool = False,
     observer: Observer | None = None,
@@ -46,7 +46,7 @@ def run_at_sites(
     """
     # A site can go back by one round, so the server must not have to go back by more.
     experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
-    settings, host = settings_of(experiment), remote_host(experiment, said)
+    settings, host = settings_of(experiment), remote_host(experiment, hellos)
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)

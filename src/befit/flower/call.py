@@ -1,4 +1,4 @@
-"""One request at a site: to the worker that is resident there, and without one to a service in this process.
+"""Passes a request at a site to the resident worker or, without one, to a service in this process.
 
 Nothing here loads torch: Flower starts a process for every message, and with a worker it only passes bytes on.
 """
@@ -19,8 +19,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def call(site: SiteFile, request: bytes) -> bytes:
-    """The site's reply. Where the worker is gone or goes away over it, the request is answered here: a request that
-    was worked on to the end is not worked on twice, whoever asks."""
+    """The site's reply. If the resident worker is unreachable, the request is handled in this process; requests are
+    idempotent: one that was completed is answered from the kept reply."""
     path = worker_file(site)
     if path.exists() and owner(path.parent) == site.client:  # else the service says what is wrong
         try:
@@ -38,7 +38,7 @@ def worker_file(site: SiteFile) -> Path:
 
 
 def _ask(path: Path, request: bytes) -> bytes:
-    held = json.loads(path.read_text())
-    with Client(held["address"], "AF_UNIX", authkey=bytes.fromhex(held["token"])) as line:
+    worker = json.loads(path.read_text())
+    with Client(worker["address"], "AF_UNIX", authkey=bytes.fromhex(worker["token"])) as line:
         line.send_bytes(request)
         return line.recv_bytes()

@@ -1,4 +1,4 @@
-"""What stands between a site and a federation: each thing looked at, what was found, and how to mend it."""
+"""Checks whether a site, or the server, is ready for a federation: each finding, and how to mend it."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _site(path: Path) -> Iterator[Finding]:
         yield _model(site, name)
     yield from _names(site)
     yield _device(site.device)
-    for one in _read_by(site):
-        yield Finding("data", one, "" if os.access(one, os.R_OK) else "it is missing or not readable; correct data")
+    for place in _read_by(site):
+        yield Finding("data", place, "" if os.access(place, os.R_OK) else "it is missing or not readable; correct data")
     yield _state(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
@@ -94,10 +94,10 @@ def _model(site: SiteFile, name: str) -> Finding:
     if place.startswith("/") and not Path(place).is_dir():
         return Finding(what, f"{place} is no folder", "correct models")
     try:
-        _, found = find_model(place, revision or None)
+        _, source = find_model(place, revision or None)
     except ModelError as error:
         return Finding(what, str(error), "correct models")
-    return Finding(what, found)
+    return Finding(what, source)
 
 
 def _plugin(name: str) -> Finding:

@@ -58,7 +58,7 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
         )
         line.request("GET", "/openapi.json")
         answer = line.getresponse()
-        said, date = answer.read(2**22), answer.getheader("date")
+        description, date = answer.read(2**22), answer.getheader("date")
         line.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
         yield Finding("server", f"{server}: {error}", _mend(error, host))
@@ -67,7 +67,7 @@ def server_seen(server: str, ca: Path) -> Iterator[Finding]:
         return
     yield Finding("server", f"{server} answers over TLS")
     yield from _shown(host, int(port))
-    yield from _version(said)
+    yield from _version(description)
     if date:
         skew = abs((email.utils.parsedate_to_datetime(date) - datetime.datetime.now(datetime.UTC)).total_seconds())
         yield Finding("clocks", f"{skew:.0f} s apart", "" if skew <= _SKEW_S else "set both clocks by NTP")
@@ -101,7 +101,10 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     except (OSError, ValueError, TypeError) as error:
         yield Finding("server's key", f"{key}: {error}", _NEW)
         return
-    forms = [one.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for one in (public, own.public_key())]
+    forms = [
+        public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        for public_key in (public, own.public_key())
+    ]
     mend = "" if forms[0] == forms[1] else f"it is not the certificate's; {_NEW}"
     if not mend and stat.S_IMODE(key.stat().st_mode) & 0o077:
         mend = f"others can read it: chmod 600 {key}"
@@ -121,10 +124,10 @@ def _names(certificate: Certificate) -> list[str]:
     from cryptography import x509
 
     try:
-        held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return [*held.get_values_for_type(x509.DNSName), *map(str, held.get_values_for_type(x509.IPAddress))]
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def _dates(certificate: Certificate) -> str:
@@ -157,10 +160,10 @@ def _shown(host: str, port: int) -> Iterator[Finding]:
     )
 
 
-def _version(said: bytes) -> Iterator[Finding]:
+def _version(description: bytes) -> Iterator[Finding]:
     """Flower's version at the server, which its description of itself holds."""
     try:
-        theirs = str(json.loads(said)["info"]["version"])
+        theirs = str(json.loads(description)["info"]["version"])
     except (ValueError, KeyError, TypeError, RecursionError):
         yield Finding("server's flwr", "it does not say; is it a SuperLink?")
         return

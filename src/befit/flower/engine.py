@@ -1,4 +1,4 @@
-"""The engine whose clients are sites elsewhere: makes their requests, and believes no reply before it is checked."""
+"""The engine whose clients are sites elsewhere: makes their requests, and checks every reply."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Link(Protocol):
 class RemoteEngine:
     """An engine over a link.
 
-    run, label        names of the run and of the method in it, under which sites keep their memories
+    run, label        names of the run and of the method in it, under which sites keep their state
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
@@ -134,7 +134,7 @@ class RemoteEngine:
             cost = replies.cost(header, payload_bytes(sent), down)
         except PayloadMismatch as error:
             raise Lost("refused", f"client {client}: {error}") from error
-        if wrong := [key for key, one in arrays.items() if one.is_floating_point() and one.dtype != self._wire]:
+        if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != self._wire]:
             raise Lost(
                 "refused",
                 f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
@@ -158,7 +158,7 @@ class RemoteEngine:
 
 
 class RemoteMemories:
-    """Sites keep their own memories, each stamped with its round: there is nothing to commit or restore from here."""
+    """Sites keep their own state, each stamped with its round: the server has nothing to commit or restore."""
 
     serial = 0
 
@@ -187,8 +187,8 @@ def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
         raise PayloadMismatch(f"a reply of protocol {header.get('protocol')}, here it is {PROTOCOL}: install one befit")
     for key, value in expected.items():
         if header.get(key) != value:
-            said = replies.readable(repr(header.get(key)))
-            raise PayloadMismatch(f"a reply to another request: its {key} is {said}, not {value!r}")
+            value_there = replies.readable(repr(header.get(key)))
+            raise PayloadMismatch(f"a reply to another request: its {key} is {value_there}, not {value!r}")
     if header.get("kind") == "failure":
         error, reason, client = (replies.readable(header.get(key)) for key in ("error", "reason", "client"))
         raise Lost(error, reason, client)

@@ -49,20 +49,11 @@ def write_certificates(out: Path, hosts: Sequence[str], days: float = _DAYS) -> 
         )
 
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    usage = {
-        name: False
-        for name in (
-            "digital_signature",
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "key_cert_sign",
-            "crl_sign",
-            "encipher_only",
-            "decipher_only",
-        )
-    }
+    uses = (
+        "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign "
+        "encipher_only decipher_only"
+    )
+    usage = dict.fromkeys(uses.split(), False)
     authority = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     ca = (
         builder(named("befit federation"), ca_key)

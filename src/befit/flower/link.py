@@ -57,18 +57,18 @@ class GridLink:
         Raises ConfigError if a site refuses, NotEnoughReplies if some are still missing after `wait_s`.
         """
         self._hello, self._expected = hello, frozenset(clients)
-        said: dict[str, Any] = {}
+        hellos: dict[str, Any] = {}
         end = time.monotonic() + wait_s
         while True:
-            said |= self._meet(end)
-            missing = [client for client in clients if client not in said]
+            hellos |= self._meet(end)
+            missing = [client for client in clients if client not in hellos]
             if self._refused and missing:
                 raise ConfigError(self._refused.values(), "the federation")
             if not missing or all(client in absent for client in missing):
-                return {client: said.get(client) or absent[client] for client in clients}
+                return {client: hellos.get(client) or absent[client] for client in clients}
             if time.monotonic() > end:
                 raise NotEnoughReplies(
-                    f"after {wait_s:g} s {len(said)} of {len(clients)} sites have come; missing: "
+                    f"after {wait_s:g} s {len(hellos)} of {len(clients)} sites have come; missing: "
                     f"{', '.join(missing)} (engine.wait_s)"
                 )
             time.sleep(self._poll_s)
@@ -96,15 +96,15 @@ class GridLink:
         new = [node for node in self._grid.get_node_ids() if node not in self._answered and node not in self._refused]
         ttl = max(end - time.monotonic(), 1.0)
         asked = {self._push("query", node, self._hello, "hello", ttl): (str(node), node) for node in new}
-        said: dict[str, Any] = {}
+        hellos: dict[str, Any] = {}
         for name, node, reply in self._pull(asked, end):
             try:
                 if isinstance(reply, Lost):
                     raise reply
                 header, _ = checked(reply, {"request": digest(self._hello)})
-                found = replies.hello(header)
-                if self._admit(found["client"], node):
-                    said[found["client"]] = found
+                answer = replies.hello(header)
+                if self._admit(answer["client"], node):
+                    hellos[answer["client"]] = answer
                 self._answered.add(node)
             except (Lost, PayloadMismatch) as refusal:
                 client = refusal.client if isinstance(refusal, Lost) else ""
@@ -113,7 +113,7 @@ class GridLink:
                     self._answered.add(node)  # another run's site: what it thinks of this one does not matter
                 elif not isinstance(refusal, Lost) or refusal.kind not in _WORDS:
                     self._refused[node] = f"client {client or 'unknown'} at node {name}: {refusal}"
-        return said
+        return hellos
 
     def _admit(self, client: str, node: int) -> bool:
         """Whether this node may be this client. The first that says so is; another one never takes its place while
@@ -145,9 +145,9 @@ class GridLink:
             names = list(waiting)
             for start in range(0, len(names), _AT_ONCE):
                 for message in self._grid.pull_messages(names[start : start + _AT_ONCE]):
-                    found = waiting.pop(message.metadata.reply_to_message_id, None)
-                    if found is not None:  # else a reply that came twice
-                        yield *found, _read(message, found[1])
+                    question = waiting.pop(message.metadata.reply_to_message_id, None)
+                    if question is not None:  # else a reply that came twice
+                        yield *question, _read(message, question[1])
             if waiting and time.monotonic() > end:
                 break
             if waiting:

@@ -1,8 +1,6 @@
-"""What of a configuration may travel to a site, and what the site makes of it: its own data, model and device.
+"""Which settings of a configuration may travel to a site, and the experiment that the site makes of them.
 
-The list is of what may travel: whatever is not on it stays, and is refused. A field that is added later fails a test
-until it has its place here. Until then an experiment that sets it cannot run at sites, and a site refuses a server
-that sends it.
+Only listed settings travel; a site refuses all others. A test demands that every setting is on one of the lists here.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from befit.config.experiment import Experiment, load_experiment
+from befit.config.experiment import NOT_AT_SITES, Experiment, load_experiment, to_dict
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
 from befit.core.schema import Mark, Parameter, parameters_of
@@ -23,7 +21,6 @@ __all__ = [
     "ARGUMENTS",
     "AT_SERVER",
     "AT_SITE",
-    "NOWHERE",
     "TRAVELS",
     "experiment_here",
     "harmless",
@@ -63,22 +60,10 @@ AT_SERVER = _set("""
     name method baselines engine guard checkpoint trackers report plugins
     federation.cohort federation.min_replies evaluate.every evaluate.newcomers evaluate.wins
 """)
-# Not at sites yet, and why.
-NOWHERE = {
-    "model.long_prompts": "no site leaves records out on Flower yet; set it to refuse",
-    "families": "every site has the backbone of `model` on Flower; give model.id, without families",
-    "common_model": "no site has a second model on Flower yet; set it to null",
-    "data.newcomers": "no site is a newcomer on Flower yet; set it to null",
-    "data.public": "public records of your own cannot be used on Flower yet; set it to null",
-    "evaluate.by": "what a site's records say would leave it, as names of scores; set it to null",
-    "evaluate.others": "no site has the others' examples on Flower; set it to never",
-}
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """The blocks and keys that travel. Raises ConfigError for a setting that cannot be used at sites."""
-    from befit.config.experiment import to_dict
-
     values, problems = to_dict(experiment), []
     settings: dict[str, Any] = {}
     for path, value, default in _fields(experiment):
@@ -86,7 +71,7 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
         if path in TRAVELS:
             settings.setdefault(block, {})[key] = values[block][key]
         elif path not in AT_SITE | AT_SERVER and value != default:
-            problems.append(f"{path}: {NOWHERE.get(path, 'cannot be used on Flower; leave it out')}")
+            problems.append(f"{path}: {NOT_AT_SITES.get(path, 'cannot be used on Flower; leave it out')}")
     if "benchmark" in settings:
         settings["benchmark"] |= {key: value for key, value in values["benchmark"].items() if key in ARGUMENTS}
     for block in (experiment.method, *experiment.baselines):
@@ -104,11 +89,11 @@ def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sent(parameters: Sequence[Parameter], block: Mapping[str, Any]) -> dict[str, Any]:
     sent = dict(block)
-    for one in parameters:
-        if one.mark is Mark.SERVER:
-            sent.pop(one.name, None)
-        elif dataclasses.is_dataclass(one.type) and isinstance(sent.get(one.name), Mapping):
-            sent[one.name] = _sent(_parameters(one.type), sent[one.name])
+    for parameter in parameters:
+        if parameter.mark is Mark.SERVER:
+            sent.pop(parameter.name, None)
+        elif dataclasses.is_dataclass(parameter.type) and isinstance(sent.get(parameter.name), Mapping):
+            sent[parameter.name] = _sent(_parameters(parameter.type), sent[parameter.name])
     return sent
 
 
@@ -128,8 +113,8 @@ def refused_in_method(block: Mapping[str, Any], allowed: Sequence[str] | None, p
             problems += refused_in_method(value, allowed, here)
         else:
             problems += [
-                f"{found}: takes any text, which a server may not set at a site"
-                for found in _any_text(parameter.type, value, here)
+                f"{place}: takes any text, which a server may not set at a site"
+                for place in _any_text(parameter.type, value, here)
             ]
     return problems
 
@@ -148,9 +133,9 @@ def harmless(kind: Any) -> bool:
     if origin in (dict, Mapping):
         return inner[0] is str and harmless(inner[1])  # names of clients, which are only looked up
     if origin in (list, tuple, Sequence, Union, types.UnionType):
-        return all(harmless(one) for one in inner if one is not Ellipsis)
+        return all(harmless(part) for part in inner if part is not Ellipsis)
     if dataclasses.is_dataclass(kind):
-        return all(harmless(one.type) for one in _parameters(kind))
+        return all(harmless(parameter.type) for parameter in _parameters(kind))
     return kind in (int, float, bool, type(None))
 
 
@@ -159,17 +144,17 @@ def _any_text(kind: Any, value: Any, path: str) -> Iterator[str]:
     if value is None or isinstance(value, (bool, int, float)) or harmless(kind):
         return
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        for one in _parameters(kind):
-            yield from _any_text(one.type, value.get(one.name), f"{path}.{one.name}")
+        for parameter in _parameters(kind):
+            yield from _any_text(parameter.type, value.get(parameter.name), f"{path}.{parameter.name}")
     else:
         yield path
 
 
 def _fields(experiment: Experiment) -> Iterator[tuple[str, Any, Any]]:
     """Path, value and default of every setting; of a block that is listed as one, the block."""
-    for outer in _parameters(Experiment):
+    for outer in parameters_of(Experiment):
         value = getattr(experiment, outer.name)
-        if outer.name in AT_SERVER | NOWHERE.keys() or not (dataclasses.is_dataclass(value) or value is None):
+        if outer.name in AT_SERVER | NOT_AT_SITES.keys() or not (dataclasses.is_dataclass(value) or value is None):
             yield outer.name, value, outer.default
         elif value is not None:
             for inner in _parameters(type(value)):
@@ -221,12 +206,12 @@ def names_a_place(site: SiteFile, text: str) -> bool:
     """Whether a text for the server has one of the site's own paths in it."""
     data = site.data.values() if isinstance(site.data, dict) else [site.data]
     roots = (
-        [one for given in site.benchmarks.values() for one in given.values()]
+        [root for given in site.benchmarks.values() for root in given.values()]
         if isinstance(site.benchmarks, dict)
         else []
     )
     places = [site.state, *data, *site.models.values(), *site.plugins, *roots]
-    return any(isinstance(one, str) and one.startswith("/") and one in text for one in places)
+    return any(isinstance(place, str) and place.startswith("/") and place in text for place in places)
 
 
 def place_of(site: SiteFile, name: str) -> tuple[str, str, str]:

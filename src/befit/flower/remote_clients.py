@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Elsewhere(Sequence[Record]):
-    """So many records at another place. They can be counted and not read."""
+    """Records at another site: they can be counted, but not read."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -65,8 +65,8 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
     with other data of a benchmark.
     """
     known = load_federation(experiment) if experiment.benchmark is not None else None
-    counts = {client: [Elsewhere(count) for count in said["examples"]] for client, said in hellos.items()}
-    infos = {one.id: one.info for one in known.clients} if known is not None else {}
+    counts = {client: [Elsewhere(count) for count in hello["examples"]] for client, hello in hellos.items()}
+    infos = {client.id: client.info for client in known.clients} if known is not None else {}
     clients = tuple(
         ClientData(client, train, val, test, infos.get(client, {})) for client, (train, val, test) in counts.items()
     )
@@ -76,31 +76,32 @@ def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]])
         federation = replace(known, clients=clients, newcomers=())
         wanted = known.manifest["partition"]["sha256"]
         problems = [
-            f"site {client} made other data of {known.name}: hash {said['data'][:12]}, the server's {wanted[:12]}"
-            for client, said in hellos.items()
-            if said["data"] != wanted
+            f"site {client} made other data of {known.name}: hash {hello['data'][:12]}, the server's {wanted[:12]}"
+            for client, hello in hellos.items()
+            if hello["data"] != wanted
         ]
         problems += [
-            f"site {one.id} says that it has {hellos[one.id]['examples']} examples, where {known.name} has {there}"
-            for one in known.clients
-            if (there := [len(one.train), len(one.val), len(one.test)]) != hellos.get(one.id, {}).get("examples", there)
+            f"site {client.id} reports {hellos[client.id]['examples']} examples, where {known.name} has {there}"
+            for client in known.clients
+            if (there := [len(client.train), len(client.val), len(client.test)])
+            != hellos.get(client.id, {}).get("examples", there)
         ]
     else:
         assert experiment.data is not None
-        data = json.dumps({client: said["data"] for client, said in hellos.items()})
+        data = json.dumps({client: hello["data"] for client, hello in hellos.items()})
         manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
         names = tuple(experiment.data.label_names or ())
         federation = Federation("files", "1", experiment.data.task, clients, label_names=names, manifest=manifest)
         problems = []
-    ((common, _),) = Counter(said["backbone"] for said in hellos.values()).most_common(1)
+    ((common, _),) = Counter(hello["backbone"] for hello in hellos.values()).most_common(1)
     methods = (build_method(block) for block in (experiment.method, *experiment.baselines))
     runs_here = any(method.needs.server_model for method in methods)
     host = Host(experiment, federation, None if runs_here else common)
     whose = "the server's" if runs_here else "the others'"
     problems += [
-        f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {host.fingerprint[:12]}"
-        for client, said in hellos.items()
-        if said["backbone"] != host.fingerprint
+        f"site {client} has another backbone: fingerprint {hello['backbone'][:12]}, {whose} {host.fingerprint[:12]}"
+        for client, hello in hellos.items()
+        if hello["backbone"] != host.fingerprint
     ]
     if problems:
         raise ConfigError(problems, "the federation")

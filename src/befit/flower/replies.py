@@ -1,4 +1,4 @@
-"""What a site says of itself and of its work, believed only as far as it is well formed.
+"""Checks of the numbers and texts that a site reports about itself and its work.
 
 Arrays are the guard's business (`befit.protocol.guard`); these are the numbers and texts beside them, which go
 into logs, results and the report.
@@ -18,7 +18,7 @@ __all__ = ["COLUMNS", "cost", "examples", "hello", "metrics", "readable", "repor
 
 Header = Mapping[str, Any]
 _MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 2**31, 1000, 200, 500
-# What a client's row of results has beside its metrics; a metric of such a name would take its place.
+# The other keys of a client's row of results; a metric may not have such a name.
 COLUMNS = frozenset(
     {
         "adapter",
@@ -41,22 +41,22 @@ COLUMNS = frozenset(
 
 
 def hello(header: Header) -> dict[str, Any]:
-    """What a site says when it comes: its client, backbone, data and version, and examples of train, val and test."""
-    said: dict[str, Any] = {key: _text(header, key) for key in ("client", "backbone", "data", "version")}
+    """A site's answer to `hello`: its client, backbone, data, version, and numbers of train, val and test examples."""
+    texts: dict[str, Any] = {key: _text(header, key) for key in ("client", "backbone", "data", "version")}
     counts = header.get("examples")
     if not isinstance(counts, list) or len(counts) != 3:
-        raise PayloadMismatch(f"it does not say how many examples it has of train, val and test: {readable(counts)}")
-    return {**said, "examples": [_count(one, "examples") for one in counts]}
+        raise PayloadMismatch(f"its numbers of train, val and test examples are malformed: {readable(counts)}")
+    return {**texts, "examples": [_count(number, "examples") for number in counts]}
 
 
 def scalars(header: Header) -> dict[str, Scalar]:
     """The plain numbers of a payload, of the types that a payload may have."""
-    held = _mapping(header, "scalars")
+    values = _mapping(header, "scalars")
     plain = (bool, int, float, str)
-    for name, value in held.items():
+    for name, value in values.items():
         if not isinstance(value, plain) and not (isinstance(value, list) and all(isinstance(v, plain) for v in value)):
-            raise PayloadMismatch(f"its number {readable(name)} is {readable(value)}, which no payload holds")
-    return dict(held)
+            raise PayloadMismatch(f"its number {readable(name)} is {readable(value)}, a type that payloads cannot have")
+    return dict(values)
 
 
 def report(header: Header) -> dict[str, float]:
@@ -66,33 +66,33 @@ def report(header: Header) -> dict[str, float]:
 
 def metrics(header: Header, headline: str) -> dict[str, float]:
     """A score: finite numbers, the headline among them, none of the name of another column of the results."""
-    held = _mapping(header, "metrics")
-    if headline not in held:
-        raise PayloadMismatch(f"its score has no {headline}; it has {readable(', '.join(held)) or 'nothing'}")
-    if taken := held.keys() & COLUMNS:
+    values = _mapping(header, "metrics")
+    if headline not in values:
+        raise PayloadMismatch(f"its score has no {headline}; it has {readable(', '.join(values)) or 'nothing'}")
+    if taken := values.keys() & COLUMNS:
         raise PayloadMismatch(f"its score has a metric {min(taken)!r}, which is no metric's name")
-    found = {name: _number(value, name) for name, value in held.items()}
-    if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
-        raise PayloadMismatch(f"its {readable(wrong[0])} is {found[wrong[0]]}")
-    return found
+    numbers = {name: _number(value, name) for name, value in values.items()}
+    if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
+        raise PayloadMismatch(f"its {readable(wrong[0])} is {numbers[wrong[0]]}")
+    return numbers
 
 
 def examples(header: Header) -> int:
-    """How many examples a score is of."""
+    """The number of examples behind a score."""
     return _count(header.get("examples"), "examples")
 
 
 def cost(header: Header, up: int, down: int) -> Cost:
-    """Bytes as counted here; seconds and memory as the site says."""
-    said = _mapping(header, "cost")
-    seconds, memory = (_number(said.get(key), key) for key in ("seconds", "peak_memory_mib"))
+    """Bytes as counted here; seconds and memory as the site reports them."""
+    reported = _mapping(header, "cost")
+    seconds, memory = (_number(reported.get(key), key) for key in ("seconds", "peak_memory_mib"))
     if not (0 <= seconds < math.inf and 0 <= memory < math.inf):
-        raise PayloadMismatch(f"it says that it took {seconds} s and {memory} MiB")
+        raise PayloadMismatch(f"it reports impossible costs: {seconds} s and {memory} MiB")
     return Cost(up, down, seconds, memory)
 
 
 def readable(value: Any, longest: int = _LONGEST_REASON) -> str:
-    """A text of another's for a log or a terminal: one line, no control characters, not endless.
+    """A text from elsewhere for a log or a terminal: one line, shortened, without control characters.
 
     >>> readable("a\\n\\x1b[2Jb")
     'a [2Jb'
@@ -105,7 +105,7 @@ def readable(value: Any, longest: int = _LONGEST_REASON) -> str:
 def _text(header: Header, key: str) -> str:
     value = header.get(key)
     if not isinstance(value, str) or len(value) > _LONGEST_NAME or not value.isprintable():
-        raise PayloadMismatch(f"its {key} is {readable(value)}, which is no name")
+        raise PayloadMismatch(f"its {key} is {readable(value)}, which is not a valid name")
     return value
 
 
@@ -117,7 +117,7 @@ def _mapping(header: Header, key: str) -> Mapping[str, Any]:
         raise PayloadMismatch(f"its {key} has {len(value)} names, more than {_MOST_NAMES}")
     for name in value:
         if len(name) > _LONGEST_NAME or not name.isprintable():
-            raise PayloadMismatch(f"its {key} has a name that is none: {readable(name)}")
+            raise PayloadMismatch(f"its {key} has an invalid name: {readable(name)}")
     return value
 
 
@@ -127,7 +127,7 @@ def _number(value: Any, name: str) -> float:
             return float(value)
     except OverflowError:
         pass
-    raise PayloadMismatch(f"its {readable(name)} is {readable(value)}, which is no number: the reply is malformed")
+    raise PayloadMismatch(f"its {readable(name)} is {readable(value)} instead of a number: the reply is malformed")
 
 
 def _count(value: Any, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What a request has to be before a site looks at what is asked."""
+"""Checks of a request from the server, before a site acts on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
         raise PayloadMismatch(f"the request is for client {header.get('client')}, and this site is {client}")
     for key in ("run", "label"):
         if not is_name(header.get(key)):
-            raise PayloadMismatch(f"the request's {key} is {header.get(key)!r}, which is no name")
+            raise PayloadMismatch(f"invalid {key} name {header.get(key)!r}")
     if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
         raise PayloadMismatch("the request's numbers are no mapping")
     if header["do"] == "score" and header.get("split") not in ("val", "test"):
@@ -40,25 +40,25 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
 
 
 def is_name(value: Any) -> bool:
-    """Whether the name of a run or of a method in it may be that of a folder."""
+    """Whether the name of a run, or of a method in it, is valid as the name of a folder."""
     return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", value))
 
 
 def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -> Tick:
-    """When a request is for, in a run of this configuration. Raises PayloadMismatch for a time that it does not have: a
-    server may not keep a site busy for longer than its own configuration says."""
-    said = header.get("at")
+    """The stage and rounds that a request is for. Raises PayloadMismatch for any not in the configuration:
+    a server may not keep a site busy for longer than its own configuration says."""
+    time = header.get("at")
     try:
-        at = Tick(**said)  # type: ignore[arg-type]
+        at = Tick(**time)  # type: ignore[arg-type]
         plan = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
-        stage = next(one for one in plan if one.name == at.stage)
-        if not all(type(one) is int for one in (at.round, at.rounds, at.span, at.seed)):
+        stage = next(each for each in plan if each.name == at.stage)
+        if not all(type(number) is int for number in (at.round, at.rounds, at.span, at.seed)):
             raise TypeError
     except (TypeError, StopIteration):
-        raise PayloadMismatch(f"the request's time is {said!r}, which the method does not have") from None
-    there = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
-    if at.rounds != there or not 1 <= at.round <= at.last <= there or (stage.federated and at.span > 1):
+        raise PayloadMismatch(f"unknown stage or round: {time!r}") from None
+    rounds = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
+    if at.rounds != rounds or not 1 <= at.round <= at.last <= rounds or (stage.federated and at.span > 1):
         raise PayloadMismatch(
-            f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {there}"
+            f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {rounds}"
         )
     return at

@@ -65,8 +65,8 @@ def run_over(
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
     name = before.get("run") or uuid.uuid4().hex
     link = GridLink(grid, experiment.engine.deadline_s, pinned, before.get("nodes"), poll_s)
-    said = link.gather(
+    hellos = link.gather(
         client_ids(experiment), hello(experiment, name), experiment.engine.wait_s, before.get("said", {})
     )
-    write_json(record, {"run": name, "nodes": link.nodes, "said": said})
-    return run_at_sites(experiment, link, name, said, out, resume, observer)
+    write_json(record, {"run": name, "nodes": link.nodes, "said": hellos})
+    return run_at_sites(experiment, link, name, hellos, out, resume, observer)

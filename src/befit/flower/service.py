@@ -1,4 +1,4 @@
-"""What a site answers: bytes in, bytes out, the same in Flower's process and in a resident worker."""
+"""Answers requests at a site: bytes in, bytes out, the same in Flower's process and in a resident worker."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class SiteService:
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
-        for baseline in header.get("baselines", ()):  # which run later, and should not be refused then
+        for baseline in header.get("baselines", ()):  # refused now rather than when they run, later
             experiment_here(header["settings"], baseline, self.site)
         host, client = self._ready(header), self.site.client
-        (data,) = (one for one in host.federation.clients if one.id == client)
-        said = {
+        (data,) = (each for each in host.federation.clients if each.id == client)
+        about = {
             "client": client,
             "backbone": host.fingerprint,
             "examples": [len(data.train), len(data.val), len(data.test)],
             "data": str(host.federation.manifest.get("partition", {}).get("sha256", "")),
             "version": __version__,
         }
-        return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **said}, "hello", said)
+        return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **about}, "hello", about)
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
         host, method = self._ready(header), self._method(header)
         at, folder = tick_of(header, method, host.experiment), self._folder(header)
-        stage = [one.name for one in run_stages(method)].index(at.stage)
+        stage = [each.name for each in run_stages(method)].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:
@@ -119,14 +119,14 @@ class SiteService:
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
-        said = {**score.metrics, "examples": score.examples}
+        numbers = {**score.metrics, "examples": score.examples}
         values = {
             "kind": "score",
             "metrics": dict(score.metrics),
             "examples": score.examples,
             "cost": asdict(score.cost),
         }
-        return self._send(reply, values, f"score {split}", said)
+        return self._send(reply, values, f"score {split}", numbers)
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
         """Write the client's adapter at the site. Nothing of it leaves."""
@@ -171,24 +171,24 @@ class SiteService:
     def _reply(self, folder: Path, header: Header, request: str) -> Reply:
         return Reply(folder, self.site, header, request)
 
-    def _send(self, reply: Reply, values: Header, stage: str, said: Mapping[str, Any]) -> bytes:
-        reply.numbers(stage, said)
+    def _send(self, reply: Reply, values: Header, stage: str, numbers: Mapping[str, Any]) -> bytes:
+        reply.numbers(stage, numbers)
         return reply.frame(values, {})
 
     def _failed(self, reply: Reply, stage: str, failure: Failure) -> bytes:
         _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
-        said = {"error": failure.kind, "reason": failure.reason if self.site.errors == "text" else WITHHELD}
-        return self._send(reply, {"kind": "failure", **said, "cost": asdict(failure.cost)}, stage, said)
+        error = {"error": failure.kind, "reason": failure.reason if self.site.errors == "text" else WITHHELD}
+        return self._send(reply, {"kind": "failure", **error, "cost": asdict(failure.cost)}, stage, error)
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
         """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
         refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
         tells = refuses or self.site.errors == "text"
-        said = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
-        values = {"kind": "failure", **said}
+        text = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
+        values = {"kind": "failure", **text}
         named = isinstance(error, BefitError) and is_name(header.get("run"))
         reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
-        return self._send(reply, values, header["do"] if header.get("do") in DOES else "request", said)
+        return self._send(reply, values, header["do"] if header.get("do") in DOES else "request", text)
 
 
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
@@ -237,9 +237,9 @@ def _payload(header: Header, arrays: State) -> Payload:
 def _own(experiment: Experiment, client: str) -> Federation:
     """The federation with this client alone."""
     federation = load_federation(experiment)
-    mine = tuple(one for one in federation.clients if one.id == client)
+    mine = tuple(each for each in federation.clients if each.id == client)
     if not mine:
-        known = ", ".join(one.id for one in federation.clients[:20])
+        known = ", ".join(each.id for each in federation.clients[:20])
         raise ConfigError([f"client: {federation.name} has no client {client}; it has {known}"], "the site's file")
     return replace(federation, clients=mine, newcomers=())
 

@@ -85,11 +85,11 @@ def _absolute(site: SiteFile, folder: Path) -> SiteFile:
 
     data: Any = site.data
     if data is not None:
-        data = resolve(data) if isinstance(data, str) else {split: resolve(one) for split, one in data.items()}
+        data = resolve(data) if isinstance(data, str) else {split: resolve(place) for split, place in data.items()}
     benchmarks: Any = site.benchmarks
     if isinstance(benchmarks, dict):
         benchmarks = {
-            name: {key: resolve(one) if key in BENCHMARK_PATHS and one else one for key, one in given.items()}
+            name: {key: resolve(value) if key in BENCHMARK_PATHS and value else value for key, value in given.items()}
             for name, given in benchmarks.items()
         }
     models = {name: model(value) for name, value in site.models.items()}
@@ -109,9 +109,9 @@ def claim(site: SiteFile) -> Path:
             _mark(folder, site.client)
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error} (state)") from error
-    if (held := owner(folder)) != site.client:
+    if (present := owner(folder)) != site.client:
         raise RunError(
-            f"state: {folder} is the folder of site {held}, and this is site {site.client}. Give it one of "
+            f"state: {folder} is the folder of site {present}, and this is site {site.client}. Give it one of "
             f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
             f"the old one goes on, remove {folder / _MARK}"
         )

@@ -1,4 +1,4 @@
-"""What a site keeps of one run: its memory, stamped with when it was made, and the last reply.
+"""What a site keeps of one run: its client's state, stamped with stage and rounds, and the last reply.
 
 A request that comes again, because its answer was lost or because the server went back to its last checkpoint, is
 answered again and not trained again.
@@ -49,10 +49,10 @@ class SiteMemory(ClientStore):
         super().__init__(None)
         self._folder = folder
         path = folder / "stamp.json"
-        held = read_json(path) if path.exists() else None
-        self.last = None if held is None else Stamp(**held["last"])
-        self._files: dict[str, str] = {} if held is None else held["files"]
-        self._number = 0 if held is None else held["number"]
+        saved = read_json(path) if path.exists() else None
+        self.last = None if saved is None else Stamp(**saved["last"])
+        self._files: dict[str, str] = {} if saved is None else saved["files"]
+        self._number = 0 if saved is None else saved["number"]
         self._from = "after"
         self._pending: Payload | None = None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from befit.adapters.bayestune import BUDGETED
+from befit.adapters.bayestune import BUDGETED, Svd
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
-from befit.adapters.svd import Svd
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable

@@ -73,14 +73,14 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     architecture.
     """
     device = pick_device(settings.device)
-    directory, found = find_model(settings.id, settings.revision)
-    config = read_config(directory, found)
-    check_causal(config, task, found)
-    notes = label_config(config, task, label_names, found)
+    directory, source = find_model(settings.id, settings.revision)
+    config = read_config(directory, source)
+    check_causal(config, task, source)
+    notes = label_config(config, task, label_names, source)
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     check_quantisation(settings)
     if settings.quantise != "none":
-        options |= quantisation(settings, device, head_modules(build(config, task, settings.dtype, found)))
+        options |= quantisation(settings, device, head_modules(build(config, task, settings.dtype, source)))
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -95,19 +95,19 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
                 **options,
             )
         except Exception as error:  # whatever a damaged file or an unfit configuration makes transformers raise
-            raise ModelError(f"{found} cannot be loaded for {task}: {first_line(error)}") from error
-    notes += check_weights(model, info, task, found)
+            raise ModelError(f"{source} cannot be loaded for {task}: {first_line(error)}") from error
+    notes += check_weights(model, info, task, source)
     model.requires_grad_(False).eval()
     if settings.gradient_checkpointing:
-        checkpoint_activations(model, found)
+        checkpoint_activations(model, source)
     if settings.quantise == "none":
         model.to(device)
-    processor, more = load_processor(task, directory, model, found)
+    processor, more = load_processor(task, directory, model, source)
     notes += more
     for note in notes:
-        logger.info("%s: %s", found, note)
+        logger.info("%s: %s", source, note)
     identity = fingerprint(model, json.loads((directory / "config.json").read_text(encoding="utf-8")))
-    return Backbone(model, processor, task, identity, found, tuple(notes))
+    return Backbone(model, processor, task, identity, source, tuple(notes))
 
 
 def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], identity: str) -> Backbone:
@@ -119,19 +119,19 @@ def load_shapes(settings: ModelSettings, task: str, label_names: Sequence[str], 
     Raises ModelError as `load_backbone` does, but asks for no weights and for no device.
     """
     model = skeleton(settings, task, label_names)
-    directory, found = find_model(settings.id, settings.revision, weights=False)
-    processor, notes = load_processor(task, directory, model, found)
-    return Backbone(model, processor, task, identity, found, tuple(notes))
+    directory, source = find_model(settings.id, settings.revision, weights=False)
+    processor, notes = load_processor(task, directory, model, source)
+    return Backbone(model, processor, task, identity, source, tuple(notes))
 
 
-def load_processor(task: str, directory: Path, model: nn.Module, found: str) -> tuple[Any, list[str]]:
+def load_processor(task: str, directory: Path, model: nn.Module, source: str) -> tuple[Any, list[str]]:
     """What stands before the model for a task, and what had to be decided about it; the model may be a skeleton."""
     kind = get_task(task).processor
     if kind == "images":
-        return image_preprocessor(directory, model, found), []
+        return image_preprocessor(directory, model, source), []
     if kind == "images and text":
-        return load_vqa_processor(directory, model, found)
-    return load_tokenizer(directory, model, found)
+        return load_vqa_processor(directory, model, source)
+    return load_tokenizer(directory, model, source)
 
 
 def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> nn.Module:
@@ -139,20 +139,20 @@ def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> 
 
     Quantisation is left out: shapes are those of the unquantised model. Raises ModelError as `load_backbone` does.
     """
-    directory, found = find_model(settings.id, settings.revision, weights=False)
-    config = read_config(directory, found)
-    check_causal(config, task, found)
-    label_config(config, task, label_names, found)
-    return build(config, task, settings.dtype, found).requires_grad_(False).eval()
+    directory, source = find_model(settings.id, settings.revision, weights=False)
+    config = read_config(directory, source)
+    check_causal(config, task, source)
+    label_config(config, task, label_names, source)
+    return build(config, task, settings.dtype, source).requires_grad_(False).eval()
 
 
-def build(config: Any, task: str, dtype: str, found: str) -> nn.Module:
+def build(config: Any, task: str, dtype: str, source: str) -> nn.Module:
     """The model of a configuration, on the meta device."""
     try:
         with quiet(), torch.device("meta"):
             return auto_class(task).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{found} cannot be built for {task}: {first_line(error)}") from error
+        raise ModelError(f"{source} cannot be built for {task}: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -172,7 +172,7 @@ def auto_class(task: str) -> Any:
     return getattr(transformers, get_task(task).auto_class)
 
 
-def read_config(directory: Path, found: str) -> Any:
+def read_config(directory: Path, source: str) -> Any:
     from transformers import AutoConfig
 
     try:
@@ -180,7 +180,7 @@ def read_config(directory: Path, found: str) -> Any:
             return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"{found}: config.json describes no model that transformers knows: {first_line(error)}"
+            f"{source}: config.json describes no model that transformers knows: {first_line(error)}"
         ) from error
 
 
@@ -225,13 +225,13 @@ def quantisation(settings: ModelSettings, device: torch.device, skip: Sequence[s
     return {"quantization_config": config, "device_map": {"": str(device)}}
 
 
-def checkpoint_activations(model: Any, found: str) -> None:
+def checkpoint_activations(model: Any, source: str) -> None:
     """Recompute activations in the backward pass. The re-entrant variant would need an input that wants gradients."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        raise ModelError(f"{found}: gradient checkpointing is not supported by {type(model).__name__}") from error
+        raise ModelError(f"{source}: gradient checkpointing is not supported by {type(model).__name__}") from error
     model.config.use_cache = False  # the two exclude each other in training; generation asks for its cache itself
 
 

@@ -11,7 +11,7 @@ from befit.tasks import get_task
 __all__ = ["check_causal", "check_weights", "head_modules", "label_config"]
 
 
-def check_causal(config: Any, task: str, found: str) -> None:
+def check_causal(config: Any, task: str, source: str) -> None:
     """Raise ModelError where a language model would see the tokens that it is to predict.
 
     Architectures that also exist as masked language models, such as BERT, look both ways unless they are told to be a
@@ -26,12 +26,12 @@ def check_causal(config: Any, task: str, found: str) -> None:
     encoder = config.model_type == "bert-generation" or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if (encoder and not decoder) or getattr(config, "use_bidirectional_attention", False) is True:
         raise ModelError(
-            f"{found} is a {config.model_type} encoder, which sees the tokens that come after; causal-lm needs a "
+            f"{source} is a {config.model_type} encoder, which sees the tokens that come after; causal-lm needs a "
             "decoder, such as a GPT or Llama model. For an encoder use text-classification"
         )
 
 
-def label_config(config: Any, task: str, label_names: Sequence[str], found: str) -> list[str]:
+def label_config(config: Any, task: str, label_names: Sequence[str], source: str) -> list[str]:
     """Write the classes into `config`, in place, and return what was decided.
 
     Raises ModelError where the checkpoint knows the same classes in another order: its head would answer wrongly.
@@ -46,7 +46,7 @@ def label_config(config: Any, task: str, label_names: Sequence[str], found: str)
         return []
     if sorted(known) == sorted(names):
         raise ModelError(
-            f"{found} was trained with its classes in the order {', '.join(known)}; the data has {', '.join(names)}. "
+            f"{source} was trained with its classes in the order {', '.join(known)}; the data has {', '.join(names)}. "
             "Set data.label_names to the checkpoint's order"
         )
     return [f"the checkpoint's classes ({', '.join(known)}) are taken for {', '.join(names)}"]
@@ -58,7 +58,7 @@ def head_modules(model: Any) -> list[str]:
     return [name for name, _ in model.named_children() if name != base] + [f"{base}.pooler"]
 
 
-def check_weights(model: Any, info: dict[str, Any], task: str, found: str) -> list[str]:
+def check_weights(model: Any, info: dict[str, Any], task: str, source: str) -> list[str]:
     """Accept a missing or misshapen classification head; raise ModelError for anything else that was not loaded.
 
     info  the loading info of `from_pretrained`: missing_keys and mismatched_keys (name, stored shape, wanted shape)
@@ -77,7 +77,7 @@ def check_weights(model: Any, info: dict[str, Any], task: str, found: str) -> li
         first = foreign[0]
         shapes = "has shape {}, the model's is {}".format(*mismatched[first]) if first in mismatched else "is missing"
         raise ModelError(
-            f"{found}: its weights are not those of a {type(model).__name__} as config.json describes it: "
+            f"{source}: its weights are not those of a {type(model).__name__} as config.json describes it: "
             f"{len(foreign)} of {len(model.state_dict())} tensors are absent or of another shape, first {first}, "
             f"which {shapes}"
         )

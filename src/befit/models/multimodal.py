@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["load_vqa_processor", "tokens_per_image"]
 
 
-def load_vqa_processor(directory: Path, model: nn.Module, found: str) -> tuple[VqaProcessor, list[str]]:
+def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[VqaProcessor, list[str]]:
     """The processor of a LLaVA-like checkpoint, and what had to be decided about it.
 
     LLaVA-like: every image takes the same number of places of the text, each marked by the token
@@ -32,32 +32,32 @@ def load_vqa_processor(directory: Path, model: nn.Module, found: str) -> tuple[V
     token, vision = getattr(config, "image_token_id", None), getattr(config, "vision_config", None)
     if token is None or vision is None or not hasattr(model, "get_image_features"):
         raise ModelError(
-            f"{found} is a {config.model_type}, and vqa needs a model such as LLaVA, whose images stand in the text as "
-            "tokens of their own (config.json: image_token_index and vision_config)"
+            f"{source} is a {config.model_type}, and vqa needs a model such as LLaVA, whose images stand in the text "
+            "as tokens of their own (config.json: image_token_index and vision_config)"
         )
-    tokenizer, notes = load_tokenizer(directory, model, found)
+    tokenizer, notes = load_tokenizer(directory, model, source)
     if not 0 <= token < len(tokenizer):
         raise ModelError(
-            f"{found}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
+            f"{source}: its image token {token} is none of the {len(tokenizer)} of its tokenizer; save the "
             "tokenizer with it"
         )
     if not tokenizer.chat_template and (template := processor_template(directory)):
         tokenizer.chat_template = template
         notes.append("the chat template is that of chat_template.json")
-    images = image_preprocessor(directory, model, found, vision)
-    return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, found)), notes
+    images = image_preprocessor(directory, model, source, vision)
+    return VqaProcessor(tokenizer, images, int(token), tokens_per_image(model, images, source)), notes
 
 
 def processor_template(directory: Path) -> str | None:
     """The chat template that older checkpoints keep for their processor, where their tokenizer has none."""
     try:
-        found = json.loads((directory / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
+        template = json.loads((directory / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, str) else None
+    return template if isinstance(template, str) else None
 
 
-def tokens_per_image(model: Any, images: ImagePreprocessor, found: str) -> int:
+def tokens_per_image(model: Any, images: ImagePreprocessor, source: str) -> int:
     """How many places of the text one image takes, counted on a black image; on the meta device without computing."""
     parameter = next(model.parameters())
     black = torch.zeros(1, images.channels, images.height, images.width, device=parameter.device, dtype=model.dtype)
@@ -66,7 +66,7 @@ def tokens_per_image(model: Any, images: ImagePreprocessor, found: str) -> int:
             features = model.get_image_features(pixel_values=black)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ModelError(
-            f"{found}: a {type(model).__name__} takes more than pixel values to read an image "
+            f"{source}: a {type(model).__name__} takes more than pixel values to read an image "
             f"({type(error).__name__}: {error}); vqa supports models such as LLaVA 1.5"
         ) from error
     (feature,) = getattr(features, "pooler_output", features)

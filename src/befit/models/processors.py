@@ -16,7 +16,7 @@ IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 __all__ = ["image_preprocessor", "load_tokenizer"]
 
 
-def load_tokenizer(directory: Path, model: nn.Module, found: str) -> tuple[Any, list[str]]:
+def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any, list[str]]:
     """The tokenizer of a checkpoint, fit for padded batches, and what had to be decided about it.
 
     Without a padding token it gets its end-of-sequence token as one (the attention mask hides it either way), and the
@@ -25,21 +25,23 @@ def load_tokenizer(directory: Path, model: nn.Module, found: str) -> tuple[Any, 
     from transformers import AutoTokenizer
 
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{found} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}); save one next to the model")
+        raise ModelError(
+            f"{source} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}); save one next to the model"
+        )
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ModelError(f"{found}: its tokenizer cannot be loaded: {error}") from error
+        raise ModelError(f"{source}: its tokenizer cannot be loaded: {error}") from error
     notes = []
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
-            raise ModelError(f"{found}: its tokenizer has neither a padding nor an end-of-sequence token; add one")
+            raise ModelError(f"{source}: its tokenizer has neither a padding nor an end-of-sequence token; add one")
         tokenizer.pad_token = tokenizer.eos_token
         notes.append(f"the tokenizer has no padding token; {tokenizer.eos_token!r} is used")
     config: Any = model.config
     if len(tokenizer) > config.get_text_config().vocab_size:
         raise ModelError(
-            f"{found}: its tokenizer has {len(tokenizer)} tokens and its model {config.get_text_config().vocab_size}; "
+            f"{source}: its tokenizer has {len(tokenizer)} tokens and its model {config.get_text_config().vocab_size}; "
             "they do not belong together"
         )
     if getattr(config, "pad_token_id", None) is None:  # LLaVA has none of its own
@@ -61,7 +63,7 @@ def positions(model: nn.Module) -> int:
     return limit
 
 
-def image_preprocessor(directory: Path, model: nn.Module, found: str, vision: Any = None) -> ImagePreprocessor:
+def image_preprocessor(directory: Path, model: nn.Module, source: str, vision: Any = None) -> ImagePreprocessor:
     """The model's input size and channels, with the checkpoint's own image processor where it ships one.
 
     vision  configuration of the part that sees, where it is not the model's own
@@ -76,12 +78,12 @@ def image_preprocessor(directory: Path, model: nn.Module, found: str, vision: An
                 directory, backend="pil", local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise ModelError(f"{found}: its image processor cannot be loaded: {error}") from error
+            raise ModelError(f"{source}: its image processor cannot be loaded: {error}") from error
     size = getattr(config, "image_size", None)
     if size is None and processor is not None:
         size = processor_size(processor)
     if size is None:
-        raise ModelError(f"{found}: neither config.json (image_size) nor a preprocessor configuration gives its size")
+        raise ModelError(f"{source}: neither config.json (image_size) nor a preprocessor configuration gives its size")
     height, width = (size, size) if isinstance(size, int) else size
     return ImagePreprocessor(getattr(config, "num_channels", 3), height, width, processor)
 

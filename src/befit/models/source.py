@@ -44,21 +44,21 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
 
     if not name:
         raise ModelError("model.id is empty; give a zoo name, package:NAME/SUB, a directory or a hub id")
-    directory, found = zoo_path(name), f"the befit zoo ({name})"
+    directory, source = zoo_path(name), f"the befit zoo ({name})"
     if directory is None and name.startswith("package:"):
-        directory, found = package_directory(name), name
+        directory, source = package_directory(name), name
     elif directory is None and Path(name).expanduser().is_dir():
-        directory, found = Path(name).expanduser(), name
+        directory, source = Path(name).expanduser(), name
     hint = ""
     if directory is None:
-        directory, found = hub_directory(name, revision, weights), f"{name} at {revision or 'main'}"
+        directory, source = hub_directory(name, revision, weights), f"{name} at {revision or 'main'}"
         # A cache that holds part of a model answers without a network, and without an error.
         hint = f"\n  To fetch all that befit reads, run\n    {hub_command(name, revision)}"
     elif revision is not None:
-        raise ModelError(f"model.revision {revision!r} is for hub ids; {name!r} is {found}. Remove model.revision")
+        raise ModelError(f"model.revision {revision!r} is for hub ids; {name!r} is {source}. Remove model.revision")
     if problem := missing(directory, weights):
-        raise ModelError(f"{found} {problem}{hint}")
-    return directory, found
+        raise ModelError(f"{source} {problem}{hint}")
+    return directory, source
 
 
 def package_directory(name: str) -> Path:

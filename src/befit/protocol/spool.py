@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from befit.adapters.packed import PackedState
+from befit.adapters.state import PackedState
 from befit.core.values import Payload, Scalar, State, Update
 from befit.core.wire import payload_bytes
 from befit.protocol.store import read_payload, write_scratch

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from befit.adapters.packed import PackedState
+from befit.adapters.state import PackedState
 from befit.core.errors import RunError
 from befit.core.storage import atomic_write, read_bytes
 from befit.core.values import Payload, Scalar, State

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from befit.report.ablation_figures import Bars, Figure, Panel
-from befit.report.drawing import Plot, axis_name, run_line, scaled
+from befit.report.drawing import Plot, axis_name, run_line, scaled, slant
 from befit.report.numbers import plain
 from befit.report.svg import MUTED, draw, run_ink
 
@@ -110,10 +110,7 @@ def _bars(axes: Axes, panel: Panel, heights: Any) -> None:
     axes.set_xticks(range(len(names)), names)
     axes.margins(x=0.02)
     if len(names) * max(map(len, names), default=0) > 110:
-        axes.tick_params(axis="x", labelrotation=40, labelsize=9)
-        for text in axes.get_xticklabels():
-            text.set_horizontalalignment("right")
-            text.set_rotation_mode("anchor")
+        slant(axes, 40)
     if panel.fits:
         _fit(axes, panel.bars, heights)
 
@@ -122,8 +119,10 @@ def _fit(axes: Axes, bars: Sequence[Bars], heights: Any) -> None:
     """Begin the axis where differences can be seen; the note of such a figure says that it does not begin at zero."""
     reach = [
         (value, error)
-        for one in bars
-        for value, error in zip(heights(one.heights), heights(one.errors or [0.0] * len(one.heights)), strict=True)
+        for group in bars
+        for value, error in zip(
+            heights(group.heights), heights(group.errors or [0.0] * len(group.heights)), strict=True
+        )
         if math.isfinite(value)
     ]
     if not reach:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from befit.report.comparison import CLEAR, Gain, gains_over, run_title
 from befit.report.diagnostics import Values, share_header, share_text
-from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled
+from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, slant
 from befit.report.numbers import counts_examples, gain_text, is_share, plain, score_of, score_text
 from befit.report.results import RunResults, Shown, baseline_labels
 from befit.report.svg import MUTED, TEXT, draw, run_ink
@@ -220,10 +220,7 @@ def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
     room = max(0.6, (6 - len(clients)) / 2)  # few clients get no broader bars than six would
     axes.set_xlim(-room, len(clients) - 1 + room)
     if len(clients) * max(map(len, map(_short, clients))) > 120:
-        axes.tick_params(axis="x", labelrotation=60, labelsize=9)
-        for text in axes.get_xticklabels():
-            text.set_horizontalalignment("right")
-            text.set_rotation_mode("anchor")
+        slant(axes, 60)
 
 
 def known_only(values: Iterable[float | None]) -> list[float]:

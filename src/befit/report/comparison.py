@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 Verdict = Literal["gain", "loss", "unclear", "unknown"]
-BEST = ""  # stands for each client's best baseline where a baseline's label is asked for
-CLEAR = 2  # standard errors beyond which a difference is called one
+BEST = ""  # in place of a baseline's label: each client's best baseline
+CLEAR = 2  # standard errors beyond which a difference is clear
 FEWEST = 3  # clients for a statement about their mean
 
 
@@ -49,7 +49,7 @@ def run_title(label: str) -> str:
         pairs = dict(zip(words[::2], words[1::2], strict=False))
         if other.isdigit():
             return f"{method.title} {other}"
-        if len(words) == 2 * len(pairs) and pairs.keys() <= {one.name for one in method.parameters}:
+        if len(words) == 2 * len(pairs) and pairs.keys() <= {parameter.name for parameter in method.parameters}:
             return " ".join(
                 [method.title, *(f"{'r' if key == 'rank' else key}={value}" for key, value in pairs.items())]
             )
@@ -120,8 +120,8 @@ def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None
 
 def gains_over(results: RunResults, baseline: str) -> dict[str, Gain]:
     """The gain of every client for which it is known."""
-    found = {client: gain_over(results, row, baseline) for client, row in results["clients"].items()}
-    return {client: gain for client, gain in found.items() if gain is not None}
+    gains = {client: gain_over(results, row, baseline) for client, row in results["clients"].items()}
+    return {client: gain for client, gain in gains.items() if gain is not None}
 
 
 def mean_gain(gains: Mapping[str, Gain]) -> Gain:

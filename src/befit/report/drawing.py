@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from befit.report.numbers import is_share, plain
 from befit.report.svg import run_ink
 
-__all__ = ["MANY", "Plot", "axis_name", "legend", "metric_name", "run_line", "scaled"]
+__all__ = ["MANY", "Plot", "axis_name", "legend", "metric_name", "run_line", "scaled", "slant"]
 
 MANY = 40  # beyond so many clients plots show distributions instead of single clients
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1.5, 2)))
@@ -29,7 +29,7 @@ class Plot:
     wide: bool = False
 
 
-LEGEND_INCHES = 0.8  # what a figure has room for as it is
+LEGEND_INCHES = 0.8  # height of a legend for which a figure has room
 
 
 def legend(figure: Figure, axes: Axes, runs: int) -> None:
@@ -61,6 +61,14 @@ def run_line(index: int) -> dict[str, Any]:
 def scaled(values: Iterable[float], results: Mapping[str, Any]) -> list[float]:
     """Shares in percent, as on the axes."""
     return [100 * value if is_share(results["metric"]) else value for value in values]
+
+
+def slant(axes: Axes, degrees: int) -> None:
+    """Slant the names below an axis that would run into each other."""
+    axes.tick_params(axis="x", labelrotation=degrees, labelsize=9)
+    for text in axes.get_xticklabels():
+        text.set_horizontalalignment("right")
+        text.set_rotation_mode("anchor")
 
 
 def metric_name(results: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Scores by language, task or whatever else is known of clients, and who wins how often."""
+"""Scores by language, task or another property of clients, and how often each run wins."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ __all__ = ["GROUP_NOTE", "group_tables", "wins_text"]
 
 GROUP_NOTE = (
     "A group's score is over all of its test examples, so clients with more of them count more than in the mean over "
-    "clients. The best is who is strictly ahead, however little, in more than half of the metrics that count; a tie is "
-    "nobody's. It is a count, and no statement that a difference is more than chance."
+    "clients. The best run is strictly ahead, however little, in most of the metrics that count; a tie counts "
+    "for no run. Counts do not test whether a lead is chance."
 )
 
 
 def group_tables(results: RunResults, who: str = "clients") -> list[Table]:
-    """One table for each thing that is known of clients, with the wins in words. `results` may be the view of
-    newcomers, `who` then says so."""
+    """One table for each property of clients, with the wins in words; for the view of newcomers `who` says so."""
     tables = []
     whose = " of newcomers" if who == "newcomers" else ""
     for key, grouped in (results.get("groups") or {}).items():
         title = f"{key}{' of the examples' * (grouped.get('of') == 'examples')}{whose}"
         title = title[:1].upper() + title[1:]
         tables.append(_group_table(results["metric"], key, title, grouped, who))
-        for budget, there in (grouped.get("budgets") or {}).items():
-            tables.append(_group_table(results["metric"], key, f"{title}, budget r = {budget[1:]}", there, who))
+        for budget, at_budget in (grouped.get("budgets") or {}).items():
+            tables.append(_group_table(results["metric"], key, f"{title}, budget r = {budget[1:]}", at_budget, who))
     return tables
 
 
@@ -51,7 +50,7 @@ def _group_table(metric: str, key: str, title: str, grouped: Grouped, who: str) 
 
 
 def wins_text(grouped: Grouped) -> str:
-    """Who is best how often, among the runs that were measured: one without a score has lost nothing.
+    """How often each run is best, among those with a score in the group: a run without one does not lose there.
 
     >>> both, alone = {"local": {"m": 0.1}, "fedit": {"m": 0.2}}, {"local": {"m": 0.1}, "fedit": {"m": None}}
     >>> wins_text({"wins": {"local": 0, "fedit": 1}, "groups": {"a": {"scores": both}, "b": {"scores": alone}}})

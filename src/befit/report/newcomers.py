@@ -1,4 +1,4 @@
-"""What newcomers got: the same tables as for clients, with what they had as downloaded beside what they ended with."""
+"""Tables and sentences on newcomers: those of clients, with scores as downloaded beside the final ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def newcomer_summary_table(results: RunResults) -> Table:
 
 
 def newcomer_sentences(results: RunResults) -> list[str]:
-    """What came out for newcomers, a method that has nothing for them included."""
+    """The results of newcomers in sentences, also where a method has no model for them."""
     view = newcomers_of(results)
     if view is None:
         return []

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from functools import cache
+from html import escape
+from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from befit.report.client_plots import client_bars, client_distributions, share_bars, share_distribution
 from befit.report.comparison import run_title
+from befit.report.curve_plots import over_bytes, over_rounds
+from befit.report.diagnostics import shares
+from befit.report.drawing import MANY, Plot
 from befit.report.headline import headline_sentences
 from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
-from befit.report.plots import plots_of
+from befit.report.rank_maps import client_ranks, mean_ranks, scale_distances
 from befit.report.record import RunRecord
 from befit.report.results import RunResults
 from befit.report.sections import Section, sections_above, sections_below, values_table
 from befit.report.table import Table, html
 from befit.report.words import facts
 
-__all__ = ["environment", "render_page"]
+__all__ = ["environment", "plots_of", "render_page", "small_page"]
 
 
 def render_page(record: RunRecord, plots: bool = True) -> str:
@@ -40,6 +46,32 @@ def render_page(record: RunRecord, plots: bool = True) -> str:
             environment=values_table("Versions and machine", record.environment),
             config="\n".join(map(plain, record.config.splitlines())),
         )
+    )
+
+
+def plots_of(record: RunRecord) -> list[Plot]:
+    """All plots for which the run has numbers."""
+    results = record.results
+    many = len(results["clients"]) > MANY
+    candidates = (
+        over_rounds(record),
+        over_bytes(record),
+        client_distributions(results) if many else client_bars(results),
+        *(share_distribution(*pair) if many else share_bars(*pair) for pair in shares(results)),
+        mean_ranks(record.structures),
+        client_ranks(record.structures),
+        scale_distances(record.structures, {client: row.get("info", {}) for client, row in results["clients"].items()}),
+    )
+    return [plot for plot in candidates if plot is not None]
+
+
+def small_page(title: str, *parts: str) -> str:
+    """A page in the report's style: a title, which is escaped, and parts that are HTML already."""
+    style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
+    title = escape(plain(title))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f"</head><body><main><h1>{title}</h1>{''.join(parts)}</main></body></html>\n"
     )
 
 

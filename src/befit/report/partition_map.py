@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
-import io
-from importlib.resources import files
+from functools import partial
+from html import escape
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from befit.data.record_counts import RecordCounts
 from befit.report.numbers import plain
-from befit.report.svg import draw
+from befit.report.page import small_page
+from befit.report.svg import draw, png
 
 __all__ = ["partition_page", "partition_png"]
 
@@ -21,35 +20,24 @@ MARKED = 12  # columns in which a cell still has room for its number
 
 
 def partition_page(seen: RecordCounts) -> str:
-    """report-like HTML: what was divided and how, and one map each of clients and newcomers."""
-    style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
-    title = html.escape(plain(f"{seen.federation} {seen.version}"))
+    """HTML: what was divided and how, and one map each of clients and newcomers."""
     rule = seen.partition
     facts = [f"{len(seen.clients)} clients, {len(seen.newcomers)} newcomers, {len(seen.names)} kinds of {seen.kind}"]
     if rule:
         facts.append(f"divided by {rule.get('name')}, seed {rule.get('seed')}, SHA-256 {rule.get('sha256')}")
-    parts = [f"<p>{html.escape(plain(one))}</p>" for one in facts]
+    parts = [f"<p>{escape(plain(fact))}</p>" for fact in facts]
     for name, count in (("clients", len(seen.clients)), ("newcomers", len(seen.newcomers))):
         if count:
             width, height = size_of(seen, count)
             shown = f"share of each {seen.kind} in the training data of the {name}"
-            picture = draw(f"map-{name}", shown, width, height, lambda figure, name=name: paint(figure, seen, name))
+            picture = draw(f"map-{name}", shown, width, height, partial(paint, seen=seen, which=name))
             parts.append(f"<h2>{name.capitalize()}</h2><figure>{picture}</figure>")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"</head><body><main><h1>{title}</h1>{''.join(parts)}</main></body></html>\n"
-    )
+    return small_page(f"{seen.federation} {seen.version}", *parts)
 
 
 def partition_png(seen: RecordCounts) -> bytes:
     """The map of the clients as a picture."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        figure = Figure(figsize=size_of(seen, len(seen.clients)), layout="constrained", dpi=150)
-        paint(figure, seen, "clients")
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(*size_of(seen, len(seen.clients)), partial(paint, seen=seen, which="clients"))
 
 
 def size_of(seen: RecordCounts, clients: int) -> tuple[float, float]:
@@ -62,10 +50,10 @@ def paint(figure: Figure, seen: RecordCounts, which: str) -> None:
     """Rows are clients, columns kinds; a cell is the share of the client's training (or, without any, test) records."""
     holdings = seen.clients if which == "clients" else seen.newcomers
     shares = np.zeros((len(holdings), len(seen.names)))
-    for row, one in enumerate(holdings):
-        split = "train" if one.sizes["train"] else "test"
+    for row, client in enumerate(holdings):
+        split = "train" if client.sizes["train"] else "test"
         for column, name in enumerate(seen.names):
-            shares[row, column] = one.counts[split].get(name, 0) / max(1, one.sizes[split])
+            shares[row, column] = client.counts[split].get(name, 0) / max(1, client.sizes[split])
     axes = figure.add_subplot()
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.grid(False)
@@ -81,7 +69,7 @@ def paint(figure: Figure, seen: RecordCounts, which: str) -> None:
         axes.set_xticks([])
         axes.set_xlabel(f"{len(seen.names)} kinds of {plain(seen.kind)}")
     if len(holdings) <= NAMED:
-        rows = [f"{plain(one.client)} ({one.sizes['train']})" for one in holdings]
+        rows = [f"{plain(client.client)} ({client.sizes['train']})" for client in holdings]
         axes.set_yticks(range(len(holdings)), rows, fontsize=8)
     else:
         axes.set_ylabel(f"{len(holdings)} {which}")

@@ -1,4 +1,4 @@
-"""Where the ranks are: heat maps over blocks and modules, over clients, and of how unlike clients' scales are."""
+"""Heat maps of ranks over blocks and modules and over clients, and of the distances of clients' scales."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["client_ranks", "mean_ranks", "scale_distances"]
 
 Grid = np.ndarray[Any, np.dtype[np.float64]]
 MARKED = 400  # cells that still have room for their number
-NOTABLE = 0.1  # share of ranks that ties decide from which a reader is told
+NOTABLE = 0.1  # share of ranks decided by ties from which the note mentions it
 
 
-def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
+def mean_ranks(structures: Mapping[str, Structure]) -> Plot | None:
     """The mean over clients of every module's rank, a panel for each budget: blocks down, kinds of modules across."""
-    if not found:
+    if not structures:
         return None
-    first = next(iter(found.values()))
-    budgets = _budgets(found)
+    first = next(iter(structures.values()))
+    budgets = _budgets(structures)
     blocks, kinds = _axes(first.modules)
-    there = {name: [one for one in found.values() if name in one.ranks] for name in budgets}
-    titles = {name: _budget_title(name, len(there[name]), len(found)) for name in budgets}
-    grids = [_by_block(there[name], name, blocks, kinds) for name in budgets]
+    having = {name: [structure for structure in structures.values() if name in structure.ranks] for name in budgets}
+    titles = {name: _budget_title(name, len(having[name]), len(structures)) for name in budgets}
+    grids = [_by_block(having[name], name, blocks, kinds) for name in budgets]
     columns = min(len(grids), 4)
     rows = -(-len(grids) // columns)
     height = rows * (1.3 + max(len(kinds) * 0.1, min(8.0, 0.3 * len(blocks)))) + 0.3
@@ -50,38 +50,39 @@ def mean_ranks(found: Mapping[str, Structure]) -> Plot | None:
             panel.set_yticks(range(len(blocks)), blocks if index % columns == 0 else [""] * len(blocks), fontsize=8)
 
     note = (
-        f"Mean over {len(found)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
+        f"Mean over {len(structures)} clients of each module's rank: blocks down, kinds of modules across. Each panel "
         "has a colour scale of its own. Blank cells have no rank: the module got none, is not adapted, or "
-        f"is not there.{_ties(found)}"
+        f"is not there.{_ties(structures)}"
     )
     wide = len(grids) * len(kinds) > 7
     return Plot("Ranks by block and module", draw("ranks", note, 9.4 if wide else 5.0, height, paint), note, wide)
 
 
-def client_ranks(found: Mapping[str, Structure]) -> Plot | None:
+def client_ranks(structures: Mapping[str, Structure]) -> Plot | None:
     """Every client's rank at every module of the deployed adapter; nothing for more clients than have room."""
-    if not 1 < len(found) <= MANY:
+    if not 1 < len(structures) <= MANY:
         return None
-    modules = next(iter(found.values())).modules
-    grid: Grid = np.array([one.ranks[""] for one in found.values()], dtype=float)
+    modules = next(iter(structures.values())).modules
+    grid: Grid = np.array([structure.ranks[""] for structure in structures.values()], dtype=float)
     names = [plain(name).replace("block.", "") for name in modules]
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         _heat(axes, grid, grid.size <= MARKED, figure)
-        axes.set_yticks(range(len(found)), [plain(client) for client in found], fontsize=8)
+        axes.set_yticks(range(len(structures)), [plain(client) for client in structures], fontsize=8)
         step = -(-len(names) // 48)
         axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
 
     same = " All clients have the same ranks." if (grid == grid[0]).all() else ""
-    note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}{_ties(found)}"
-    height = 1.7 + max(0.8, 0.22 * len(found))
+    note = f"Rank of each module (block and kind) in each client's deployed adapter; none is blank.{same}"
+    note += _ties(structures)
+    height = 1.7 + max(0.8, 0.22 * len(structures))
     return Plot("Ranks by client", draw("client-ranks", note, 9.4, height, paint), note, True)
 
 
-def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[str, str]]) -> Plot | None:
+def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Mapping[str, str]]) -> Plot | None:
     """How unlike the learnt scales are: of groups where clients have known groups of several, else of clients."""
-    scales = {client: torch.tensor(one.scales) for client, one in found.items() if one.scales}
+    scales = {client: torch.tensor(structure.scales) for client, structure in structures.items() if structure.scales}
     known = {client: infos.get(client, {}) for client in scales}
     keys = group_keys(known)
     if len(scales) < 2 or (not keys and len(scales) > MANY):
@@ -114,8 +115,9 @@ def scale_distances(found: Mapping[str, Structure], infos: Mapping[str, Mapping[
 
 
 def _between(scales: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    found = torch.tensor([[distance(one, other) for other in scales.values()] for one in scales.values()])
-    return found.double().fill_diagonal_(torch.nan)  # what a client is from itself would fill the colour scale
+    """The distance of every two clients; a client's own to itself is blank, or it would fill the colour scale."""
+    cells = torch.tensor([[distance(first, second) for second in scales.values()] for first in scales.values()])
+    return cells.double().fill_diagonal_(torch.nan)
 
 
 def _axes(modules: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,9 +131,9 @@ def _place(name: str) -> tuple[str, str]:
     return (str(int(match[1])), plain(match[2])) if match else ("other", plain(name.rpartition(".")[2]))
 
 
-def _by_block(found: Any, budget: str, blocks: Sequence[str], kinds: Sequence[str]) -> Grid:
+def _by_block(structures: Any, budget: str, blocks: Sequence[str], kinds: Sequence[str]) -> Grid:
     grid: Grid = np.full((len(blocks), len(kinds)), np.nan)
-    rows = [(one.modules, one.ranks[budget]) for one in found]
+    rows = [(structure.modules, structure.ranks[budget]) for structure in structures]
     means = np.mean([ranks for _, ranks in rows], axis=0)
     for name, mean in zip(rows[0][0], means, strict=True):
         block, kind = _place(name)
@@ -140,35 +142,32 @@ def _by_block(found: Any, budget: str, blocks: Sequence[str], kinds: Sequence[st
     return grid
 
 
-def _budgets(found: Mapping[str, Structure]) -> list[str]:
+def _budgets(structures: Mapping[str, Structure]) -> list[str]:
     """All budgets that some client has; and what is deployed, where that is a client's own limit or nothing else is."""
-    most = sorted(found.values(), key=lambda one: -len(one.ranks))
-    names = list(dict.fromkeys(name for one in most for name in one.ranks if name))
-    return names if names and all({*names} <= one.ranks.keys() for one in most) else [*names, ""]
+    most = sorted(structures.values(), key=lambda structure: -len(structure.ranks))
+    names = list(dict.fromkeys(name for structure in most for name in structure.ranks if name))
+    return names if names and all({*names} <= structure.ranks.keys() for structure in most) else [*names, ""]
 
 
-def _budget_title(name: str, clients: int, of: int) -> str:
+def _budget_title(name: str, clients: int, total: int) -> str:
     title = f"budget r = {name[1:]}" if re.fullmatch(r"r\d+", name) else "deployed"
-    return title if clients == of else f"{title}, {clients} of {of} clients"
+    return title if clients == total else f"{title}, {clients} of {total} clients"
 
 
-def _ties(found: Mapping[str, Structure]) -> str:
-    tied = sum(one.tied for one in found.values())
-    said = (
-        (
-            f" The scales of {tied} of {len(found)} clients are equal to {TIED:.0e}: their ranks are ties, broken by "
-            "rounding."
-        )
-        if tied
-        else ""
-    )
-    shares = [one.by_order for one in found.values() if not one.tied and one.by_order >= NOTABLE]
+def _ties(structures: Mapping[str, Structure]) -> str:
+    """Sentences about clients whose ranks are decided by ties between scales."""
+    tied = sum(structure.tied for structure in structures.values())
+    text = ""
+    if tied:
+        clients = f"{tied} of {len(structures)} clients"
+        text = f" The scales of {clients} are equal to {TIED:.0e}: their ranks are ties, broken by rounding."
+    shares = [s.by_order for s in structures.values() if not s.tied and s.by_order >= NOTABLE]
     if shares:
-        said += (
-            f" For {len(shares)} of {len(found)} clients up to {max(shares):.0%} of the ranks that are deployed "
+        text += (
+            f" For {len(shares)} of {len(structures)} clients up to {max(shares):.0%} of the ranks that are deployed "
             "equal one that was left out: there the order of modules decided."
         )
-    return said
+    return text
 
 
 def _show(grid: Grid) -> bool:

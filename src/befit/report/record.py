@@ -118,10 +118,10 @@ def export_note(record: RunRecord) -> str:
         notes.append(f"{count_text(lacking, 'client')} of {len(rows)} {'has' if lacking == 1 else 'have'} no adapter.")
     card = record.path / folders[0] / "README.md" if folders else None  # all clients deploy the same slots
     text = read_bytes(card).decode(errors="replace") if card and card.is_file() else ""
-    if found := re.search(r"this checkpoint is the slot '([^']*)' alone", text):
+    if match := re.search(r"this checkpoint is the slot '([^']*)' alone", text):
         notes.append(
             "The scores are of the whole model, which mixes its slots as no PEFT checkpoint can. "
-            f"Each is the slot {plain(found[1])!r} alone, and scores "
+            f"Each is the slot {plain(match[1])!r} alone, and scores "
             "differently; befit predict uses the whole."
         )
     return " ".join(notes)

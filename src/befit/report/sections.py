@@ -9,11 +9,10 @@ from typing import Any
 from befit.report import tables
 from befit.report.groups import GROUP_NOTE, group_tables
 from befit.report.newcomers import NEWCOMER_NOTE, newcomer_sentences, newcomer_summary_table, newcomer_table
-from befit.report.numbers import count_text
-from befit.report.outbound import outbound_groups, outbound_totals
+from befit.report.numbers import count_text, plain
 from befit.report.record import RunRecord, export_note, written_files
 from befit.report.results import RunResults, newcomers_of
-from befit.report.table import Table
+from befit.report.table import BYTES, Cell, Table
 from befit.report.words import (
     COMMUNICATION_NOTE,
     COST_NOTE,
@@ -25,7 +24,10 @@ from befit.report.words import (
     outbound_note,
 )
 
-__all__ = ["Section", "sections_above", "sections_below", "values_table"]
+__all__ = ["Section", "outbound_groups", "outbound_totals", "sections_above", "sections_below", "values_table"]
+
+_NUMBERS = ("int", "float", "str", "bool", "list")  # types of single values; their encoded length varies
+Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -114,3 +116,63 @@ def _flat(values: Mapping[str, Any], prefix: str) -> list[list[str]]:
     for key, value in values.items():
         rows += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [[f"{prefix}{key}", str(value)]]
     return rows
+
+
+@dataclass(frozen=True)
+class OutboundGroup:
+    """Clients that sent the same names, shapes and types equally often, with a table of these."""
+
+    clients: tuple[str, ...]
+    table: Table
+
+
+def outbound_totals(outbound: Mapping[str, Sequence[Entry]]) -> Table:
+    """By stage: how many arrays and single values left how many clients, and their bytes over all clients.
+
+    Single values are counted with the longest encoding that occurred, so that their bytes are an upper bound.
+    """
+    stages: dict[str, dict[str, Any]] = {}
+    for client, entries in outbound.items():
+        for entry in entries:
+            stage = stages.setdefault(entry["stage"], {"clients": set(), "arrays": set(), "values": set(), "bytes": 0})
+            stage["clients"].add(client)
+            stage["values" if _is_value(entry) else "arrays"].add(entry["name"])
+            stage["bytes"] += entry["bytes"] * entry["count"]
+    rows = [
+        [name, *(len(stage[key]) for key in ("clients", "arrays", "values")), Cell(stage["bytes"], BYTES)]
+        for name, stage in stages.items()
+    ]
+    headers = ["stage", "clients", "different arrays", "different values", "total, all clients"]
+    return Table("What left the clients, by stage", headers, rows)
+
+
+def outbound_groups(outbound: Mapping[str, Sequence[Entry]]) -> list[OutboundGroup]:
+    """The full list, once for all clients that share it; the largest group first."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for client, entries in outbound.items():
+        groups.setdefault(tuple(map(_identity, entries)), []).append(client)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [OutboundGroup(tuple(map(plain, clients)), _table([outbound[c] for c in clients])) for clients in ordered]
+
+
+def _identity(entry: Entry) -> tuple[Any, ...]:
+    size = None if _is_value(entry) else entry["bytes"]
+    return entry["stage"], entry["name"], tuple(entry["shape"]), entry["dtype"], entry["count"], size
+
+
+def _table(lists: Sequence[Sequence[Entry]]) -> Table:
+    rows = []
+    for same in zip(*lists, strict=True):  # the same entry from every client of the group
+        entry = same[0]
+        least, most = (bound(client_entry["bytes"] for client_entry in same) for bound in (min, max))
+        shape = " \N{MULTIPLICATION SIGN} ".join(map(str, entry["shape"])) or (
+            "one value" if _is_value(entry) else "scalar"
+        )
+        size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        rows.append([entry["stage"], entry["name"], shape, entry["dtype"], size, f"{entry['count']:,}"])
+    headers = ["stage", "name", "shape", "type", "bytes each time", "times"]
+    return Table("Everything that left", headers, rows, detail=True)
+
+
+def _is_value(entry: Entry) -> bool:
+    return not entry["shape"] and entry["dtype"] in _NUMBERS

@@ -1,4 +1,4 @@
-"""Where the ranks of clients' adapters are, as a file beside each; and how unlike their scales are."""
+"""The ranks of clients' adapters by module, as a file beside each adapter, and the distances of their scales."""
 
 from __future__ import annotations
 
@@ -38,63 +38,65 @@ class Structure:
 
     @property
     def tied(self) -> bool:
-        """Whether the scales do not tell one rank from another."""
+        """Whether all scales are equal up to rounding."""
         return bool(self.scales) and relative_range(self.scales) <= TIED
 
     @property
     def by_order(self) -> float:
-        """Share of the deployed ranks whose scales equal that of one left out: the order of modules decided there."""
+        """Share of the deployed ranks that tie with a left-out one, so that the order of modules decided."""
         kept = sum(self.ranks[""])
         if not 0 < kept < len(self.scales):
             return 0.0
         sorted_ = sorted(self.scales, reverse=True)
-        return sum(relative_range([one, sorted_[kept]]) <= TIED for one in sorted_[:kept]) / kept
+        return sum(relative_range([scale, sorted_[kept]]) <= TIED for scale in sorted_[:kept]) / kept
 
 
 def structure_of(deployed: Deployment, order: Sequence[str] = ()) -> Structure | None:
-    """Of an adapter whose ranks have scales, zero for those it left out; None for any other.
+    """The structure of an adapter whose ranks have scales, zero for left-out ranks; None for any other adapter.
 
     order  the modules as the model has them; those it does not name follow in the order of their names
     """
-    counted = {name: _ranks(one, order) for name, one in {"": deployed, **deployed.others}.items()}
+    counted = {name: _ranks(deployment, order) for name, deployment in {"": deployed, **deployed.others}.items()}
     if not counted[""]:
         return None
     scales = next(iter(deployed.about.values()), torch.empty(0)).flatten().tolist()
-    ranks = {name: tuple(found.values()) for name, found in counted.items()}
-    return Structure(tuple(counted[""]), ranks, tuple(float(f"{one:.6g}") for one in scales))
+    ranks = {name: tuple(by_module.values()) for name, by_module in counted.items()}
+    return Structure(tuple(counted[""]), ranks, tuple(float(f"{scale:.6g}") for scale in scales))
 
 
 def _ranks(deployed: Deployment, order: Sequence[str]) -> dict[str, int]:
-    found = {
+    ranks = {
         split(key)[1]: int((value != 0).sum()) for key, value in deployed.arrays.items() if split(key)[2] == "lambda"
     }
-    known = [name for name in order if name in found]  # in whichever order they came from a worker
-    return {name: found[name] for name in (*known, *sorted(found.keys() - {*known}))}
+    known = [name for name in order if name in ranks]  # in whichever order they came from a worker
+    return {name: ranks[name] for name in (*known, *sorted(ranks.keys() - {*known}))}
 
 
 def write_structure(folder: Path, deployed: Deployment, order: Sequence[str]) -> None:
     """Write `ranks.json` into a client's folder, if its adapter has ranks to tell of. `order` as in `structure_of`."""
-    found = structure_of(deployed, order)
-    if found is not None:
-        write_json(folder / FILE, {"modules": found.modules, "ranks": found.ranks, "scales": found.scales})
+    structure = structure_of(deployed, order)
+    if structure is not None:
+        write_json(folder / FILE, {"modules": structure.modules, "ranks": structure.ranks, "scales": structure.scales})
 
 
 def read_structures(folder: Path, clients: Sequence[str]) -> dict[str, Structure]:
     """Of the clients in whose folders there is one."""
     files = {client: folder / client / FILE for client in clients}
-    held: dict[str, Any] = {client: read_json(file) for client, file in files.items() if file.is_file()}
+    contents: dict[str, Any] = {client: read_json(file) for client, file in files.items() if file.is_file()}
     return {
         client: Structure(
-            tuple(one["modules"]), {name: tuple(row) for name, row in one["ranks"].items()}, tuple(one["scales"])
+            tuple(content["modules"]),
+            {name: tuple(row) for name, row in content["ranks"].items()},
+            tuple(content["scales"]),
         )
-        for client, one in held.items()
+        for client, content in contents.items()
     }
 
 
 def distance(first: Tensor, second: Tensor) -> Tensor:
     """Euclidean, of two clients' scales; 0 where rounding alone tells them apart."""
-    found = torch.dist(first.double(), second.double())
-    return found if found > TIED * torch.maximum(first.norm(), second.norm()) else torch.zeros_like(found)
+    length = torch.dist(first.double(), second.double())
+    return length if length > TIED * torch.maximum(first.norm(), second.norm()) else torch.zeros_like(length)
 
 
 def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]]) -> Tensor:
@@ -105,13 +107,13 @@ def distances(scales: Mapping[str, Tensor], groups: Mapping[str, Sequence[str]])
     NaN for a group of one client, and for one whose clients have the same scales; scales that are equal to `TIED` are
     the same.
     """
-    found = torch.full((len(groups), len(groups)), math.nan, dtype=torch.float64)
+    result = torch.full((len(groups), len(groups)), math.nan, dtype=torch.float64)
     for j, first in enumerate(groups.values()):
         for k, second in enumerate(groups.values()):
             pairs = [distance(scales[a], scales[b]) for a in first for b in second if a != b]
             if pairs:
-                found[j, k] = torch.stack(pairs).mean()
-    inner = found.diagonal().clone()
+                result[j, k] = torch.stack(pairs).mean()
+    inner = result.diagonal().clone()
     inner[inner == 0] = math.nan
-    cells = (found / (inner[:, None] * inner[None, :]).sqrt()).log()
+    cells = (result / (inner[:, None] * inner[None, :]).sqrt()).log()
     return torch.where(torch.eye(len(groups), dtype=torch.bool) & inner.isfinite()[:, None], 0.0, cells)

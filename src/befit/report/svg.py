@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-__all__ = ["GRID", "MUTED", "TEXT", "draw", "run_ink"]
+__all__ = ["GRID", "MUTED", "TEXT", "draw", "png", "run_ink"]
 
 TEXT, MUTED, GRID = "#010101", "#010102", "#010103"
 _VARIABLES = {TEXT: "var(--text)", MUTED: "var(--muted)", GRID: "var(--line)"}
@@ -79,6 +79,17 @@ def draw(name: str, title: str, width: float, height: float, paint: Callable[[Fi
         paint(figure)
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return inline_svg(buffer.getvalue(), name, title)
+
+
+def png(width: float, height: float, paint: Callable[[Figure], None]) -> bytes:
+    """Paint a figure of so many inches and return it as a PNG file; `paint` must not use inks."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=150)
+        paint(figure)
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def inline_svg(document: str, name: str, title: str) -> str:

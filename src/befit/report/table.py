@@ -5,14 +5,18 @@ A table is made once; every renderer writes the same cells.
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape as escape_html
+from typing import Any
 
 from befit.core.metrics import Spread
+from befit.core.storage import finite
 from befit.report.numbers import (
     MINUS,
     NOTHING,
@@ -33,6 +37,7 @@ __all__ = [
     "Cell",
     "Table",
     "Unit",
+    "csv_text",
     "decimals",
     "deviation",
     "difference",
@@ -146,7 +151,7 @@ class Table:
 
     @cached_property
     def cells(self) -> list[list[Cell]]:
-        return [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in self.rows]
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     @cached_property
     def texts(self) -> list[list[str]]:
@@ -156,7 +161,7 @@ class Table:
     @cached_property
     def titles(self) -> list[str]:
         """Every column's header in one line."""
-        return [plain(one if isinstance(one, str) else ", ".join(one)) for one in self.headers]
+        return [plain(header if isinstance(header, str) else ", ".join(header)) for header in self.headers]
 
     @property
     def paragraphs(self) -> list[str]:
@@ -179,6 +184,23 @@ class Table:
 
     def is_bold(self, row: int, column: int) -> bool:
         return self.cells[row][column].bold or (self.last and row == len(self.rows) - 1)
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as a CSV file: a column for every name that any row has; empty where a row has none, null or no number.
+
+    A text that a spreadsheet would take for a formula is preceded by an apostrophe: clients' names come from outside.
+    """
+    listed = finite(list(rows))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(dict.fromkeys(name for row in listed for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _csv_value(value) for name, value in row.items()} for row in listed)
+    return buffer.getvalue()
+
+
+def _csv_value(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
 
 
 def markdown(table: Table) -> str:
@@ -262,10 +284,10 @@ def latex(table: Table) -> str:
     column is in percent, its header says so, and where all columns are, the caption."""
     percent = [_is_percent(table, index) for index in range(len(table.headers))]
     everything = len(percent) > 1 and all(percent[1:])
-    levels = [(one,) if isinstance(one, str) else one for one in table.headers]
+    levels = [(header,) if isinstance(header, str) else header for header in table.headers]
     inner = [
-        escape_latex((one[-1] if one else "") + " (%)" * (in_percent and not everything))
-        for one, in_percent in zip(levels, percent, strict=True)
+        escape_latex((header[-1] if header else "") + " (%)" * (in_percent and not everything))
+        for header, in_percent in zip(levels, percent, strict=True)
     ]
     body = [[_latex_cell(table, i, j, percent[j]) for j in range(len(row))] for i, row in enumerate(table.rows)]
     caption = " ".join(filter(None, (f"{table.title}{' (%)' * everything}.", *table.paragraphs)))

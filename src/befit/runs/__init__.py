@@ -9,13 +9,6 @@ if TYPE_CHECKING:
     from befit.runs.loading import load_federation
     from befit.runs.runner import Run, export, predict, run
 
-__all__ = [
-    "Host",
-    "Run",
-    "export",
-    "load_federation",
-    "predict",
-    "run",
-]
+__all__ = ["Host", "Run", "export", "load_federation", "predict", "run"]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

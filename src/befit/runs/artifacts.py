@@ -1,17 +1,24 @@
-"""What a finished run leaves for each client: a PEFT checkpoint to take away, and its whole model to predict with."""
+"""What a finished run leaves for each client: a PEFT checkpoint or a model directory, and what `predict` reads.
+
+A fully fine-tuned backbone is written as a model directory that transformers loads, and that `model.id` can name.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from befit.adapters.keys import slot_of
+from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
-from befit.adapters.model import in_order
+from befit.adapters.model import AdaptedModel, in_order
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError, RunError, did_you_mean, map_all
 from befit.core.storage import atomic_write, read_bytes, read_json, write_shared
+from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
 from befit.data.records import input_record
 from befit.models.source import find_model
@@ -21,12 +28,12 @@ from befit.report.structure import write_structure
 from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.host import Host
 from befit.runs.loading import load_model
-from befit.runs.model_io import folded, is_whole, without_whole, write_model
 from befit.runs.peft_io import write_adapter
 
-__all__ = ["export", "predict", "read_deployment", "taken_away", "write_client"]
+__all__ = ["export", "export_name", "predict", "read_deployment", "write_client"]
 
-_POOL = ".same"  # one copy of what equal files of several clients hold
+_SAME = ".same"  # a folder with one copy of every file that is equal for several clients
+_NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack")
 
 
 def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
@@ -41,7 +48,7 @@ def write_client(folder: Path, deployed: Deployment, host: Host, method: str, cl
     use = json.dumps({"slots": deployed.slots, "mixer": plain_mix(deployed.mixer)})
     data = to_bytes(deployed.arrays, {"use": use})
     if is_whole(deployed, host.backbone_of(client).model):
-        write_shared(folder / "deployment.safetensors", data, folder.parent / _POOL)
+        write_shared(folder / "deployment.safetensors", data, folder.parent / _SAME)
     else:
         atomic_write(folder / "deployment.safetensors", data)
 
@@ -54,7 +61,7 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
     if is_whole(deployed, model):
         rest = without_whole(deployed, model)
         target = folder / f"adapter{suffix}" / "model" if rest.slots else folder / f"model{suffix}"
-        write_model(target, deployed, model, find_model(base.id, base.revision)[0], folder.parent / _POOL)
+        write_model(target, deployed, model, find_model(base.id, base.revision)[0], folder.parent / _SAME)
         note += " Its backbone is the folder `model` inside this one." if rest.slots else ""
         name = "model"
     if rest.slots:
@@ -70,8 +77,8 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
             )
 
 
-def taken_away(folder: Path) -> str:
-    """What a client's folder has to take away: "adapter", or "model" where no adapter holds what was trained."""
+def export_name(folder: Path) -> str:
+    """What `export` copies from a client's folder: "adapter", or "model" where all weights were trained."""
     return "adapter" if (folder / "adapter").is_dir() else "model"
 
 
@@ -83,10 +90,10 @@ def export(run_dir: Path | str, client: str, out: Path | str, budget: int | None
 
     Raises RunError for a directory without a finished run, an unknown client or budget, or a folder in use.
     """
-    held = _client_folder(Path(run_dir), client)
-    source = held / (taken_away(held) if budget is None else f"{taken_away(held)}-r{budget}")
+    folder = _client_folder(Path(run_dir), client)
+    source = folder / (export_name(folder) if budget is None else f"{export_name(folder)}-r{budget}")
     if budget is not None and not source.is_dir():
-        there = sorted(int(one.name.rpartition("-r")[2]) for one in held.glob(f"{taken_away(held)}-r*"))
+        there = sorted(int(path.name.rpartition("-r")[2]) for path in folder.glob(f"{export_name(folder)}-r*"))
         known = f"it has {', '.join(map(str, there))}" if there else "the run measured no other than what is deployed"
         raise RunError(f"{run_dir}: client {client} has no adapter of the budget {budget}; {known}")
     target = Path(out)
@@ -137,12 +144,60 @@ def read_deployment(folder: Path) -> Deployment:
     return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 
 
+def is_whole(deployed: Deployment, model: AdaptedModel) -> bool:
+    """Whether a slot that changes every weight takes part."""
+    return any(name in model.whole_slots for name in deployed.slots)
+
+
+def folded(deployed: Deployment, model: AdaptedModel) -> AbstractContextManager[None]:
+    """With the backbone's parameters as the deployment's slots of the whole model change them."""
+    slots = [name for name in model.whole_slots if name in deployed.slots]
+    return model.folded({key: value for key, value in deployed.arrays.items() if slot_of(key) in slots}, *slots)
+
+
+def model_weights(model: AdaptedModel, deployed: Deployment) -> State:
+    """The backbone's tensors as the deployment's slots of the whole model change them, by the names of its own
+    architecture; tied ones once."""
+    first: dict[int, str] = {}
+    for key, tensor in model.backbone.state_dict(keep_vars=True).items():
+        first.setdefault(tensor.data_ptr(), key)
+    wrappers = [f"{path}." for path, module in model.backbone.named_modules() if isinstance(module, SlotLinear)]
+    weights: State = {}
+    with folded(deployed, model):
+        for key, tensor in model.backbone.state_dict().items():
+            if key not in first.values():
+                continue  # another name of the same weights
+            outer = next((prefix for prefix in wrappers if key.startswith(f"{prefix}base.")), None)
+            weights[key if outer is None else outer + key.removeprefix(f"{outer}base.")] = tensor.detach().cpu()
+    return weights
+
+
+def write_model(folder: Path, deployed: Deployment, model: AdaptedModel, source: Path, same: Path) -> None:
+    """Write the backbone as the deployment's slots of the whole model change it: config.json, weights, tokenizer files.
+
+    source  the directory that the backbone was loaded from, for what is not weights
+    same    folder for files that are equal for several clients
+    """
+    write_shared(folder / "model.safetensors", to_bytes(model_weights(model, deployed), {"format": "pt"}), same)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and not file.name.endswith(_NOT_COPIED) and not file.name.startswith((".", "README")):
+            atomic_write(folder / file.name, read_bytes(file))
+    atomic_write(folder / "config.json", model.backbone.config.to_json_string().encode())  # type: ignore[union-attr, operator]
+
+
+def without_whole(deployed: Deployment, model: AdaptedModel) -> Deployment:
+    """The rest of a deployment, to be read as adapters of the changed backbone."""
+    kept = tuple(name for name in deployed.slots if name not in model.whole_slots)
+    arrays = {key: value for key, value in deployed.arrays.items() if slot_of(key) not in model.whole_slots}
+    return Deployment(arrays, kept, deployed.mixer)
+
+
 def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, columns: Mapping[str, str]) -> list[Any]:
     """The inputs, with befit's names of their fields."""
     if not len(inputs):
         raise DataError("there are no inputs to predict from")
     places = places or [f"input {number}" for number in range(1, len(inputs) + 1)]
-    return map_all(lambda one: input_record(one[0], task, columns, one[1]), zip(inputs, places, strict=True))
+    return map_all(lambda given: input_record(given[0], task, columns, given[1]), zip(inputs, places, strict=True))
 
 
 def _client_folder(run_dir: Path, client: str) -> Path:

@@ -39,7 +39,7 @@ def family_settings(
     whole    these are all clients, of whom every pattern has to fit one
     Raises ConfigError for a client in two families and for a pattern that fits nobody.
     """
-    found: dict[str, str] = {}
+    family_of: dict[str, str] = {}
     problems: list[str] = []
     for client, info in clients.items():
         named = [
@@ -49,14 +49,14 @@ def family_settings(
         ]
         if len(named) > 1:
             problems.append(f"families: client {client} is in {' and in '.join(named)}")
-        found[client] = named[0] if named else OWN_MODEL
+        family_of[client] = named[0] if named else OWN_MODEL
     for name, family in experiment.families.items() if whole else ():
         for pattern in family.clients:
             if not any(_fits(pattern, client, info) for client, info in clients.items()):
                 problems.append(f"families.{name}.clients: {pattern} is no client.{client_hint(pattern, clients)}")
     if problems:
         raise ConfigError(problems)
-    return found
+    return family_of
 
 
 def _fits(pattern: str, client: str, info: Mapping[str, str]) -> bool:
@@ -101,9 +101,9 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
 def _check_newcomers(name: str, newcomers: Sequence[ClientData], split: str) -> None:
     """Raise DataError naming every newcomer that could not be scored. One may well have nothing to train on."""
     problems = [
-        f"newcomer {one.id} has no {split} examples to be scored on (evaluate.split)"
-        for one in newcomers
-        if not len(getattr(one, split))
+        f"newcomer {client.id} has no {split} examples to be scored on (evaluate.split)"
+        for client in newcomers
+        if not len(getattr(client, split))
     ]
     if problems:
         problems = problems[:5] + ["…"] * (len(problems) > 5)
@@ -115,21 +115,21 @@ def _check_values(federation: Federation, newcomers: Sequence[ClientData], setti
     trained."""
     if (field := settings.by) is None:
         return
-    found: dict[str, None] = {}
-    for one in (*federation.clients, *newcomers):
-        records, where = getattr(one, settings.split), f"client {one.id}, {settings.split}"
-        found |= dict.fromkeys(values_of(records, field, federation.label_names, where))
-    if len(found) > MOST_VALUES:
-        some = ", ".join(show(value) for value in list(found)[:3])
+    seen: dict[str, None] = {}
+    for client in (*federation.clients, *newcomers):
+        records, where = getattr(client, settings.split), f"client {client.id}, {settings.split}"
+        seen |= dict.fromkeys(values_of(records, field, federation.label_names, where))
+    if len(seen) > MOST_VALUES:
+        some = ", ".join(show(value) for value in list(seen)[:3])
         raise DataError(
-            f"evaluate.by: the records of {federation.name} have {len(found)} different values of {field}, "
-            f"such as {some}; scores of more than {MOST_VALUES} would say nothing. Name a field that many "
+            f"evaluate.by: the records of {federation.name} have {len(seen)} different values of {field}, "
+            f"such as {some}; at most {MOST_VALUES} are allowed. Name a field that many "
             "records share"
         )
 
 
 def values_of(records: Sequence[Record], field: str, label_names: Sequence[str], where: str) -> tuple[str, ...]:
-    """What a field of each record says, as text; a class by its name.
+    """The value of a field in each record, as text; a class by its name.
 
     Raises DataError for a record that does not have the field, or has neither text nor a whole number there.
 

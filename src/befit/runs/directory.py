@@ -7,7 +7,7 @@
     checkpoint.json  where to resume, with the files in state/ that belong to it
 
 `checkpoint.json` is replaced atomically and is the only truth: a resumed run cuts the logs back to the lengths it
-records and uses the memories it names. So what a crash interrupted is done again, with the same numbers.
+records and uses the state files it names. What a crash interrupted is done again, with the same numbers.
 """
 
 from __future__ import annotations
@@ -132,19 +132,17 @@ class RunDirectory:
 
     def close(self) -> None:
         for file in self._logs.values():
-            with contextlib.suppress(OSError):  # what counts was flushed by the last checkpoint, or failed there
+            with contextlib.suppress(OSError):  # the last checkpoint has flushed what a resumed run needs
                 file.close()
         self._logs = {}
 
 
 def last_checkpoint(path: Path) -> Checkpoint:
-    """How far a run is that nobody is writing. Raises RunError where there is no checkpoint, or not all of it."""
+    """The last checkpoint of a run that no process is writing. Raises RunError if it is missing or incomplete."""
     file = path / "checkpoint.json"
     saved = read_json(file) if file.exists() else None
     if saved is None or not (path / "state" / saved["server"]).exists():
-        raise RunError(
-            f"{path} has no server's memory: checkpoint.json, or the file in state/ that it names, is missing"
-        )
+        raise RunError(f"{path} has no server state: checkpoint.json, or the file in state/ that it names, is missing")
     return Checkpoint(saved["stage"], saved["round"], read_payload(path / "state" / saved["server"]))
 
 

@@ -67,7 +67,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     experiment = _with_largest_batch(experiment, [method for _, method in runs])
     known = {client.id: client.info for client in federation.clients}
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
-    newcomers = {one.id: one.info for one in federation.newcomers} if experiment.evaluate.newcomers else {}
+    newcomers = {client.id: client.info for client in federation.newcomers} if experiment.evaluate.newcomers else {}
     arriving = family_settings(experiment, newcomers, whole=False)
     context = Context(federation, {**members, **arriving}, experiment.train)
     refuse((label, problem) for label, method in runs for problem in check(method, context))
@@ -78,7 +78,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
-        row, found, shapes[family] = _of_family(
+        row, family_warnings, shapes[family] = _of_family(
             own,
             family,
             replace(federation, clients=tuple(clients)),
@@ -87,12 +87,14 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
             lambda what, look, family=family: once(f"{what} {family}", look),
         )
         families.append({"family": family, **row})
-        warnings += found
-    found = [(label, problem) for label, one in runs for problem in check(one, replace(context, shapes=shapes))]
-    refuse(found)
+        warnings += family_warnings
+    family_warnings = [
+        (label, problem) for label, each in runs for problem in check(each, replace(context, shapes=shapes))
+    ]
+    refuse(family_warnings)
     first = {key: value for key, value in families[0].items() if key != "family"}
     memory = {
-        part: (sum if part == "backbone" else max)(one["memory_parts_mib"][part] for one in families)
+        part: (sum if part == "backbone" else max)(row["memory_parts_mib"][part] for row in families)
         for part in first["memory_parts_mib"]
     }
     return {
@@ -107,11 +109,11 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "families": families if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}
-            for label, one in runs
-            for stage in resolved_stages(one, experiment.federation.rounds, experiment.limit.rounds)
+            for label, each in runs
+            for stage in resolved_stages(each, experiment.federation.rounds, experiment.limit.rounds)
         ],
         "warnings": [
-            *dict.fromkeys(f"method {label}: {problem}" for label, problem in found),
+            *dict.fromkeys(f"method {label}: {problem}" for label, problem in family_warnings),
             *_warnings(experiment, {client.id: len(client.train) for client in federation.clients}),
             *warnings,
         ],
@@ -144,12 +146,12 @@ def _of_family(
     backbone = once("skeleton", lambda: skeleton(experiment.model, federation.task, federation.label_names))
     shapes = model_shapes(backbone, experiment.adapter.targets, trains_head(experiment, federation.task))
     known = replace(context, shapes={family: shapes})
-    refuse((label, problem) for label, one in runs for problem in check(one, known))
+    refuse((label, problem) for label, each in runs for problem in check(each, known))
     method = runs[0][1]
     specs = method.layout.specs(shapes)
     warnings = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
-    warnings += dict.fromkeys(warning for _, one in runs for warning in _wide(one, shapes))
+    warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
     width = getattr(torch, experiment.wire.dtype).itemsize
     trainable = {key: spec for key, spec in specs.items() if method.trainable()(key)}
     row = {
@@ -202,7 +204,7 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
     """A rank above what the narrowest module can use."""
     if not shapes.targets:
         return []
-    name, shape = min(shapes.targets.items(), key=lambda one: min(one[1].d_in, one[1].d_out))
+    name, shape = min(shapes.targets.items(), key=lambda item: min(item[1].d_in, item[1].d_out))
     width = min(shape.d_in, shape.d_out)
     too_large = max((slot.rank for slot in method.layout.slots if slot.rank > width), default=0)
     return (
@@ -217,7 +219,7 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
     """With the largest batch of the run, which may be that of a method's base."""
-    openings = [found[0].settings for method in methods if (found := opening_of(method)) is not None]
+    openings = [opening[0].settings for method in methods if (opening := opening_of(method)) is not None]
     largest = max((settings.get("train", {}).get("batch_size", 0) for settings in openings), default=0)
     if largest <= experiment.train.batch_size:
         return experiment

@@ -9,16 +9,7 @@ from typing import Any
 
 from befit.core.metrics import Measure
 
-__all__ = [
-    "Rows",
-    "at_budgets",
-    "by_budget",
-    "by_group",
-    "by_record",
-    "counting",
-    "measured_budgets",
-    "winner",
-]
+__all__ = ["Rows", "at_budgets", "by_budget", "by_group", "by_record", "counting", "measured_budgets", "winner"]
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -118,10 +109,13 @@ def by_budget(
     >>> found["r4"]["x"]["a"]["m"]
     0.6
     """
-    found = {label: at_budgets(rows, ranks.get(label), metrics) for label, rows in runs.items()}
+    per_run = {label: at_budgets(rows, ranks.get(label), metrics) for label, rows in runs.items()}
     measured = {name for rows in runs.values() for name in measured_budgets(rows, metrics[0])}
     budgets = sorted(measured, key=lambda name: int(name[1:]))
-    return {budget: {label: one[budget] for label, one in found.items() if budget in one} for budget in budgets}
+    return {
+        budget: {label: budgeted[budget] for label, budgeted in per_run.items() if budget in budgeted}
+        for budget in budgets
+    }
 
 
 def at_budgets(rows: Rows, rank: int | None, metrics: Sequence[str]) -> dict[str, Rows]:
@@ -153,7 +147,11 @@ def measured_budgets(rows: Rows, metric: str) -> list[str]:
     """The budgets that a run measured by name, "r2", "r4", …; none for a run that has its rank alone."""
     measures = (Measure.named(key) for row in rows.values() for key in row)
     return list(
-        dict.fromkeys(one.budget for one in measures if one.metric == metric and one.budget and one.where is None)
+        dict.fromkeys(
+            measure.budget
+            for measure in measures
+            if measure.metric == metric and measure.budget and measure.where is None
+        )
     )
 
 
@@ -164,7 +162,7 @@ def counting(metrics: Sequence[str], wins: Sequence[str] | None) -> list[str]:
     >>> counting(["a", "b", "c"], ["c", "b"]), counting(["a"], ["c", "b"]), counting(["a", "b"], None)
     (['c', 'b'], ['a'], ['a', 'b'])
     """
-    return list(metrics) if wins is None else [one for one in wins if one in metrics] or [metrics[0]]
+    return list(metrics) if wins is None else [metric for metric in wins if metric in metrics] or [metrics[0]]
 
 
 def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[str]) -> str | None:
@@ -178,7 +176,7 @@ def winner(scores: Mapping[str, Mapping[str, float | None]], metrics: Sequence[s
     """
     if len(scores) < 2:
         return None
-    best = [_strictly_best({label: one[metric] for label, one in scores.items()}) for metric in metrics]
+    best = [_strictly_best({label: values[metric] for label, values in scores.items()}) for metric in metrics]
     return next((label for label in scores if 2 * best.count(label) > len(metrics)), None)
 
 

@@ -21,13 +21,7 @@ from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
-from befit.runs.clients import (
-    check_clients,
-    check_families,
-    family_experiment,
-    family_settings,
-    values_of,
-)
+from befit.runs.clients import check_clients, check_families, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 
 if TYPE_CHECKING:
@@ -52,14 +46,16 @@ class Host:
         self.federation = load_federation(experiment) if federation is None else federation
         arriving = self.federation.newcomers if experiment.evaluate.newcomers else ()
         check_clients(self.federation, experiment)
-        everybody = {one.id: one.info for one in (*self.federation.clients, *arriving)}
+        everybody = {client.id: client.info for client in (*self.federation.clients, *arriving)}
         settings = family_settings(self.experiment, everybody, whole="limit" not in self.federation.manifest)
-        check_families(settings, [one.id for one in self.federation.clients])
+        check_families(settings, [client.id for client in self.federation.clients])
         loaded = {name: self._load(name) for name in dict.fromkeys(settings.values())}
-        self.backbones = {one.key: one for one in loaded.values()}
+        self.backbones = {backbone.key: backbone for backbone in loaded.values()}
         self._family = {client: self.backbones[loaded[name].key] for client, name in settings.items()}
         if drops(self.experiment):
-            self.federation = without_left_out(self.federation, {key: one.task for key, one in self._family.items()})
+            self.federation = without_left_out(
+                self.federation, {key: backbone.task for key, backbone in self._family.items()}
+            )
             logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
         self.common = self._load_common() or min(
             self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
@@ -86,9 +82,9 @@ class Host:
         settings = self.experiment.common_model
         if settings is None:
             return None
-        for one in self.backbones.values():
-            if family_experiment(self.experiment, one.name).model == settings:
-                return one
+        for backbone in self.backbones.values():
+            if family_experiment(self.experiment, backbone.name).model == settings:
+                return backbone
         bare = AdapterSettings(head=False)
         experiment = replace(self.experiment, model=settings, families={}, adapter=bare)
         model, task, fingerprint = load_model(experiment, self.federation.task, self.federation.label_names)
@@ -100,7 +96,7 @@ class Host:
     @property
     def families(self) -> dict[str, str]:
         """The name of every client's family, newcomers included."""
-        return {client: one.name for client, one in self._family.items()}
+        return {client: backbone.name for client, backbone in self._family.items()}
 
     def backbone_of(self, client: str) -> Backbone:
         """The backbone of a client. Newcomers that are not measured have that of the first client."""
@@ -124,7 +120,9 @@ class Host:
         """Of the backbone; of all of them, where there are several."""
         if len(self.backbones) == 1:
             return self._first.fingerprint
-        return hashlib.sha256(" ".join(one.fingerprint for one in self.backbones.values()).encode()).hexdigest()
+        return hashlib.sha256(
+            " ".join(backbone.fingerprint for backbone in self.backbones.values()).encode()
+        ).hexdigest()
 
     def build(self, config: str | Mapping[str, Any]) -> Method:
         """The method of a configuration block, for all families of clients."""
@@ -138,27 +136,27 @@ class Host:
     @property
     def context(self) -> Context:
         """What methods are to run on here."""
-        shapes = {one.name: one.model.shapes for one in self.backbones.values()}
+        shapes = {backbone.name: backbone.model.shapes for backbone in self.backbones.values()}
         return Context(self.federation, self.families, self.experiment.train, shapes)
 
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""
         starts: dict[str, State] = {}
-        for key, one in self.backbones.items():
+        for key, backbone in self.backbones.items():
             if self._elsewhere is not None:  # nobody runs the model here, so its slots need no memory
-                starts[key] = method.layout.initial(one.model.shapes, self.experiment.federation.seed)
+                starts[key] = method.layout.initial(backbone.model.shapes, self.experiment.federation.seed)
                 continue
-            one.model.install(method.layout, self.experiment.federation.seed)
-            one.model.reset()
-            starts[key] = one.model.dump(EVERYTHING)
+            backbone.model.install(method.layout, self.experiment.federation.seed)
+            backbone.model.reset()
+            starts[key] = backbone.model.dump(EVERYTHING)
         return self.server_site(starts)
 
     def server_site(self, starts: Mapping[str, State] | None = None) -> ServerSite:
         """The server's site; initial adapters by backbone are those of the installed slots unless given."""
         if starts is None:
-            for one in self.backbones.values():
-                one.model.reset()
-            starts = {key: one.model.dump(EVERYTHING) for key, one in self.backbones.items()}
+            for backbone in self.backbones.values():
+                backbone.model.reset()
+            starts = {key: backbone.model.dump(EVERYTHING) for key, backbone in self.backbones.items()}
         return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
 
     def site(self, info: ClientInfo) -> Site:
@@ -175,7 +173,9 @@ class Host:
             stream=self._stream(info.id),
             values=lambda split: self._values(info.id, split),
             others=lambda split: {
-                one.id: self.examples(one.id, split, own) for one in self.federation.clients if one.id != info.id
+                other.id: self.examples(other.id, split, own)
+                for other in self.federation.clients
+                if other.id != info.id
             },
         )
 

@@ -1,4 +1,4 @@
-"""Writes what a run does into its directory, and tells whoever watches."""
+"""Writes the logs of a run into its directory, and sends its events to the observer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def kept_path(run: Path, round_: int) -> Path:
-    """Where a run directory keeps what its server held after a federated round; see `checkpoint.keep`."""
+    """Where a run directory keeps the server's state after a federated round; see `checkpoint.keep`."""
     return run / "kept" / f"{round_:05d}.safetensors"
 
 
@@ -32,7 +32,7 @@ class RunJournal:
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
 
     committed  called with every checkpoint, once it is durable
-    keep       stages, by their number, and rounds after which the server's memory stays in `kept/`
+    keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
     """
 
     def __init__(

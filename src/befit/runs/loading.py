@@ -35,7 +35,7 @@ def load_model(
     else:
         backbone = load_shapes(settings, task, label_names, elsewhere)
     evaluate = experiment.evaluate
-    made = make_task(
+    built_task = make_task(
         task,
         backbone.processor,
         label_names,
@@ -46,19 +46,14 @@ def load_model(
         max_new_tokens=evaluate.max_new_tokens,
         metrics=evaluate.metrics or (),
     )
-    model = AdaptedModel(
-        backbone.model,
-        adapter.targets,
-        head=trains_head(experiment, task),
-        dropout=adapter.dropout,
-    )
-    return model, made, backbone.fingerprint
+    model = AdaptedModel(backbone.model, adapter.targets, head=trains_head(experiment, task), dropout=adapter.dropout)
+    return model, built_task, backbone.fingerprint
 
 
 def drops(experiment: Experiment) -> bool:
     """Whether a model's settings leave records out of training."""
     models = (experiment.model, *(family.model for family in experiment.families.values()))
-    return any(one.long_prompts == "drop" for one in models)
+    return any(model.long_prompts == "drop" for model in models)
 
 
 def trains_head(experiment: Experiment, task: str) -> bool:
@@ -70,7 +65,7 @@ def trains_head(experiment: Experiment, task: str) -> bool:
 def load_federation(experiment: Experiment) -> Federation:
     """The benchmark or the user's files that the configuration names, as much of them as it wants."""
     federation = _whole_federation(experiment)
-    everybody = {one.id: one.info for one in (*federation.clients, *federation.newcomers)}
+    everybody = {client.id: client.info for client in (*federation.clients, *federation.newcomers)}
     return limited(federation, experiment.limit, family_settings(resolve_model(experiment), everybody))
 
 

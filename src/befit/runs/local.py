@@ -122,12 +122,12 @@ class LocalEngine:
     def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
         site = self._sites(self._infos[client])
         received = self._decode(sent)
-        found = score(
+        scored = score(
             self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
         )
-        self.outbound.numbers(client, f"score {split}", {**found.metrics, "examples": found.examples})
+        self.outbound.numbers(client, f"score {split}", {**scored.metrics, "examples": scored.examples})
         cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
-        return replace(found, cost=cost)
+        return replace(scored, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:
         encoded = cast(payload, self._wire)

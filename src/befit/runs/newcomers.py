@@ -2,7 +2,7 @@
 
 Each is given what the server has by then: first it uses the download as it is, then it runs the method's personal
 stages as any client would, from their first to their last. Where the method has an arrival, a newcomer goes through
-that before its download, and sends what it declares; the run's own memory, and so everybody else, has nothing of it.
+that before its download, and sends what it declares; the run's own state, and so all other clients, stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
-from befit.runs.artifacts import taken_away, write_client
+from befit.runs.artifacts import export_name, write_client
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
@@ -47,7 +47,7 @@ def measure_newcomers(
 ) -> dict[str, Any]:
     """What each newcomer of the host gets out of a finished run, and its adapter in `path/newcomers/<id>`.
 
-    server  the server's final memory
+    server  the server's final state
     stages  the method's, with every number of rounds filled in
     ->  clients (per newcomer: the metrics at the end; the headline before any stage of its own, `download`, and of the
         backbone without adapters, `backbone`; bytes, seconds, diagnostics; `reason` where it has no model; `unchanged`
@@ -104,38 +104,38 @@ def _measure(
     request: dict[str, Payload] = {}
     welcome = arrive(engine, host, method, server, info, row)
     if isinstance(welcome, Failure):
-        found = welcome
+        scored = welcome
     else:
         request = {info.id: final_download(method, welcome, info, at)}
-        (found,) = engine.score(request, at, experiment.evaluate.split)
-        if not isinstance(found, Failure):
-            row["download"] = found.metrics[metric]
+        (scored,) = engine.score(request, at, experiment.evaluate.split)
+        if not isinstance(scored, Failure):
+            row["download"] = scored.metrics[metric]
         if not personal:
-            row["bytes_down"] += found.cost.bytes_down
+            row["bytes_down"] += scored.cost.bytes_down
         else:
             failure = _personalise(engine, personal, welcome, info, at, row)
             if failure is None:
-                (found,) = engine.score(request, at, experiment.evaluate.split)
+                (scored,) = engine.score(request, at, experiment.evaluate.split)
             else:
-                found = failure
+                scored = failure
     if newcomer_stage(method) is not None:
         write_json(folder / "outbound.json", engine.outbound.as_dict())
-    if isinstance(found, Failure):
-        row["reason"] = found.reason
-        if found.kind != "NotTrained":  # which is what the method says, and no mishap
-            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, found.stage, found.kind, found.reason)
+    if isinstance(scored, Failure):
+        row["reason"] = scored.reason
+        if scored.kind != "NotTrained":  # the method's own answer, not an accident
+            _LOG.warning("newcomer %s, stage %s: %s: %s", info.id, scored.stage, scored.kind, scored.reason)
             row["failures"] += [
-                {"stage": found.stage, "round": found.round, "kind": found.kind, "reason": found.reason}
+                {"stage": scored.stage, "round": scored.round, "kind": scored.kind, "reason": scored.reason}
             ]
         return row
-    row |= {**found.metrics, "unchanged": dict(found.metrics) == bare}
+    row |= {**scored.metrics, "unchanged": dict(scored.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
-    row["adapter"] = f"newcomers/{info.id}/{taken_away(folder)}"
+    row["adapter"] = f"newcomers/{info.id}/{export_name(folder)}"
     return row
 
 
 def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine:
-    """One newcomer by itself, with no memory yet."""
+    """An engine for one newcomer, which has no state yet."""
     experiment = host.experiment
     return LocalEngine(
         method,
@@ -153,8 +153,8 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
 def arrive(
     engine: LocalEngine, host: Host, method: Method, server: Payload, info: ClientInfo, row: dict[str, Any]
 ) -> Payload | Failure:
-    """The server's memory as it is for this newcomer, after what the method has it send first; `server` where that is
-    nothing. Adds the cost to the row.
+    """The server's state for this newcomer, after the method's arrival stage; `server` itself for a method without one.
+    Adds the cost to the row.
     """
     if (stage := newcomer_stage(method)) is None:
         return server
@@ -188,7 +188,7 @@ def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
 def _personalise(
     engine: LocalEngine, stages: Sequence[Stage], server: Payload, info: ClientInfo, at: Tick, row: dict[str, Any]
 ) -> Failure | None:
-    """All personal stages from the server's final memory. Adds what they cost and say to the row."""
+    """Run all personal stages from the server's final state. Adds their costs and diagnostics to the row."""
     for stage in stages:
         rounds = stage.rounds or 0
         for number in range(1, rounds + 1):

@@ -128,8 +128,8 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     for name in model.shapes.heads:
         path, base = _PREFIX + model.paths[name], model.layers[name].base
         for part in ("weight", "bias"):
-            found = [(join(slot, name, part), weight) for slot, weight in zip(names, weights(name), strict=True)]
-            changes = [weight * arrays[key] for key, weight in found if key in arrays]
+            weighted = [(join(slot, name, part), weight) for slot, weight in zip(names, weights(name), strict=True)]
+            changes = [weight * arrays[key] for key, weight in weighted if key in arrays]
             if changes:
                 tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
     return tensors, folded
@@ -138,24 +138,24 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
 def _biases(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel, scale: float) -> State:
     """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
     tensors: State = {}
-    found = False
+    has_biases = False
     for name in model.shapes.targets:
         total = torch.zeros(model.shapes.targets[name].d_out)
         for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
             offset = slot.form.offset(_arrays_of(arrays, slot, name))
             if offset is not None:
-                found, total = True, total + weight * slot.scale / scale * offset
+                has_biases, total = True, total + weight * slot.scale / scale * offset
         tensors[f"{_PREFIX}{model.paths[name]}.lora_B.bias"] = total
-    return tensors if found else {}
+    return tensors if has_biases else {}
 
 
 def _arrays_of(arrays: State, slot: Slot, name: str) -> State:
     """The arrays of a slot at a module, by factor, with those of the slot that it builds on."""
-    found: State = {}
+    saved: State = {}
     for holder in (slot.form.basis, slot.name):
         prefix = join(holder, name, "")
-        found |= {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-    return found
+        saved |= {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+    return saved
 
 
 def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:

@@ -1,7 +1,7 @@
 """Clients spread over several processes of this machine, each with a backbone of its own.
 
-Every worker runs the local engine for its share of the clients: the one with number i has clients i, i + N, … So a
-client's memory lives in one process, and numbers do not depend on how many there are.
+Every worker runs the local engine for its share of the clients: worker i of N has clients i, i + N, … So a client's
+state lives in one process, and the numbers of a run are the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class PoolEngine:
         answers = [worker.receive()[0]["clients"] for worker in self._workers]
         if any(answer != [asdict(info) for info in infos] for answer in answers):
             raise RunError(
-                "worker processes make other clients of the configuration than this one has: data that is "
-                "handed over in memory needs engine.workers: 1"
+                "worker processes load other clients from the configuration than this process has: data that exists "
+                "in memory alone needs engine.workers: 1"
             )
 
     def __enter__(self) -> PoolEngine:
@@ -98,8 +98,8 @@ class PoolEngine:
         """The client's model as it would be used now."""
         ((_, header, arrays),) = self._spread("deployment", {client: request}, at, {})
         others = {
-            name: Deployment(Payload(arrays).part(name).arrays, tuple(one["slots"]), mix_from(one["mixer"]))
-            for name, one in header["others"].items()
+            name: Deployment(Payload(arrays).part(name).arrays, tuple(fields["slots"]), mix_from(fields["mixer"]))
+            for name, fields in header["others"].items()
         }
         own = {key: value for key, value in arrays.items() if "@" not in key}
         about = Payload(arrays).part(_ABOUT).arrays
@@ -245,11 +245,12 @@ def _answer(
     if do == "deployment":
         deployed = engine.deployment(client, request, at)
         others = {
-            name: {"slots": list(one.slots), "mixer": plain_mix(one.mixer)} for name, one in deployed.others.items()
+            name: {"slots": list(other.slots), "mixer": plain_mix(other.mixer)}
+            for name, other in deployed.others.items()
         }
         # Copies: others can hold the same tensors, and a message holds every tensor once.
         copies = {
-            name: {key: value.clone() for key, value in one.arrays.items()} for name, one in deployed.others.items()
+            name: {key: value.clone() for key, value in other.arrays.items()} for name, other in deployed.others.items()
         }
         copies[_ABOUT] = {key: value.clone() for key, value in deployed.about.items()}
         marked = Payload.of_parts({name: Payload(arrays) for name, arrays in copies.items()})

@@ -32,9 +32,9 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
     settings, task = experiment.model, federation.task
     check_quantisation(settings)
     pick_device(settings.device)
-    directory, found = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
-    processor, _ = load_processor(task, directory, model, found)
-    made = make_task(
+    directory, source = find_model(settings.id, settings.revision, weights=not is_hub_id(settings.id))
+    processor, _ = load_processor(task, directory, model, source)
+    built_task = make_task(
         task,
         processor,
         federation.label_names,
@@ -48,18 +48,18 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
         return []
     warnings: list[str] = []
     if settings.long_prompts == "drop":
-        federation = without_left_out(federation, {client.id: made for client in federation.clients})
+        federation = without_left_out(federation, {client.id: built_task for client in federation.clients})
         warnings.append(left_out_sentence(federation.manifest["left_out"]))
     limit = getattr(processor, "tokenizer", processor).model_max_length
     if settings.max_length > limit:
         warnings.append(
-            f"model.max_length is {settings.max_length}, but {found} takes {limit} tokens: longer texts are cut there"
+            f"model.max_length is {settings.max_length}, but {source} takes {limit} tokens: longer texts are cut there"
         )
     problems = []
     for client in federation.clients:
         for split in ("train", experiment.evaluate.split):
             try:
-                made.check(getattr(client, split))
+                built_task.check(getattr(client, split))
             except DataError as error:
                 problems.append(f"client {client.id}, {split}: {error}")
     if problems:

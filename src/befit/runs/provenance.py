@@ -1,4 +1,4 @@
-"""Whose a run directory is: a new run's, the run's that is resumed, or somebody else's."""
+"""Ownership and provenance of a run directory: who may write there, and what its numbers come from."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from befit.runs.host import Host
 
 __all__ = [
     "check_directory",
-    "deciding",
+    "data_and_weights",
     "environment",
     "free_directory",
     "identify",
     "locked",
+    "result_affecting",
     "settings_hash",
-    "stands_on",
 ]
 
 
@@ -55,7 +55,7 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-    before, now = (deciding(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
+    before, now = (result_affecting(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         raise RunError(
             f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
@@ -63,36 +63,18 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         )
 
 
-# Settings that came later, and what leaves the numbers as they were without them: such runs go on and are found again.
-_LATER: Mapping[str, Mapping[str, Any]] = {
-    "limit": {"rounds": None},
-    "evaluate": {"wins": None, "by": None},
-    "model": {"long_prompts": "refuse"},
-    "data": {"public": None},
-}
+def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that affect a run's numbers: all but its name, how often it is saved, and what is shown to whom.
 
-
-def deciding(values: dict[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run: all but where and how often it is saved, and who is shown what.
-
-    Of plugins it is what they say that counts, and not where they are: see `settings_hash` and `identify`.
+    Plugins are left out: `settings_hash` and `identify` compare the content of their files instead of the paths.
     """
     others = ("checkpoint", "name", "plugins", "report", "trackers")
-    kept = {key: value for key, value in values.items() if key not in others}
-    kept |= {key: _as_before(key, kept[key]) for key in _LATER if isinstance(kept.get(key), dict)}
-    if isinstance(families := kept.get("families"), dict):
-        kept["families"] = {name: {**one, "model": _as_before("model", one["model"])} for name, one in families.items()}
-    return kept
-
-
-def _as_before(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    later = _LATER[name]
-    return {key: value for key, value in block.items() if key not in later or value != later[key]}
+    return {key: value for key, value in values.items() if key not in others}
 
 
 def settings_hash(experiment: Experiment) -> str:
-    """Hash of all that decides the numbers of a run (not its name, nor how often it is saved)."""
-    values = deciding(to_dict(experiment))
+    """Hash of the settings that affect a run's numbers, and of its plugins' files."""
+    values = result_affecting(to_dict(experiment))
     if experiment.plugins:
         values["plugins"] = sorted(map(plugin_hash, experiment.plugins))
     text = json.dumps(values, sort_keys=True, ensure_ascii=False)
@@ -101,7 +83,7 @@ def settings_hash(experiment: Experiment) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the directory for this process; raises RunError while another one has it. A crash lets go of it."""
+    """Lock the directory for this process; raises RunError while another has it. A crash unlocks it."""
     check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("w") as file:
@@ -113,30 +95,30 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def identify(path: Path, host: Host) -> None:
-    """Write config.yaml, and run.json: what this run's numbers rest on.
+    """Write config.yaml, and run.json: the data and weights that this run's numbers come from.
 
-    Raises RunError if a resumed run rests on something else.
+    Raises RunError for a resumed run whose data or weights have changed.
     """
     now = _basis(host)
     if (path / "run.json").exists():
-        old, new = _deciding_basis(read_json(path / "run.json")), _deciding_basis(now)
+        old, new = _result_affecting_basis(read_json(path / "run.json")), _result_affecting_basis(now)
         if different := [key for key in new if old[key] != new[key]]:
             raise RunError(
-                f"{path} was started on something else: {', '.join(different)} changed since. Start a new "
-                "run, or bring back what it was started on"
+                f"{path} was started with other data or weights: {', '.join(different)} changed since. Start a new "
+                "run, or restore what it was started with"
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
     write_json(path / "run.json", now)
 
 
-def stands_on(host: Host) -> dict[str, Any]:
-    """What a run's numbers rest on beside its settings, in JSON's types: clients, their data and their weights."""
-    return _deciding_basis(json.loads(json.dumps(_basis(host))))
+def data_and_weights(host: Host) -> dict[str, Any]:
+    """The clients, data, weights and plugins that a run's numbers come from, in JSON's types."""
+    return _result_affecting_basis(json.loads(json.dumps(_basis(host))))
 
 
 def _basis(host: Host) -> dict[str, Any]:
-    """All that is told of task, weights, clients and data."""
+    """Task, weights, clients, data and plugins, for run.json."""
     return {
         "task": host.federation.task,
         "label_names": list(host.federation.label_names),
@@ -151,14 +133,13 @@ def _basis(host: Host) -> dict[str, Any]:
     }
 
 
-def _deciding_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
-    """Of that, what decides the numbers of clients that train; newcomers come after them."""
-    backbones = basis.get("backbones", {})
+def _result_affecting_basis(basis: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of it that affects the numbers of clients that train; newcomers come after them."""
     return {
-        **{key: basis.get(key) for key in ("task", "label_names", "backbone", "common_model", "clients")},
-        "backbones": {client: backbones.get(client) for client in basis.get("clients", ())},
-        "data": basis.get("data", {}).get("partition", {}).get("sha256"),
-        "plugins": sorted(basis.get("plugins", {}).values()),
+        **{key: basis[key] for key in ("task", "label_names", "backbone", "common_model", "clients")},
+        "backbones": {client: basis["backbones"][client] for client in basis["clients"]},
+        "data": basis["data"].get("partition", {}).get("sha256"),
+        "plugins": sorted(basis["plugins"].values()),
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from befit.core.metrics import spread
 from befit.report.results import ALONE
 from befit.runs.directory import read_lines
-from befit.runs.over_time import a_auc, a_last
 
 __all__ = ["against_baselines", "method_results", "over_clients"]
 
@@ -84,17 +83,12 @@ def method_results(
     }
     curve, others = (_curve(metrics, ledger, name, curve_stages) for name in (metric, "others"))
     summary["over_time"] = {
-        f"{name}_{which}": value([point["mean"] for point in points])
-        for name, points in (("self", curve), ("others", others))
-        for which, value in (("last", a_last), ("auc", a_auc))
-        if points
+        f"{name}_{which}": value
+        for name, means in (("self", _means(curve)), ("others", _means(others)))
+        if means
+        for which, value in (("last", means[-1]), ("auc", statistics.fmean(means)))
     }
-    return {
-        "clients": rows,
-        "summary": summary,
-        "curve": curve,
-        "failures": failures,
-    }
+    return {"clients": rows, "summary": summary, "curve": curve, "failures": failures}
 
 
 def over_clients(values: Mapping[str, float | None]) -> dict[str, Any]:
@@ -110,6 +104,10 @@ def over_clients(values: Mapping[str, float | None]) -> dict[str, Any]:
         "std": over["sd"] or 0.0,
         "worst": {"client": worst, "value": known[worst]},
     }
+
+
+def _means(curve: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [point["mean"] for point in curve]
 
 
 def _curve(

@@ -36,7 +36,7 @@ from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
-from befit.runs.artifacts import export, predict, taken_away, write_client
+from befit.runs.artifacts import export, export_name, predict, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
 from befit.runs.groups import Rows, by_budget, by_group, by_record
@@ -220,7 +220,7 @@ def run_method(
         if client in missing:
             row["adapter"] = None
         elif engines is None:
-            row["adapter"] = f"clients/{client}/{taken_away(path / 'clients' / client)}"
+            row["adapter"] = f"clients/{client}/{export_name(path / 'clients' / client)}"
     results["failures"] += [
         {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
         for client, error in missing.items()
@@ -247,8 +247,8 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
     if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
         return {}
     return {
-        one.name: relative_cost(method, one.model.shapes, one.parameters, host.common.parameters)
-        for one in host.backbones.values()
+        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters)
+        for backbone in host.backbones.values()
     }
 
 
@@ -348,7 +348,7 @@ def write_results(
         "method": name,
         "status": "complete",
         "task": host.federation.task,
-        "model": ", ".join({family_experiment(host.experiment, one).model.id: 0 for one in families.values()}),
+        "model": ", ".join({family_experiment(host.experiment, family).model.id: 0 for family in families.values()}),
         "seed": host.experiment.federation.seed,
         "data": f"{host.federation.name} {host.federation.version}".strip(),
         "partition": host.federation.manifest.get("partition", {}),
@@ -389,11 +389,11 @@ def add_groups(
         return by_group(rows, infos, key, measured, wins)
 
     of_examples: list[str] = [] if evaluate.by is None else [evaluate.by]
-    found = {key: grouped(runs, key, metrics) for key in dict.fromkeys([*group_keys(infos), *of_examples])}
-    if groups := {key: one for key, one in found.items() if one["groups"]}:
+    by_key = {key: grouped(runs, key, metrics) for key in dict.fromkeys([*group_keys(infos), *of_examples])}
+    if groups := {key: group for key, group in by_key.items() if group["groups"]}:
         results["groups"] = groups
         settings = zip(run_names(host.experiment), (host.experiment.method, *host.experiment.baselines), strict=True)
-        ranks = {label: one.get("rank") for label, one in settings}
+        ranks = {label: block.get("rank") for label, block in settings}
         for budget, there in by_budget(runs, ranks, metrics).items():
             for key in groups:
                 results["groups"][key].setdefault("budgets", {})[budget] = grouped(there, key, metrics)

@@ -1,7 +1,7 @@
-"""Runs that begin with the same stages do them once: what those stages come to is kept in a folder, and taken from it.
+"""Runs that begin with the same stages train them once: their result is kept in a folder, from which other runs start.
 
-A run takes it by starting as one that was interrupted right after those stages. It ends with the same bytes in its
-adapters and metrics as one that did all of them itself.
+Such a run starts as one that was interrupted right after those stages. It ends with the same bytes in its adapters and
+metrics as one that trained all stages itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
 from befit.runs.outbound import Outbound
-from befit.runs.provenance import settings_hash, stands_on
+from befit.runs.provenance import data_and_weights, settings_hash
 
 __all__ = ["forget_openings", "opening_key", "share_opening", "shared_openings"]
 
@@ -39,14 +39,14 @@ _ABOUT = "opening.json"
 
 
 def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
-    """Hash of all that decides what the opening of a method's plan comes to; None for a plan that has none.
+    """Hash of everything that affects the result of a method's opening stages; None for a method without any.
 
-    None also where scores of the whole method are taken during those stages: those are not the opening's.
+    None also where the whole method is scored during those stages, since such scores differ between methods.
     """
     method = build_method(block)
-    if (found := opening_of(method)) is None:
+    if (opened := opening_of(method)) is None:
         return None
-    opening, count = found
+    opening, count = opened
     if experiment.evaluate.every and federated_stage(run_stages(method)[count:]) is None:
         return None
     blocks: dict[str, Any] = {name: replace(getattr(experiment, name), **own) for name, own in opening.settings.items()}
@@ -54,7 +54,7 @@ def opening_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
 
 
 def shared_openings(keys: Iterable[str | None]) -> set[str]:
-    """The keys that come more than once."""
+    """The keys that occur more than once."""
     return {key for key, count in Counter(keys).items() if key is not None and count > 1}
 
 
@@ -71,10 +71,10 @@ def share_opening(
 
     Returns what has to be called with every checkpoint of the run, so that others find its opening; None without one.
     """
-    found, key = opening_of(method), opening_key(host.experiment, block)
-    if found is None or key is None:
+    opened, key = opening_of(method), opening_key(host.experiment, block)
+    if opened is None or key is None:
         return None
-    opening, count = found
+    opening, count = opened
     limits = host.experiment.federation.rounds, host.experiment.limit.rounds
     end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
     shared = _Shared(folder / key, host, method, opening, end)
@@ -135,7 +135,7 @@ class _Shared:
                 if (memory := store.load(info.id)) is not None:
                     write_payload(self._client(draft, info.id), self.opening.divide(memory)[0])
             write_json(draft / "outbound.json", outbound.saved())
-            write_json(draft / _ABOUT, {"on": stands_on(self.host), "files": _hashes(draft)})
+            write_json(draft / _ABOUT, {"on": data_and_weights(self.host), "files": _hashes(draft)})
             with contextlib.suppress(OSError):  # another run was first
                 draft.rename(self.path)
         except (OSError, RunError) as problem:
@@ -143,13 +143,13 @@ class _Shared:
         shutil.rmtree(draft, ignore_errors=True)
 
     def _verify(self) -> None:
-        """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
-        about, found = read_json(self.path / _ABOUT), _hashes(self.path)
+        """Raise RunError unless the folder is complete, and of this run's data and weights."""
+        about, hashes = read_json(self.path / _ABOUT), _hashes(self.path)
         if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
             raise RunError(f"{_ABOUT} is damaged")
-        if about.get("on") != stands_on(self.host):
+        if about.get("on") != data_and_weights(self.host):
             raise RunError("it is of other data, clients or weights")
-        if different := sorted(name for name in {*found, *listed} if found.get(name) != listed.get(name)):
+        if different := sorted(name for name in {*hashes, *listed} if hashes.get(name) != listed.get(name)):
             raise RunError(f"{different[0]} is missing, new or damaged")
 
     @staticmethod

@@ -7,11 +7,6 @@ from befit.core.lazy import lazy
 if TYPE_CHECKING:
     from befit.studies import ablations, adapt, compare, select
 
-__all__ = [
-    "ablations",
-    "adapt",
-    "compare",
-    "select",
-]
+__all__ = ["ablations", "adapt", "compare", "select"]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Fast adaptation out of finished runs: how soon newcomers learn their task, by where they start.
+"""Fast adaptation out of finished runs: how soon newcomers learn their task from different starts.
 
 The newcomers of a run's benchmark, or of one's own files, train one adapter alone from several starts; the curves of
 their test scores are what is compared (FedMosaic, Figures 6 and 19).
@@ -43,7 +43,7 @@ class AdaptationCurve:
 
     def mean(self, metric: str) -> float:
         """The curve's mean, by which curves are compared."""
-        return sum(one[metric] for one in self.metrics) / len(self.metrics)
+        return sum(scores[metric] for scores in self.metrics) / len(self.metrics)
 
 
 def fast_adaptation(
@@ -68,22 +68,26 @@ def fast_adaptation(
     One optimiser runs through, batches come from the training split. Ends with the model reset. Raises ConfigError for
     steps that are no multiple of `every`.
     """
-    if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
+    _check_steps(steps, every)
     model = site.model
     model.reset()
     model.load(start)
-    one = Pass(trainable or slot(name), (name,), keep_optimiser=True)
-    part, memory, found = replace(site.budget, max_steps=every), Payload(), []
+    stage_pass = Pass(trainable or slot(name), (name,), keep_optimiser=True)
+    part, memory, metrics = replace(site.budget, max_steps=every), Payload(), []
     site = replace(site, budget=part)
     rounds = steps // every
     for number in range(rounds + 1):
         if number:
-            memory = train(site, [one], Tick("adapt", number, rounds, seed), memory=memory).memory
+            memory = train(site, [stage_pass], Tick("adapt", number, rounds, seed), memory=memory).memory
         with model.active(name):
-            found.append(site.task.evaluate(model.backbone, site.examples(split), batch_size, model.device))
+            metrics.append(site.task.evaluate(model.backbone, site.examples(split), batch_size, model.device))
     model.reset()
-    return AdaptationCurve(tuple(range(0, steps + 1, every)), tuple(found))
+    return AdaptationCurve(tuple(range(0, steps + 1, every)), tuple(metrics))
+
+
+def _check_steps(steps: int, every: int) -> None:
+    if every < 1 or steps < 1 or steps % every:
+        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
 
 
 def mean_start(adapters: Sequence[State], weights: Sequence[float] | None = None, name: str = "personal") -> State:
@@ -106,7 +110,7 @@ STARTS = {
 
 @dataclass(frozen=True)
 class Adapted:
-    """One newcomer from one start: its curve, or the reason why there is none.
+    """One newcomer from one start: its curve, or the reason why it has none.
 
     run, method  the run directory, and the label of the method in it
     """
@@ -143,17 +147,16 @@ def adapt(
     starts, steps, methods or newcomers that cannot be, RunError for a directory without a finished run, DataError where
     there are no newcomers.
     """
-    for name, given in (("starts", starts), ("methods", methods), ("newcomers", newcomers)):
-        if given is not None and not given:
+    for name, choices in (("starts", starts), ("methods", methods), ("newcomers", newcomers)):
+        if choices is not None and not choices:
             raise ConfigError([f"{name}: must name at least one"], "fast adaptation")
     if unknown := [start for start in starts if start not in STARTS]:
         raise ConfigError(
             [f"starts: {unknown[0]} is none of {', '.join(STARTS)}.{did_you_mean(unknown[0], STARTS)}"],
             "fast adaptation",
         )
-    if every < 1 or steps < 1 or steps % every:
-        raise ConfigError([f"steps: must be a positive multiple of every, got {steps} and {every}"], "fast adaptation")
-    found: list[Adapted] = []
+    _check_steps(steps, every)
+    results: list[Adapted] = []
     for path in map(Path, runs):
         host = _host(path, overrides)
         chosen = _newcomers(host, newcomers)
@@ -163,25 +166,25 @@ def adapt(
             server = last_checkpoint(folder).server
             for info in chosen:
                 for start, begin in _starts(host, method, server, folder, info, starts).items():
-                    one = Adapted(str(path), label, start, info.id, host.backbone_of(info.id).task.metric, None)
+                    result = Adapted(str(path), label, start, info.id, host.backbone_of(info.id).task.metric, None)
                     if isinstance(begin, str):
-                        found.append(replace(one, reason=begin))
+                        results.append(replace(result, reason=begin))
                         continue
                     curve = _curve(host, method, info, begin, steps, every, seed)
-                    found.append(replace(one, curve=curve))
+                    results.append(replace(result, curve=curve))
                     if observer:
                         observer({"kind": "adapted", "run": label, "start": start, "newcomer": info.id})
-    return found
+    return results
 
 
-def summary(found: Sequence[Adapted]) -> list[dict[str, Any]]:
+def summary(results: Sequence[Adapted]) -> list[dict[str, Any]]:
     """Means over newcomers by run, method and start: scores by step, their mean, and who has none for which reason."""
     groups: dict[tuple[str, str, str], list[Adapted]] = {}
-    for one in found:
-        groups.setdefault((one.run, one.method, one.start), []).append(one)
+    for result in results:
+        groups.setdefault((result.run, result.method, result.start), []).append(result)
     rows: list[dict[str, Any]] = []
     for (run, method, start), members in groups.items():
-        curves = [(one.curve, one.metric) for one in members if one.curve is not None]
+        curves = [(result.curve, result.metric) for result in members if result.curve is not None]
         row: dict[str, Any] = {"run": run, "method": method, "start": start, "newcomers": len(curves)}
         if curves:
             steps = curves[0][0].steps
@@ -190,7 +193,7 @@ def summary(found: Sequence[Adapted]) -> list[dict[str, Any]]:
                 for place, step in enumerate(steps)
             }
             row["mean"] = sum(row["scores"].values()) / len(steps)
-        row["reasons"] = {one.newcomer: one.reason for one in members if one.reason}
+        row["reasons"] = {result.newcomer: result.reason for result in members if result.reason}
         rows.append(row)
     return rows
 
@@ -205,11 +208,11 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
     host = Host(replace(experiment, evaluate=replace(experiment.evaluate, newcomers=True)))
     before = read_json(path / "run.json")
     trained_on = {before["backbone"], *before["backbones"].values()}
-    for one in host.backbones.values():
-        if one.fingerprint not in trained_on:
+    for backbone in host.backbones.values():
+        if backbone.fingerprint not in trained_on:
             raise RunError(
-                f"the model of {one.name} is not one that {path} was trained on: its fingerprint is "
-                f"{one.fingerprint[:12]}"
+                f"the model of {backbone.name} is not one that {path} was trained on: its fingerprint is "
+                f"{backbone.fingerprint[:12]}"
             )
     return host
 
@@ -221,12 +224,13 @@ def _newcomers(host: Host, asked: Sequence[str] | None) -> list[ClientInfo]:
             "benchmark that has some"
         )
     known = {info.id: info for info in host.newcomers}
-    for one in asked or ():
-        if one not in known:
+    for newcomer in asked or ():
+        if newcomer not in known:
             raise ConfigError(
-                [f"newcomers: {one} is none of {', '.join(known)}.{did_you_mean(one, known)}"], "fast adaptation"
+                [f"newcomers: {newcomer} is none of {', '.join(known)}.{did_you_mean(newcomer, known)}"],
+                "fast adaptation",
             )
-    chosen = [known[one] for one in asked] if asked is not None else list(known.values())
+    chosen = [known[newcomer] for newcomer in asked] if asked is not None else list(known.values())
     if empty := [info.id for info in chosen if not info.num_examples]:
         raise DataError(f"newcomer {empty[0]} has no training examples, so it cannot adapt")
     return chosen
@@ -238,10 +242,10 @@ def _methods(
     """Label, configuration block and folder of each method of a run."""
     name, *labels = run_names(experiment)
     blocks = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
-    for one in asked or ():
-        if one not in blocks:
+    for label in asked or ():
+        if label not in blocks:
             raise ConfigError(
-                [f"methods: {path} has no {one}; it has {', '.join(blocks)}.{did_you_mean(one, blocks)}"],
+                [f"methods: {path} has no {label}; it has {', '.join(blocks)}.{did_you_mean(label, blocks)}"],
                 "fast adaptation",
             )
     return [
@@ -253,7 +257,7 @@ def _methods(
 
 @dataclass(frozen=True)
 class _Begin:
-    """Arrays to begin with, and the slot that is trained."""
+    """The arrays at the start, and the slot that is trained."""
 
     arrays: State
     name: str
@@ -262,49 +266,54 @@ class _Begin:
 def _starts(
     host: Host, method: Method, server: Payload, folder: Path, info: ClientInfo, asked: Sequence[str]
 ) -> dict[str, _Begin | str]:
-    """Every start that was asked for, or why there is none. All have the same frozen arrays, and train one slot."""
-    clients = _tried(lambda: _clients(host, folder, info))
-    given = _tried(lambda: _given(host, method, server, info))
-    known = [one for one in (clients, given) if not isinstance(one, str)]
-    if not known:  # then nothing says what there is to train, either
-        reasons = {"mean": clients, "server": given, "random": f"clients have no one adapter to train: {clients}"}
+    """Every requested start, or the reason why it is missing. All have the same frozen arrays, and train one slot."""
+    from_clients = _or_reason(lambda: _mean_of_clients(host, folder, info))
+    from_server = _or_reason(lambda: _server_start(host, method, server, info))
+    known = [start for start in (from_clients, from_server) if not isinstance(start, str)]
+    if not known:  # then the slot to train is unknown too
+        reasons = {
+            "mean": from_clients,
+            "server": from_server,
+            "random": f"clients have no one adapter to train: {from_clients}",
+        }
         return {start: reasons[start] for start in asked}  # type: ignore[misc]
     name, frozen = known[0][0], {key: value for _, _, rest in known for key, value in rest.items()}
-    found: dict[str, _Begin | str] = {}
+    starts: dict[str, _Begin | str] = {}
     for start in asked:
-        chosen = {"random": (name, {}, {}), "mean": clients, "server": given}[start]
+        chosen = {"random": (name, {}, {}), "mean": from_clients, "server": from_server}[start]
         if isinstance(chosen, str):
-            found[start] = chosen
+            starts[start] = chosen
         else:
             own = {to_slot(key, name): value for key, value in chosen[1].items()}
-            found[start] = _Begin({**frozen, **own}, name)
-    return found
+            starts[start] = _Begin({**frozen, **own}, name)
+    return starts
 
 
-_Found = tuple[str, State, State]  # a slot, what is in it, and what lies frozen beside it
+_Start = tuple[str, State, State]  # a slot, its arrays, and frozen arrays that it rests on
 
 
-def _tried(find: Callable[[], _Found]) -> _Found | str:
+def _or_reason(find: Callable[[], _Start]) -> _Start | str:
+    """A start, or the message of the error that prevents it."""
     try:
         return find()
     except BefitError as error:
         return str(error)
 
 
-def _clients(host: Host, folder: Path, info: ClientInfo) -> _Found:
+def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
     """The mean of the adapters of the clients with this newcomer's backbone."""
-    peers = [one.id for one in host.infos if one.backbone == info.backbone]
-    held = [folder / "clients" / client for client in peers]
-    deployed = [read_deployment(one) for one in held if (one / "deployment.safetensors").exists()]
+    peers = [client.id for client in host.infos if client.backbone == info.backbone]
+    folders = [folder / "clients" / client for client in peers]
+    deployed = [read_deployment(folder) for folder in folders if (folder / "deployment.safetensors").exists()]
     if not deployed:
         raise NotTrained("no client with its backbone has an adapter here")
-    name = _own(deployed[0])
-    states = [select(one.arrays, slot(name)) for one in deployed]
-    return name, mean_start(states, name=name), _beside(deployed[0])
+    name = _single_slot(deployed[0])
+    states = [select(deployment.arrays, slot(name)) for deployment in deployed]
+    return name, mean_start(states, name=name), _frozen_arrays(deployed[0])
 
 
-def _given(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Found:
-    """What the server has for this newcomer."""
+def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Start:
+    """The adapter that the method's server has for this newcomer."""
     engine = newcomer_engine(host, method, info)
     welcome = arrive(engine, host, method, server, info, {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0})
     if isinstance(welcome, Failure):
@@ -313,12 +322,12 @@ def _given(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Fo
     stage = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)[-1]
     at = Tick(stage.name, stage.rounds or 1, stage.rounds or 1, experiment.federation.seed)
     deployed = engine.deployment(info.id, final_download(method, welcome, info, at), at)
-    name = _own(deployed)
-    return name, select(deployed.arrays, slot(name)), _beside(deployed)
+    name = _single_slot(deployed)
+    return name, select(deployed.arrays, slot(name)), _frozen_arrays(deployed)
 
 
-def _own(deployed: Deployment) -> str:
-    """The slot with an adapter that is one by itself. Raises NotTrained where a model is several slots together."""
+def _single_slot(deployed: Deployment) -> str:
+    """The slot whose adapter is a model by itself. Raises NotTrained where a model needs several slots together."""
     if len(deployed.slots) == 1:
         return deployed.slots[0]
     if deployed.mixer == "gate" and "personal" in deployed.slots:  # a gate chooses between whole adapters
@@ -326,8 +335,8 @@ def _own(deployed: Deployment) -> str:
     raise NotTrained(f"what clients use is {' + '.join(deployed.slots)}, mixed by {deployed.mixer}, and no one adapter")
 
 
-def _beside(deployed: Deployment) -> State:
-    """Arrays that the used slots rest on and that nobody trains, such as a basis."""
+def _frozen_arrays(deployed: Deployment) -> State:
+    """Untrained arrays that the used slots rest on, such as a basis."""
     used = {*deployed.slots, GATE}
     return {key: value for key, value in deployed.arrays.items() if slot_of(key) not in used}
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from befit.report.comparison import run_title
 from befit.report.drawing import axis_name, legend, run_line, scaled
 from befit.report.numbers import count_text, plain
-from befit.report.svg import RUN_COLOURS, draw
-from befit.report.table import Cell, Table, score
-from befit.report.table import html as table_html
+from befit.report.page import small_page
+from befit.report.svg import RUN_COLOURS, draw, png
+from befit.report.table import Cell, Table, csv_text, html, score
 from befit.studies.adapt import STARTS, Adapted
 
-__all__ = ["adaptation_csv", "adaptation_page", "adaptation_png", "adaptation_table", "without"]
+__all__ = ["adaptation_csv", "adaptation_page", "adaptation_png", "adaptation_table", "missing_starts"]
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 
@@ -38,53 +34,41 @@ def adaptation_table(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
     return Table(f"Mean {metric.replace('_', ' ')} over newcomers", headers, cells)
 
 
-def without(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each start that some newcomer could not have."""
-    found = []
+def missing_starts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each start that some newcomer lacks, with the reason."""
+    sentences = []
     for name, row in zip(_names(rows), rows, strict=True):
-        reasons = row["reasons"]
-        if reasons:
+        if reasons := row["reasons"]:
             whom = ", ".join([*reasons][:3]) + (", …" if len(reasons) > 3 else "")
-            found.append(f"{name}: none for {whom}: {plain(next(iter(reasons.values()))).rstrip('.')}.")
-    return found
+            sentences.append(f"{name}: none for {whom}: {plain(next(iter(reasons.values()))).rstrip('.')}.")
+    return sentences
 
 
-def adaptation_csv(found: Sequence[Adapted]) -> str:
+def adaptation_csv(results: Sequence[Adapted]) -> str:
     """A row for each newcomer, start, step and metric."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["run", "method", "start", "newcomer", "step", "metric", "value"])
-    for one in found:
-        for step, metrics in zip(one.curve.steps, one.curve.metrics, strict=True) if one.curve is not None else ():
-            for metric, value in metrics.items():
-                table.writerow([one.run, one.method, one.start, one.newcomer, step, metric, repr(float(value))])
-    return text.getvalue()
+    keys = ("run", "method", "start", "newcomer")
+    return csv_text(
+        {**{key: getattr(result, key) for key in keys}, "step": step, "metric": metric, "value": float(value)}
+        for result in results
+        if result.curve is not None
+        for step, metrics in zip(result.curve.steps, result.curve.metrics, strict=True)
+        for metric, value in metrics.items()
+    )
 
 
 def adaptation_png(rows: Sequence[Mapping[str, Any]], metric: str) -> bytes:
-    buffer = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        figure = Figure(figsize=(6.4, 3.9), layout="constrained", dpi=150)
-        _paint(figure, rows, metric, _COLOURS)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(6.4, 3.9, lambda figure: _paint(figure, rows, metric, _COLOURS))
 
 
 def adaptation_page(rows: Sequence[Mapping[str, Any]], metric: str, newcomers: int) -> str:
     """HTML with the curves, the table, and what the starts are."""
-    style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
-    title = "Fast adaptation"
     picture = draw("adaptation", "scores by steps of training", 6.4, 3.9, lambda figure: _paint(figure, rows, metric))
     used = {row["start"] for row in rows}
-    said = [f"{start}: {what}." for start, what in STARTS.items() if start in used] + without(rows)
+    sentences = [f"{start}: {what}." for start, what in STARTS.items() if start in used] + missing_starts(rows)
     facts = f"Mean {plain(metric).replace('_', ' ')} over {count_text(newcomers, 'newcomer')}, each with its own data."
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"</head><body><main><h1>{title}</h1><p>{html.escape(facts)}</p><figure>{picture}</figure>"
-        f"{table_html(adaptation_table(rows, metric))}{''.join(f'<p>{html.escape(one)}</p>' for one in said)}"
-        "</main></body></html>\n"
-    )
+    below = [f"<p>{escape(sentence)}</p>" for sentence in sentences]
+    above = f"<p>{escape(facts)}</p><figure>{picture}</figure>"
+    return small_page("Fast adaptation", above, html(adaptation_table(rows, metric)), *below)
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -94,7 +78,7 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         parts = [Path(row["run"]).name] * (len(runs) > 1)
         parts += [run_title(row["method"])] * (len(methods) > 1)
-        names.append(" · ".join(plain(one) for one in (*parts, row["start"])))
+        names.append(" · ".join(plain(part) for part in (*parts, row["start"])))
     return names
 
 

@@ -136,14 +136,14 @@ def _passes(widths: Mapping[str, int], limit: int) -> list[list[tuple[str, str]]
     sides = [[name for name in widths if name.startswith(side)] for side in _SIDES]
     needed = [(name, name) for name in widths] + [(x, y) for x in sides[0] for y in sides[1]]
     groups: list[list[tuple[str, str]]] = [[]]
-    held = 0
+    size_of_group = 0
     for pair in needed:
         size = 8 * widths[pair[0]] * widths[pair[1]]
-        if groups[-1] and held + size > limit:
+        if groups[-1] and size_of_group + size > limit:
             groups.append([])
-            held = 0
+            size_of_group = 0
         groups[-1].append(pair)
-        held += size
+        size_of_group += size
     return groups if needed else []
 
 
@@ -165,11 +165,11 @@ def _hidden_rows(
         rows = _of_answers(rows, batches[0]) if rows[0] else rows
         if not rows[0] and "input_ids" in batches[0]:
             continue
-        found: Rows = {}
-        for side, one, batch, groups in zip(_SIDES, (first, second), batches, rows, strict=True):
-            found |= {f"{side}{number}": X[:left] for number, X in enumerate(_layers(one, batch, groups))}
-        left -= len(next(iter(found.values())))
-        yield found
+        hidden: Rows = {}
+        for side, backbone, batch, groups in zip(_SIDES, (first, second), batches, rows, strict=True):
+            hidden |= {f"{side}{number}": X[:left] for number, X in enumerate(_layers(backbone, batch, groups))}
+        left -= len(next(iter(hidden.values())))
+        yield hidden
 
 
 def _of_answers(rows: tuple[list[list[int]], list[list[int]]], batch: Batch) -> tuple[list[list[int]], list[list[int]]]:
@@ -183,27 +183,27 @@ def _of_answers(rows: tuple[list[list[int]], list[list[int]]], batch: Batch) -> 
 
 
 @torch.no_grad()
-def _layers(one: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -> list[Tensor]:
+def _layers(backbone: Backbone, batch: Batch, groups: Sequence[Sequence[int]]) -> list[Tensor]:
     """Hidden states (n, d) after the embedding and after every block, of one forward pass without adapters."""
-    model = one.model
-    with model.training(False), model.active(), _hidden_states(model.backbone) as found:
-        one.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
-    return [pool(hidden, groups).float().cpu() for hidden in found[0]]
+    model = backbone.model
+    with model.training(False), model.active(), _hidden_states(model.backbone) as outputs:
+        backbone.task.logits(model.backbone, {name: value.to(model.device) for name, value in batch.items()})
+    return [pool(hidden, groups).float().cpu() for hidden in outputs[0]]
 
 
 @contextmanager
 def _hidden_states(backbone: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
-    found: list[tuple[Tensor, ...]] = []
+    outputs: list[tuple[Tensor, ...]] = []
 
     def ask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "output_hidden_states": True}
 
     handles = [
         backbone.register_forward_pre_hook(ask, with_kwargs=True),
-        backbone.register_forward_hook(lambda module, args, output: found.append(output.hidden_states)),
+        backbone.register_forward_hook(lambda module, args, output: outputs.append(output.hidden_states)),
     ]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 from collections.abc import Sequence
-from importlib.resources import files
+from functools import partial
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from befit.report.numbers import plain
-from befit.report.svg import draw
+from befit.report.page import small_page
+from befit.report.svg import draw, png
+from befit.report.table import Cell, Table, csv_text, decimals, html
 from befit.studies.cka import LayerCka
 
-__all__ = ["cka_csv", "cka_page", "cka_png", "layer_names"]
+__all__ = ["cka_csv", "cka_page", "cka_png", "layer_names", "matched_blocks"]
 
 TICKS = 16  # at most so many layers are named on an axis
 
@@ -29,71 +27,58 @@ def layer_names(count: int) -> list[str]:
     return ["embedding", *(f"block {number}" for number in range(count - 1))]
 
 
-def cka_csv(found: LayerCka) -> str:
+def cka_csv(cka: LayerCka) -> str:
     """A row for each layer of the first model, a column for each of the second."""
-    rows, columns = map(layer_names, found.values.shape)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["layer", *columns])
-    table.writerows([name, *map(repr, row)] for name, row in zip(rows, found.values.tolist(), strict=True))
-    return text.getvalue()
+    rows, columns = map(layer_names, cka.values.shape)
+    values = zip(rows, cka.values.tolist(), strict=True)
+    return csv_text([{"layer": name, **dict(zip(columns, row, strict=True))} for name, row in values])
 
 
-def cka_png(found: LayerCka, blocks: int) -> bytes:
-    buffer = io.BytesIO()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        figure = Figure(figsize=size_of(found), layout="constrained", dpi=150)
-        paint(figure, found, blocks)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+def cka_png(cka: LayerCka, blocks: int) -> bytes:
+    return png(*size_of(cka), partial(paint, cka=cka, blocks=blocks))
 
 
-def cka_page(found: LayerCka, blocks: int) -> str:
-    """HTML with the map and, where there are blocks, what PQ-LoRA would match."""
-    style = files("befit.report").joinpath("templates/report.css").read_text(encoding="utf-8")
-    title = html.escape(plain(f"Layers of {found.models[0]} and {found.models[1]}"))
+def cka_page(cka: LayerCka, blocks: int) -> str:
+    """HTML with the map and, where there are blocks, those that PQ-LoRA would match."""
     picture = draw(
-        "map-cka", "linear CKA of all pairs of layers", *size_of(found), lambda figure: paint(figure, found, blocks)
+        "map-cka", "linear CKA of all pairs of layers", *size_of(cka), partial(paint, cka=cka, blocks=blocks)
     )
-    facts = f"Linear centred kernel alignment of hidden states at {found.tokens} tokens of {found.records} records."
-    table = _placement(found, blocks) if blocks else ""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"</head><body><main><h1>{title}</h1><p>{facts}</p><figure>{picture}</figure>{table}</main></body></html>"
-        "\n"
-    )
+    facts = f"Linear centred kernel alignment of hidden states at {cka.tokens} tokens of {cka.records} records."
+    table = matched_blocks(cka, blocks, cka.models)
+    heading = f"<h2>{table.title}</h2>{html(table)}" if table else ""
+    title = f"Layers of {cka.models[0]} and {cka.models[1]}"
+    return small_page(title, f"<p>{facts}</p><figure>{picture}</figure>{heading}")
 
 
-def _placement(found: LayerCka, blocks: int) -> str:
-    heads = ("k", *map(plain, found.models), "CKA", "most alike", "CKA")
-    rows = "".join(
-        f"<tr><td>{k}</td><td>{row['first']}</td><td>{row['second']}</td><td>{row['cka']:.3f}</td>"
-        f"<td>{row['nearest']}</td><td>{row['nearest_cka']:.3f}</td></tr>"
-        for k, row in enumerate(found.placed(blocks))
-    )
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    return f"<h2>PQ-LoRA in {blocks} blocks</h2><table><tr>{names}</tr>{rows}</table>"
+def matched_blocks(cka: LayerCka, blocks: int, names: tuple[str, str]) -> Table:
+    """The pairs of blocks that PQ-LoRA in so many blocks matches, and the most alike block for each of the first."""
+    unit = decimals(3)
+    rows = [
+        [k, row["first"], row["second"], Cell(row["cka"], unit), row["nearest"], Cell(row["nearest_cka"], unit)]
+        for k, row in enumerate(cka.placed(blocks) if blocks else [])
+    ]
+    headers = ["k", *(f"block of {name}" for name in names), "CKA", f"most alike in {names[1]}", "CKA there"]
+    return Table(f"Matched by PQ-LoRA in {blocks} blocks", headers, rows)
 
 
-def size_of(found: LayerCka) -> tuple[float, float]:
+def size_of(cka: LayerCka) -> tuple[float, float]:
     """Width and height in inches."""
-    rows, columns = found.values.shape
+    rows, columns = cka.values.shape
     return min(9.0, max(4.5, 2.5 + 0.18 * columns)), min(9.0, max(3.5, 1.5 + 0.18 * rows))
 
 
-def paint(figure: Figure, found: LayerCka, blocks: int) -> None:
+def paint(figure: Figure, cka: LayerCka, blocks: int) -> None:
     """Rows are layers of the first model, from the bottom up; rings mark the blocks that PQ-LoRA matches."""
     axes = figure.add_subplot()
     image = axes.imshow(
-        found.values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower", interpolation="nearest"
+        cka.values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1, origin="lower", interpolation="nearest"
     )
     axes.grid(False)
     for axis, set_ticks, side in ((axes.xaxis, axes.set_xticks, 1), (axes.yaxis, axes.set_yticks, 0)):
-        name, places = found.models[side], _ticks(found.values.shape[side])
+        name, places = cka.models[side], _ticks(cka.values.shape[side])
         set_ticks(places, ["emb." if place == 0 else str(place - 1) for place in places], fontsize=8)
         axis.set_label_text(f"block of {plain(name)}")
-    for row in found.placed(blocks) if blocks else ():
+    for row in cka.placed(blocks) if blocks else ():
         axes.plot(row["second"] + 1, row["first"] + 1, "o", mfc="none", mec="white", ms=8)
     figure.colorbar(image, ax=axes, label="CKA", shrink=0.8)
 

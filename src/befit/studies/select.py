@@ -1,4 +1,4 @@
-"""Which client should get the larger of two models: both trained alone at every client, and what the larger one gains.
+"""Which clients should get the larger of two models: every client trains both alone, and the scores are compared.
 
 FedMosaic, appendix A.3, Table 8.
 """
@@ -26,15 +26,15 @@ __all__ = ["ALONE", "choose_models", "gains", "model_choice", "scores_of_run"]
 
 
 def gains(small: Mapping[str, float], large: Mapping[str, float]) -> dict[str, float]:
-    """What each client gains, alone, by the larger model: its score with that less its score with the smaller one.
+    """What each client gains by the larger model: its score with it minus its score with the smaller one.
 
     small, large  scores by client, after training alone with either model (`local`, the paper's SFT)
     Raises DataError unless both are finite and of the same clients.
     """
-    if odd := sorted(small.keys() ^ large.keys()):
-        raise DataError(f"client {odd[0]} was trained with one of the two models only; train all with both")
-    if strange := [client for client in small if not math.isfinite(small[client] + large[client])]:
-        raise DataError(f"client {strange[0]} has no score with one of the two models")
+    if unpaired := sorted(small.keys() ^ large.keys()):
+        raise DataError(f"client {unpaired[0]} was trained with one of the two models only; train all with both")
+    if unscored := [client for client in small if not math.isfinite(small[client] + large[client])]:
+        raise DataError(f"client {unscored[0]} has no score with one of the two models")
     return {client: large[client] - small[client] for client in small}
 
 
@@ -57,8 +57,8 @@ def model_choice(gained: Mapping[str, float], threshold: float = 2.0) -> dict[st
 def scores_of_run(results: Mapping[str, Any]) -> dict[str, float]:
     """Headline scores by client, in points of a hundred, of a finished run's `results.json`."""
     metric = results["metric"]
-    found = {client: row.get(metric) for client, row in results["clients"].items()}
-    return {client: 100 * (math.nan if score is None else score) for client, score in found.items()}
+    scores = {client: row.get(metric) for client, row in results["clients"].items()}
+    return {client: 100 * (math.nan if score is None else score) for client, score in scores.items()}
 
 
 _SIZE = ("rank", "alpha")
@@ -74,12 +74,12 @@ def choose_models(
     out: Path | str,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Train every client alone with either model, and say who gains more than `threshold` points by the larger.
+    """Train every client alone with each of two models, and find who gains more than `threshold` points by the larger.
 
-    models    two ids; default: the configuration's own model and that of its family
+    models    two ids; default: the configuration's model and the model of its family
     seeds     of adapters and batches, one run of either model for each, on the same data; default: the configuration's
     out       where the runs go, ordinary run directories, and select.json; what is finished there is used
-    observer  hears of the runs as "small" and "large", with the seed behind them where seeds are given
+    observer  called with the events of the runs, whose labels are "small" and "large", with the seed if seeds are given
     ->        metric, threshold, what a limit leaves, models (small, large), seeds, clients (by id: mean scores with
               either in points of a hundred, mean gain, the gains of each seed, model), and `families` as a
               configuration takes them, with the larger model as `model`
@@ -94,74 +94,57 @@ def choose_models(
     sizes = _two_models(experiment, models)
     if seeds is not None and (not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(seeds)}"], "the command")
+    all_seeds = list(seeds or [experiment.federation.seed])
     evaluate = replace(experiment.evaluate, newcomers=False, others="never")
-    hosts = []
-    for settings in sizes:
-        name = f"{experiment.name}-{Path(settings.id).name}"
-        alone = replace(
-            experiment,
-            name=name,
-            model=settings,
-            families={},
-            method=_alone(experiment),
-            baselines=[],
-            evaluate=evaluate,
-        )
-        hosts.append(Host(_with_seed(alone, seeds[0]) if seeds else alone))
+    alone = replace(experiment, families={}, method=_alone(experiment), baselines=[], evaluate=evaluate)
+    alone = _with_seed(alone, all_seeds[0])
+    names = [f"{experiment.name}-{Path(settings.id).name}" for settings in sizes]
+    hosts = [Host(replace(alone, name=name, model=model)) for name, model in zip(names, sizes, strict=True)]
     small, large = sorted(hosts, key=_parameters)
     if _parameters(small) == _parameters(large):
-        raise ConfigError(
-            [
-                f"models: {small.experiment.model.id} and {large.experiment.model.id} have as many "
-                "parameters, so neither is the larger"
-            ],
-            "the choice of models",
-        )
+        both = f"{small.experiment.model.id} and {large.experiment.model.id}"
+        problem = f"models: {both} have as many parameters, so neither is the larger"
+        raise ConfigError([problem], "the choice of models")
     scores: dict[str, list[dict[str, float]]] = {"small": [], "large": []}
-    for which, host in (("small", small), ("large", large)):
-        for index, seed in enumerate(seeds or [experiment.federation.seed]):
-            path = Path(out) / (which if seeds is None else f"{which}-s{seed}")
-            one = host if index == 0 else Host(_with_seed(host.experiment, seed))
-            label = which if seeds is None else f"{which}, seed {seed}"
-            done = run(
-                one.experiment,
-                out=path,
-                resume=(path / "config.yaml").exists(),
-                host=one,
-                observer=_named(observer, label),
-            )
-            scores[which].append(scores_of_run(done.results))
+    for size, host in (("small", small), ("large", large)):
+        for index, seed in enumerate(all_seeds):
+            path = Path(out) / (size if seeds is None else f"{size}-s{seed}")
+            label = size if seeds is None else f"{size}, seed {seed}"
+            seeded = host if index == 0 else Host(_with_seed(host.experiment, seed))
+            resume, tell = (path / "config.yaml").exists(), _named(observer, label)
+            done = run(seeded.experiment, out=path, resume=resume, host=seeded, observer=tell)
+            scores[size].append(scores_of_run(done.results))
     by_seed = [gains(*pair) for pair in zip(scores["small"], scores["large"], strict=True)]
-    gained = {client: mean(one[client] for one in by_seed) for client in by_seed[0]}
+    gained = {client: mean(of_seed[client] for of_seed in by_seed) for client in by_seed[0]}
     chosen = model_choice(gained, threshold)
-    found = {
+    choice = {
         "metric": large.task.metric,
         "threshold": threshold,
         "limit": limit_sentence(asdict(experiment.limit)),
         "models": {"small": small.experiment.model.id, "large": large.experiment.model.id},
-        "seeds": list(seeds or [experiment.federation.seed]),
+        "seeds": all_seeds,
         "clients": {
             client: {
-                **{which: mean(one[client] for one in scores[which]) for which in scores},
+                **{size: mean(of_seed[client] for of_seed in scores[size]) for size in scores},
                 "gain": gain,
-                "gains": [one[client] for one in by_seed],
+                "gains": [of_seed[client] for of_seed in by_seed],
                 "model": chosen[client],
             }
             for client, gain in gained.items()
         },
         "families": {
             "small": {
-                "clients": [client for client, which in chosen.items() if which == "small"],
+                "clients": [client for client, size in chosen.items() if size == "small"],
                 "model": {"id": small.experiment.model.id},
             }
         },
     }
-    write_json(Path(out) / "select.json", found)
-    return found
+    write_json(Path(out) / "select.json", choice)
+    return choice
 
 
 def _named(observer: Observer | None, label: str) -> Observer | None:
-    """The same for events of a run that is called otherwise here."""
+    """Relabel a run's events."""
     return None if observer is None else lambda event: observer({**event, "run": label})
 
 
@@ -170,7 +153,7 @@ def _parameters(host: Host) -> int:
 
 
 def _with_seed(experiment: Experiment, seed: int) -> Experiment:
-    """Other adapters and batches on the same data: each client is to be judged on what it has."""
+    """The same with other adapters and batches; the data stay."""
     return replace(experiment, federation=replace(experiment.federation, seed=seed))
 
 
@@ -178,13 +161,12 @@ def _two_models(experiment: Experiment, asked: tuple[str, str] | None) -> list[M
     if asked is not None:
         if asked[0] == asked[1]:
             raise ConfigError([f"models: {asked[0]} twice; name two of different size"], "the choice of models")
-        return [replace(experiment.model, id=one, revision=None) for one in asked]
-    known = {one.id: one for one in (experiment.model, *(family.model for family in experiment.families.values()))}
+        return [replace(experiment.model, id=name, revision=None) for name in asked]
+    models = [experiment.model, *(family.model for family in experiment.families.values())]
+    known = {settings.id: settings for settings in models}
     if len(known) != 2:
-        raise ConfigError(
-            [f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"],
-            "the choice of models",
-        )
+        problem = f"models: the configuration has {len(known)} ({', '.join(known)}), where two are compared; name two"
+        raise ConfigError([problem], "the choice of models")
     return list(known.values())
 
 

@@ -16,10 +16,7 @@ register_task(
 )("befit.tasks.text_classification:TextClassification")
 
 register_task(
-    "image-classification",
-    auto_class="AutoModelForImageClassification",
-    processor="images",
-    fields=("image", "label"),
+    "image-classification", auto_class="AutoModelForImageClassification", processor="images", fields=("image", "label")
 )("befit.tasks.image_classification:ImageClassification")
 
 register_task(

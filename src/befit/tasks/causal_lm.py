@@ -234,8 +234,8 @@ class CausalLM(Task):
     ) -> dict[str, float]:
         prompted = _prompted(examples)
         answers = self._all_answers(model, prompted.prompts, batch_size, device)
-        found = self.compared(answers, prompted, range(len(answers)))
-        return found | by_value(values, lambda rows: self.compared(answers, prompted, rows))
+        metrics = self.compared(answers, prompted, range(len(answers)))
+        return metrics | by_value(values, lambda rows: self.compared(answers, prompted, rows))
 
     def _all_answers(
         self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
@@ -353,7 +353,7 @@ def _prompted(examples: Examples) -> PaddedExamples:
 def _references(record: Record, where: str) -> tuple[str, ...]:
     """The answers that count as right."""
     given = record.get("references") or (record["output"],)
-    if isinstance(given, str) or not all(isinstance(one, str) for one in given):
+    if isinstance(given, str) or not all(isinstance(text, str) for text in given):
         raise DataError(f"{where}: references must be a list of strings, got {given!r}")
     return tuple(given)
 
@@ -361,9 +361,9 @@ def _references(record: Record, where: str) -> tuple[str, ...]:
 def _choices(record: Record, where: str) -> tuple[str, ...]:
     """The answers to choose from, checked."""
     given = record.get("choices")
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(text, str) for text in given):
         raise DataError(f"{where}: evaluate.metrics asks for choices, which must be a list of strings, got {given!r}")
-    if len({one.strip() for one in given}) < max(2, len(given)):
+    if len({text.strip() for text in given}) < max(2, len(given)):
         raise DataError(f"{where}: choices must be at least two different texts, got {list(given)!r}")
     if record["output"] not in given:
         raise DataError(f"{where}: its output {record['output']!r} is not among its choices {list(given)!r}")
@@ -375,9 +375,9 @@ def _names(record: Record, choices: Sequence[str], where: str) -> tuple[str, ...
     given = record.get("choice_names")
     if given is None:
         return tuple(choices)
-    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(one, str) for one in given):
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(text, str) for text in given):
         raise DataError(f"{where}: choice_names must be a list of strings, got {given!r}")
-    if len(given) != len(choices) or len({one.strip() for one in given} - {""}) < len(given):
+    if len(given) != len(choices) or len({text.strip() for text in given} - {""}) < len(given):
         raise DataError(
             f"{where}: choice_names must be {len(choices)} different texts, one for each of its choices, "
             f"got {list(given)!r}"

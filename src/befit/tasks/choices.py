@@ -58,7 +58,7 @@ def choice_metrics(
     characters = torch.tensor([len(text) for texts in options.texts for text in texts])
     divisors = {"choice_sum": torch.ones_like(tokens), "choice_per_token": tokens, "choice_per_char": characters}
     counts = [len(texts) for texts in options.texts]
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     correct: dict[str, list[bool]] = {name: [] for name in metrics}
     for name in metrics:
         ties = 0
@@ -66,10 +66,10 @@ def choice_metrics(
             best = (scores == scores.max()).nonzero()[:, 0]
             correct[name].append(int(best[0]) == right)
             ties += len(best) > 1
-        found[name] = sum(correct[name]) / len(counts)
+        measured[name] = sum(correct[name]) / len(counts)
         if ties:
-            found[f"{name}_ties"] = ties / len(counts)
-    return found | by_value(
+            measured[f"{name}_ties"] = ties / len(counts)
+    return measured | by_value(
         values, lambda rows: {name: sum(right[row] for row in rows) / len(rows) for name, right in correct.items()}
     )
 

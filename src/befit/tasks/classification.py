@@ -97,13 +97,13 @@ class Classification(Task):
         values: Sequence[str] = (),
     ) -> dict[str, float]:
         """`accuracy` (correct / examples; ties go to the lower class) and `loss` (mean over examples)."""
-        found, loss = list[Tensor](), 0.0
+        predictions, loss = list[Tensor](), 0.0
         with inference(model):
             for batch in batches(examples, batch_size, device):
                 logits = self.logits(model, batch)
-                found.append((logits.argmax(dim=-1) == batch["labels"]).cpu())
+                predictions.append((logits.argmax(dim=-1) == batch["labels"]).cpu())
                 loss += float(self.sample_losses(logits, batch).double().sum())
-        correct = torch.cat(found)
+        correct = torch.cat(predictions)
         return {
             "accuracy": int(correct.sum()) / len(examples),
             "loss": loss / len(examples),

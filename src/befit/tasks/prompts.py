@@ -45,7 +45,7 @@ def render(prompt: str, instruction: str, extra: str = "") -> str:
     """
     text = TEMPLATES[prompt][bool(extra)] if prompt in TEMPLATES else prompt
     fields = {"instruction": instruction, "input": extra}
-    return re.sub(r"\{(instruction|input)\}", lambda found: fields[found[1]], text)
+    return re.sub(r"\{(instruction|input)\}", lambda match: fields[match[1]], text)
 
 
 def plain_prompt(instruction: str, extra: str = "") -> str:

@@ -62,15 +62,16 @@ def compare(
     values: dict[str, float] = {}
     for name in metrics:
         if name == "choice_parse":
-            found = [
+            answered = [
                 parsed_choice(answer, *named) for answer, *named in zip(answers, choices, names or choices, strict=True)
             ]
-            right = [one in given for one, given in zip(found, references, strict=True)]
-            values |= {name: statistics.fmean(right), "unparsable": found.count(None) / len(found)}
+            right = [choice in given for choice, given in zip(answered, references, strict=True)]
+            values |= {name: statistics.fmean(right), "unparsable": answered.count(None) / len(answered)}
         else:
             score = _score(name)
             scores = [
-                max(score(one, answer) for one in given) for answer, given in zip(answers, references, strict=True)
+                max(score(reference, answer) for reference in given)
+                for answer, given in zip(answers, references, strict=True)
             ]
             values[name] = statistics.fmean(scores)
     return values

@@ -19,8 +19,7 @@ from befit.tasks.images import read_image
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, squared, stacked
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
-from befit.tasks.vqa_prompts import MARK, checked_turns, dialogue
-from befit.tasks.vqa_questions import as_record, images_of, judging
+from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
 __all__ = ["VQA"]
 
@@ -60,16 +59,16 @@ class VQA(CausalLM):
         self._image_text = str(self.tokenizer.convert_ids_to_tokens(processor.image_token))
 
     def prepare(self, records: Sequence[Record]) -> VqaExamples:
-        told = self.read(records)
+        dialogues = self.read(records)
         pixels = [self.pixels(record, record_name(record, row)) for row, record in enumerate(records)]
-        prompts = self._prompts(records, told, pixels)
+        prompts = self._prompts(records, dialogues, pixels)
         judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
-        made = self._examples([one[:2] for one in told], pixels)
+        examples = self._examples([dialogue[:2] for dialogue in dialogues], pixels)
         return VqaExamples(
-            made.sequences,
-            made.lengths,
+            examples.sequences,
+            examples.lengths,
             prompts=prompts,  # pyright: ignore[reportArgumentType]
-            references=[one["references"] for one in judged],
+            references=[judgement["references"] for judgement in judged],
             options=self._choosing(records, prompts),
             pixels=pixels,
             records=judged,
@@ -83,7 +82,7 @@ class VQA(CausalLM):
 
         Raises DataError that names the first record that cannot be used.
         """
-        told = []
+        dialogues = []
         cut = 0
         for row, record in enumerate(records):
             where = record_name(record, row)
@@ -102,9 +101,9 @@ class VQA(CausalLM):
                 )
             judging(record, where)
             cut += len(tokens) > self.max_length
-            told.append((tokens[: self.max_length], labels[: self.max_length], first))
+            dialogues.append((tokens[: self.max_length], labels[: self.max_length], first))
         self._tell_of_cuts(cut, len(records))
-        return told
+        return dialogues
 
     def pixels(self, record: Record, where: str) -> Tensor:
         """(images, channels, height, width) float32, as the model takes them."""
@@ -134,11 +133,11 @@ class VQA(CausalLM):
         device: torch.device | str,
         values: Sequence[str] = (),
     ) -> dict[str, float]:
-        found = super()._scored_answers(model, examples, batch_size, device, values)
-        if self.metric in self.generated and self.metric not in found:
+        scores = super()._scored_answers(model, examples, batch_size, device, values)
+        if self.metric in self.generated and self.metric not in scores:
             kind = "choices" if self.metric == "choice_parse" else "open answers"
             raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
-        return found
+        return scores
 
     def by_task(
         self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str
@@ -200,26 +199,28 @@ class VQA(CausalLM):
     def _asked(self, text: str, where: str, start: bool) -> list[int]:
         """The tokens of a question, every image's in full, with the beginning-of-sequence token where the model has one
         and the text begins."""
-        found = self._tokens(text, where)
-        if start and (begin := self.tokenizer("")["input_ids"][:1]) == [self.tokenizer.bos_token_id] != found[:1]:
-            found = begin + found
+        tokens = self._tokens(text, where)
+        if start and (begin := self.tokenizer("")["input_ids"][:1]) == [self.tokenizer.bos_token_id] != tokens[:1]:
+            tokens = begin + tokens
         image, many = self.processor.image_token, self.processor.tokens_per_image
-        return [token for one in found for token in ([one] * many if one == image else [one])]
+        return [token for read in tokens for token in ([read] * many if read == image else [read])]
 
-    def _prompts(self, records: Sequence[Record], told: Sequence[Told], pixels: Sequence[Tensor]) -> list[VqaPrompt]:
+    def _prompts(
+        self, records: Sequence[Record], dialogues: Sequence[Told], pixels: Sequence[Tensor]
+    ) -> list[VqaPrompt]:
         """What stands before the first answer, with the images of the first question."""
         firsts = [record["conversation"][0]["content"].count(MARK) for record in records]
         return [
             VqaPrompt(tokens[:first], images[:count])
-            for (tokens, _, first), images, count in zip(told, pixels, firsts, strict=True)
+            for (tokens, _, first), images, count in zip(dialogues, pixels, firsts, strict=True)
         ]
 
-    def _examples(self, told: Sequence[tuple[list[int], list[int]]], pixels: Sequence[Tensor]) -> VqaExamples:
+    def _examples(self, dialogues: Sequence[tuple[list[int], list[int]]], pixels: Sequence[Tensor]) -> VqaExamples:
         sequences = {
-            "input_ids": pad_right([tokens for tokens, _ in told], self.tokenizer.pad_token_id),
-            "labels": pad_right([labels for _, labels in told], IGNORED),
+            "input_ids": pad_right([tokens for tokens, _ in dialogues], self.tokenizer.pad_token_id),
+            "labels": pad_right([labels for _, labels in dialogues], IGNORED),
         }
-        lengths = torch.tensor([len(tokens) for tokens, _ in told], dtype=torch.long)
+        lengths = torch.tensor([len(tokens) for tokens, _ in dialogues], dtype=torch.long)
         return VqaExamples(sequences, lengths, pixels=pixels)
 
     def _choosing(self, records: Sequence[Record], prompts: Sequence[VqaPrompt]) -> Options | None:
@@ -230,8 +231,8 @@ class VQA(CausalLM):
         options = self._options(plain, [prompt.tokens for prompt in prompts])
         assert options is not None
         pixels = [prompt.pixels for prompt, texts in zip(prompts, options.texts, strict=True) for _ in texts]
-        found = options.examples
-        return Options(VqaExamples(found.sequences, found.lengths, pixels=pixels), options.texts, options.right)
+        examples = options.examples
+        return Options(VqaExamples(examples.sequences, examples.lengths, pixels=pixels), options.texts, options.right)
 
     def _answers(
         self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str

@@ -65,18 +65,18 @@ class VqaExamples(PaddedExamples):
 
 def stacked(pixels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(examples, most images, channels, height, width), filled with zeros, and the number of images of each."""
-    counts = torch.tensor([len(one) for one in pixels], dtype=torch.long)
+    counts = torch.tensor([len(images) for images in pixels], dtype=torch.long)
     values = pixels[0].new_zeros((len(pixels), int(counts.max()), *pixels[0].shape[1:]))
-    for row, one in enumerate(pixels):
-        values[row, : len(one)] = one
+    for row, images in enumerate(pixels):
+        values[row, : len(images)] = images
     return values, counts
 
 
 def forward_arguments(values: Tensor, counts: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a model's forward pass takes: `pixel_values` (all images of the batch, channels, height, width) in the order
     of their places in the text; nothing where there are no images."""
-    held = torch.arange(values.shape[1], device=counts.device) < counts[:, None]
-    return {"pixel_values": values[held].to(dtype)} if held.any() else {}
+    present = torch.arange(values.shape[1], device=counts.device) < counts[:, None]
+    return {"pixel_values": values[present].to(dtype)} if present.any() else {}
 
 
 def squared(image: np.ndarray, wanted: ImagePreprocessor) -> np.ndarray:

@@ -40,8 +40,8 @@ def answered_choice(answer: str, choices: Sequence[str]) -> str | None:
     >>> answered_choice("I think: Odd", ["even", "odd"]), answered_choice("(B)", ["red", "blue"])
     ('odd', 'blue')
     """
-    if (found := parsed_choice(answer, choices)) is not None:
-        return found
+    if (choice := parsed_choice(answer, choices)) is not None:
+        return choice
     # (b), b., b: or b alone; a longer word that begins with the letter is none of these.
     word = (normal(answer).split() or [""])[0].strip("().:")
     at = LETTERS.find(word) if len(word) == 1 else -1
@@ -68,34 +68,34 @@ def task_scores(answered: Sequence[Answered]) -> dict[str, float]:
     beside choices, the score is the mean over all questions, each kind's mean counted as often as it is asked.
     """
     scores = {}
-    for task in dict.fromkeys(one.task for one in answered):
-        asked = [one for one in answered if one.task == task]
-        kinds = dict.fromkeys(kind(one) for one in asked)
-        parts = [(same := [one for one in asked if kind(one) == name], len(same)) for name in kinds]
+    for task in dict.fromkeys(answer.task for answer in answered):
+        asked = [answer for answer in answered if answer.task == task]
+        kinds = dict.fromkeys(kind(answer) for answer in asked)
+        parts = [(same := [answer for answer in asked if kind(answer) == name], len(same)) for name in kinds]
         total = sum(_SCORES.get(kind(group[0]), _generated)(group) * size for group, size in parts)
         scores[task] = total / len(asked)
     return scores
 
 
-def kind(one: Answered) -> str:
-    return "choice" if one.choices else one.metric
+def kind(answer: Answered) -> str:
+    return "choice" if answer.choices else answer.metric
 
 
 def _choice(group: Sequence[Answered]) -> float:
-    expected = [{normal(text) for text in one.expected} for one in group]
-    found = [answered_choice(one.answer, one.choices) for one in group]
+    expected = [{normal(text) for text in answer.expected} for answer in group]
+    chosen = [answered_choice(answer.answer, answer.choices) for answer in group]
     return statistics.fmean(
-        one is not None and normal(one) in wanted for one, wanted in zip(found, expected, strict=True)
+        choice is not None and normal(choice) in wanted for choice, wanted in zip(chosen, expected, strict=True)
     )
 
 
 def _pooled(group: Sequence[Answered]) -> float:
-    return pooled_f1([one.tokens for one in group])
+    return pooled_f1([answer.tokens for answer in group])
 
 
 def _generated(group: Sequence[Answered]) -> float:
     metric = group[0].metric
-    return compare([one.answer for one in group], [one.expected for one in group], (metric,))[metric]
+    return compare([answer.answer for answer in group], [answer.expected for answer in group], (metric,))[metric]
 
 
 _SCORES: Mapping[str, Callable[[Sequence[Answered]], float]] = {"choice": _choice, POOLED: _pooled}
@@ -110,20 +110,22 @@ def vqa_metrics(answered: Sequence[Answered], metrics: Sequence[str]) -> dict[st
     token_f1_pooled  of the questions without choices, pooled over each task, mean over tasks; not without such ones
     others           as for text: `befit.tasks.text_metrics.compare`, over all questions
     """
-    chosen = [one for one in answered if one.choices]
-    opened = [one for one in answered if not one.choices]
+    chosen = [answer for answer in answered if answer.choices]
+    opened = [answer for answer in answered if not answer.choices]
     values: dict[str, float] = {}
     for name in metrics:
         if name == SCORE:
             values[name] = statistics.fmean(task_scores(answered).values())
         elif name == "choice_parse" and chosen:
-            silent = [answered_choice(one.answer, one.choices) is None for one in chosen]
+            silent = [answered_choice(answer.answer, answer.choices) is None for answer in chosen]
             values |= {name: _choice(chosen), "unparsable": statistics.fmean(silent)}
         elif name == POOLED and opened:
-            tasks = dict.fromkeys(one.task for one in opened)
-            values[name] = statistics.fmean(_pooled([one for one in opened if one.task == task]) for task in tasks)
+            tasks = dict.fromkeys(answer.task for answer in opened)
+            values[name] = statistics.fmean(
+                _pooled([answer for answer in opened if answer.task == task]) for task in tasks
+            )
         elif name in GENERATED and name != "choice_parse":
-            values |= compare([one.answer for one in answered], [one.expected for one in answered], (name,))
+            values |= compare([answer.answer for answer in answered], [answer.expected for answer in answered], (name,))
     return values
 
 

@@ -1,4 +1,4 @@
-"""From a conversation to the texts around its answers, by a tokenizer's chat template or one of befit's own."""
+"""Records of questions about images: their images, the texts around the answers, and how an answer is scored."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.core.errors import DataError
+from befit.tasks.base import Record
 from befit.tasks.prompts import chat_text, render
+from befit.tasks.text_metrics import GENERATED
+from befit.tasks.vqa_metrics import POOLED
 
-__all__ = ["MARK", "checked_turns", "dialogue"]
+__all__ = ["MARK", "as_record", "checked_turns", "dialogue", "images_of", "judging"]
 
 MARK = "<image>"  # where an image stands in a record's text
 
@@ -92,3 +95,49 @@ def parts_of(text: str) -> list[dict[str, str]]:
         parts += [{"type": "image"}] if number else []
         parts += [{"type": "text", "text": piece}] if piece else []
     return parts
+
+
+def as_record(value: Any) -> Record:
+    """An input of `predict` as a record with a conversation.
+
+    >>> as_record({"images": ["a.png"], "question": "What is it?"})["conversation"]
+    [{'role': 'user', 'content': '<image>What is it?'}]
+    """
+    if isinstance(value, str):
+        value = {"question": value}
+    if not isinstance(value, Mapping) or "conversation" in value or not isinstance(value.get("question"), str):
+        return value if isinstance(value, Mapping) else {}
+    images, question = value.get("images", ()), value["question"]
+    marks = "" if MARK in question else MARK * len(images)
+    return {**value, "conversation": [{"role": "user", "content": marks + question}]}
+
+
+def images_of(record: Record, where: str) -> Sequence[Any]:
+    images = record.get("images", ())
+    if not isinstance(images, (list, tuple)):
+        raise DataError(f"{where}: images must be a list, got {type(images).__name__}")
+    return images
+
+
+def judging(record: Record, where: str) -> dict[str, Any]:
+    """Task, references, choices and metric by which the first answer is scored, checked."""
+    gold = record["conversation"][1]["content"]
+    form = record.get("form", "choice" if record.get("choices") else "open")
+    choices = tuple(record.get("choices") or ())
+    metric = record.get("metric") or "exact_match"
+    if form not in ("choice", "open"):
+        raise DataError(f"{where}: form must be choice or open, got {form!r}")
+    if form == "choice" and (len({choice.strip() for choice in choices}) < max(2, len(choices)) or gold not in choices):
+        raise DataError(
+            f"{where}: a question with choices needs two or more different ones, among them its answer "
+            f"{gold!r}; got {list(choices)!r}"
+        )
+    known = tuple(name for name in (*GENERATED, POOLED) if name != "choice_parse")
+    if form == "open" and metric not in known:
+        raise DataError(f"{where}: metric must be one of {', '.join(known)}, got {metric!r}")
+    return {
+        "task": str(record.get("task", "")),
+        "references": tuple(record.get("references") or (gold,)),
+        "choices": choices if form == "choice" else (),
+        "metric": metric,
+    }

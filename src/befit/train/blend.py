@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from befit.adapters.keys import join, slot, split, to_slot
-from befit.adapters.lowrank import Pair
-from befit.adapters.similarity import factor_cosine, product_cosine, subspace_alignment
+from befit.adapters.lowrank import Pair, factor_cosine, product_cosine, subspace_alignment
 from befit.core.values import Tick
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from befit.core.errors import ModelError
 from befit.core.values import Tick
 from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
-from befit.runs.model_io import model_weights, without_whole, write_model
+from befit.runs.artifacts import model_weights, without_whole, write_model
 from befit.runs.peft_io import write_adapter
 from befit.train.loop import Pass, train
 from tests.conftest import make_site, random_state, tiny_model
@@ -88,7 +88,7 @@ def test_an_adapter_on_a_changed_backbone_is_the_same_in_PEFT_on_the_written_mod
     deployed = Deployment(state, ("shared", "personal"))
     (tmp_path / "source").mkdir()
     write_model(tmp_path / "model", deployed, site.model, tmp_path / "source", tmp_path / "pool")
-    from befit.runs.model_io import folded
+    from befit.runs.artifacts import folded
 
     with folded(deployed, site.model):
         write_adapter(

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from befit.cli.adapter import read_inputs
 from befit.cli.inspect import _check_rows
 from befit.cli.main import app, exit_code
-from befit.cli.output import make_table, print_json, print_table, warnings_to
+from befit.cli.output import make_table, print_json, show_table, warnings_to
 from befit.cli.run import default_out
 from befit.core.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
+from befit.report.table import Table
 from tests.unit.models.tiny_models import save_bert
 
 runner = CliRunner()
@@ -276,7 +277,7 @@ def test_a_table_keeps_every_cell_whole(width):
     headers = ["", "mean accuracy", "std", "worst client", "FedIT's gain", "clients ahead", "client time"]
     cells = ["Local", "81.3%", "6.2", "71.4% (client-04)", "-14.1 ± 1.9", "0 of 10", "2.1 s"]
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(make_table(headers, [cells], width=width))
+    console.print(make_table(Table("", headers, [cells]), width=width))
     *_, row = console.export_text().splitlines()
     assert row.split() == " ".join(cells).split()
 
@@ -286,7 +287,7 @@ def test_columns_that_do_not_fit_go_below_with_the_names_before_them_again(width
     headers = ["client", "language", *(f"LoRA {k}" for k in range(9)), "saved"]
     rows = [["ar-0", "ar", *(f"{3_212_749_824 + k:,}" for k in range(9)), "100.0 %"], ["ar-1", "ar", *"123456789", "-"]]
     console = Console(width=width, record=True, file=io.StringIO())
-    print_table(console, headers, rows, title="Clients")
+    show_table(console, Table("Clients", headers, rows))
     lines = console.export_text().splitlines()
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width and lines[0].split() == ["Clients"]
@@ -299,13 +300,13 @@ def test_columns_that_do_not_fit_go_below_with_the_names_before_them_again(width
 
 def test_a_name_longer_than_the_terminal_is_whole():
     console = Console(width=30, record=True, file=io.StringIO())
-    print_table(console, ("client", "score"), [("client-" * 6, "81.25 %")])
+    show_table(console, Table("", ["client", "score"], [("client-" * 6, "81.25 %")]))
     assert "client-" * 6 + "  81.25 %" in console.export_text()
 
 
 def test_a_client_s_name_is_not_markup():
     console = Console(width=60, record=True, file=io.StringIO())
-    console.print(make_table(("client", "score"), [("[red]c[/red]", "0.5")]))
+    console.print(make_table(Table("", ["client", "score"], [("[red]c[/red]", "0.5")])))
     assert "[red]c[/red]" in console.export_text()
 
 

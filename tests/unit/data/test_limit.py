@@ -18,7 +18,7 @@ from befit.protocol.registry import build_method
 from befit.report.headline import headline_sentences
 from befit.runs.clients import family_settings
 from befit.runs.loading import load_federation
-from befit.runs.provenance import deciding
+from befit.runs.provenance import result_affecting
 from befit.runs.runner import schedule_of
 from befit.studies.compare.comparison import compare, make_plan
 
@@ -113,29 +113,21 @@ def test_a_trial_has_one_round_of_each_stage_whatever_the_method_says() -> None:
     assert {stage.rounds for stage in resolved_stages(built, schedule.rounds, schedule.most_rounds)} <= {0, 1}
 
 
-def test_a_limit_of_rounds_that_is_not_set_is_no_other_run() -> None:
-    without = {"limit": {"clients": None, "records": 2}}
-    assert deciding({"limit": {**without["limit"], "rounds": None}}) == without
-    assert deciding({"limit": {**without["limit"], "rounds": 1}}) != without
+def test_settings_that_change_the_numbers_make_another_run_and_others_do_not() -> None:
+    values = {
+        "method": "fedit",
+        "benchmark": "skills",
+        "evaluate": {"metrics": ["rougeL"]},
+        "families": {"few": {"clients": ["*"], "model": {"id": "x"}}},
+    }
+    first = load_experiment(values)
 
+    def same(change: str) -> bool:
+        return result_affecting(to_dict(load_experiment(first, [change]))) == result_affecting(to_dict(first))
 
-def test_settings_that_runs_before_them_did_not_have_make_no_other_run_unless_they_are_set() -> None:
-    old = load_experiment(
-        {
-            "method": "fedit",
-            "benchmark": "skills",
-            "evaluate": {"metrics": ["rougeL"]},
-            "families": {"few": {"clients": ["*"], "model": {"id": "x"}}},
-        }
-    )
-    values = deciding(to_dict(old))
-    models = [values["model"], values["families"]["few"]["model"]]
-    assert not any("long_prompts" in model for model in models) and "wins" not in values["evaluate"]
     changed = ("model.long_prompts=drop", "families.few.model.long_prompts=drop", "evaluate.wins=[rougeL]")
-    assert all(deciding(to_dict(load_experiment(old, [one]))) != values for one in changed)
-    own = {"method": "fedit", "data": {"clients": "clients", "task": "causal-lm"}, "model": {"id": "x"}}
-    alone, public = (deciding(to_dict(load_experiment(own, more)))["data"] for more in ([], ["data.public=all.jsonl"]))
-    assert "public" not in alone and public["public"].endswith("all.jsonl")
+    assert not any(map(same, (*changed, "limit.rounds=1")))
+    assert all(map(same, ("limit.rounds=null", "name=other", "checkpoint.every_s=3", "report.plots=false")))
 
 
 def test_rounds_alone_are_a_limit_that_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -132,8 +132,8 @@ def request_of(experiment: Experiment, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run": "../../elsewhere"}, "run is '../../elsewhere', which is no name"),
-        ({"label": ".."}, "label is '..', which is no name"),
+        ({"run": "../../elsewhere"}, "run name '../../elsewhere'"),
+        ({"label": ".."}, "label name '..'"),
         ({"client": "client-01"}, "the request is for client client-01, and this site is client-00"),
         ({"do": "delete"}, "asks for 'delete'"),
         ({"protocol": 99}, "the server speaks protocol 99"),

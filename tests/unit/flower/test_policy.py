@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from befit.config.experiment import DataSettings, Experiment, load_experiment
+from befit.config.experiment import NOT_AT_SITES, DataSettings, Experiment, load_experiment
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import parameters_of
 from befit.data import registry
@@ -16,7 +16,6 @@ from befit.flower.policy import (
     ARGUMENTS,
     AT_SERVER,
     AT_SITE,
-    NOWHERE,
     TRAVELS,
     experiment_here,
     harmless,
@@ -48,7 +47,7 @@ def fields() -> Iterator[tuple[str, Any]]:
     """Path and type of every setting, of all blocks that are not listed as one."""
     for outer in parameters_of(Experiment):
         inner: list[Any] = [one for one in (outer.type, *get_args(outer.type)) if dataclasses.is_dataclass(one)]
-        if outer.name in AT_SERVER | NOWHERE.keys() or not inner:
+        if outer.name in AT_SERVER | NOT_AT_SITES.keys() or not inner:
             yield outer.name, outer.type
         else:
             yield from ((f"{outer.name}.{one.name}", one.type) for one in parameters_of(inner[0]))
@@ -57,7 +56,7 @@ def fields() -> Iterator[tuple[str, Any]]:
 def test_every_setting_has_one_place_and_no_place_is_of_a_setting_that_is_gone() -> None:
     """Fails for a new field: put it into befit.flower.policy, among what travels only if it can name no place."""
     known = dict(fields())
-    places = [*TRAVELS, *AT_SITE, *AT_SERVER, *NOWHERE]
+    places = [*TRAVELS, *AT_SITE, *AT_SERVER, *NOT_AT_SITES]
     assert sorted(places) == sorted(known)
     assert {path for path in TRAVELS if not harmless(known[path])} == TEXTS
 

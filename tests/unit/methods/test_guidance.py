@@ -11,8 +11,7 @@ from torch import Tensor
 
 from befit.adapters.keys import select, slot, split, to_slot
 from befit.adapters.layout import lora
-from befit.adapters.lowrank import align
-from befit.adapters.similarity import factor_cosine, product_cosine, subspace_alignment
+from befit.adapters.lowrank import align, factor_cosine, product_cosine, subspace_alignment
 from befit.adapters.state import add, scale
 from befit.core.errors import ConfigError
 from befit.core.values import Payload, State, Tick

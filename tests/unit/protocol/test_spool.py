@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from befit.adapters.packed import PackedState
+from befit.adapters.state import PackedState
 from befit.core.errors import RunError
 from befit.core.values import ClientInfo, Payload, Update
 from befit.protocol.spool import Spool

@@ -13,7 +13,7 @@ from befit.core.errors import RunError
 from befit.core.schema import plain
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import write_report
-from befit.report.outbound import outbound_groups, outbound_totals
+from befit.report.sections import outbound_groups, outbound_totals
 
 HOSTILE = [
     "<script>alert(1)</script>",

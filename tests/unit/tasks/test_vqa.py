@@ -29,8 +29,7 @@ from befit.tasks import make_task
 from befit.tasks.images import ImagePreprocessor
 from befit.tasks.vqa_examples import squared
 from befit.tasks.vqa_metrics import Answered, answered_choice, pooled_f1, task_scores, vqa_metrics
-from befit.tasks.vqa_prompts import checked_turns, dialogue
-from befit.tasks.vqa_questions import as_record
+from befit.tasks.vqa_prompts import as_record, checked_turns, dialogue
 from befit.train.persample import sample_gradients
 from tests.unit.models.tiny_models import Settings, save_llama, word_tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,29 +45,7 @@ def make_tracker(name: str, run: str, experiment: str, config: Mapping[str, Any]
     config      the resolved configuration
     folder      of this run's files, for trackers that keep theirs there
     """
-    return MAKERS[name](run, experiment, config, folder)
+    from befit.runs.trackers import boards
 
-
-def _tensorboard(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
-    from befit.runs.trackers.boards import TensorBoard
-
-    return TensorBoard(run, experiment, config, folder)
-
-
-def _wandb(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
-    from befit.runs.trackers.boards import WeightsAndBiases
-
-    return WeightsAndBiases(run, experiment, config, folder)
-
-
-def _mlflow(run: str, experiment: str, config: Mapping[str, Any], folder: Path) -> Tracker:
-    from befit.runs.trackers.boards import MLflow
-
-    return MLflow(run, experiment, config, folder)
-
-
-MAKERS: Mapping[str, Callable[[str, str, Mapping[str, Any], Path], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-}
+    makers = {"tensorboard": boards.TensorBoard, "wandb": boards.WeightsAndBiases, "mlflow": boards.MLflow}
+    return makers[name](run, experiment, config, folder)

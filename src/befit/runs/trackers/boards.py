@@ -73,8 +73,8 @@ class MLflow:
         self._client = mlflow.MlflowClient()
         known = self._client.get_experiment_by_name(PROJECT)
         number = known.experiment_id if known else self._client.create_experiment(PROJECT)
-        made = self._client.create_run(number, run_name=f"{experiment} {run}", tags={"befit": __version__})
-        self._id = made.info.run_id
+        run_info = self._client.create_run(number, run_name=f"{experiment} {run}", tags={"befit": __version__})
+        self._id = run_info.info.run_id
         for name, value in dotted(config).items():
             self._client.log_param(self._id, name, value)
 

@@ -49,10 +49,10 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             grouped.setdefault(name, []).append(value)
             scored.add(name)
             clients[f"{stage}/clients/{line['client']}/{line['metric']}"] = value
-    for name, found in grouped.items():
-        values[name] = fmean(found)
+    for name, numbers in grouped.items():
+        values[name] = fmean(numbers)
         if name in scored:
-            values[f"{name}/worst"] = min(found)
+            values[f"{name}/worst"] = min(numbers)
     if len({name.split("/")[2] for name in clients}) <= NAMED:
         values |= clients
     return values

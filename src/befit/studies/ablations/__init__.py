@@ -1,16 +1,12 @@
 """Ablations and comparators: train the branches of a method once, merge them many times, and say what changed."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.studies.ablations.ablate import Finished, ablate
 
 __all__ = ["Finished", "ablate"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the public names on first use: the list of ablations does not need torch."""
-    if name in __all__:
-        return getattr(import_module("befit.studies.ablations.ablate"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, __file__)  # the list of ablations does not need torch

@@ -1,4 +1,4 @@
-"""One ablation as a person asks for it: a configuration in; runs, tables and plots out."""
+"""An ablation from its configuration to runs, tables and plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from befit.protocol.registry import build_method
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import environment, locked
-from befit.studies.ablations import registry
+from befit.studies.ablations import base
 from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.seed import FEDERATED, LOCAL, Seed, changed, end_of, federated_rounds
 from befit.studies.compare.execute import Runner
@@ -26,7 +26,7 @@ __all__ = ["Finished", "ablate"]
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished ablation: its directory, the content of its ablation.json, and what that says."""
+    """A finished ablation: its directory, the content of its ablation.json, and its findings."""
 
     path: Path
     results: dict[str, Any]
@@ -42,7 +42,7 @@ def ablate(
     out: Path | str | None = None,
     observer: Observer | None = None,
 ) -> Finished:
-    """Run what the ablation compares, for every seed, unless `out` has it, and write what came out.
+    """Run what the ablation compares, for every seed, unless `out` has it, and write the results.
 
     options   of the ablation, by name
     seeds     each changes adapters and batches, and the partition of a benchmark that has a seed; default: the
@@ -66,7 +66,7 @@ def ablate(
     keep = tuple(sorted({*ablation.checkpoints(total), total}))
     experiment = replace(experiment, checkpoint=replace(experiment.checkpoint, keep=keep))
     runner, tell = Runner(), observer or (lambda event: None)
-    all_seeds = [Seed(one, root, runner, keep, tell) for one in seeded(experiment, seeds)]
+    all_seeds = [Seed(seeded_experiment, root, runner, keep, tell) for seeded_experiment in seeded(experiment, seeds)]
     labels = [FEDERATED, *([LOCAL, *ablation.variants()] if ablation.variants() else ["measure"])]
     tell({"kind": "planned", "runs": [seed.label(label) for seed in all_seeds for label in labels]})
     rows: list[Row] = []
@@ -88,7 +88,7 @@ def ablate(
                 "data": f"{host.federation.name} {host.federation.version}".strip(),
                 "environment": environment(host),
             }
-        entry = registry.get(name)
+        entry = base.get(name)
         findings = ablation.findings(rows, described["metric"])
         results = {
             "ablation": name,
@@ -106,8 +106,8 @@ def ablate(
             "findings": {
                 "sentences": list(findings.sentences),
                 "tables": [
-                    {"title": one.title, "headers": one.titles, "rows": one.texts, "note": one.note}
-                    for one in findings.tables
+                    {"title": table.title, "headers": table.titles, "rows": table.texts, "note": table.note}
+                    for table in findings.tables
                 ],
             },
         }
@@ -136,14 +136,14 @@ def _study(title: str, ablation: Ablation, experiment: Experiment, seeds: Sequen
 def _check(
     name: str, options: Mapping[str, Any] | None, experiment: Experiment, seeds: Sequence[int] | None
 ) -> tuple[Ablation, dict[str, Any]]:
-    """The ablation and all its options. Raises ConfigError for all that is wrong, before any data is read."""
-    entry = registry.get(name)
+    """The ablation and all its options. Raises ConfigError with all problems, before any data is read."""
+    entry = base.get(name)
     problems: list[str] = []
     if experiment.method["name"] != entry.method:
         raise ConfigError(
             [f"method.name: {name} needs a configuration of {entry.method}, this one is of {experiment.method['name']}"]
         )
-    ablation, chosen = registry.build(name, options)
+    ablation, chosen = base.build(name, options)
     for label, changes in ablation.variants().items():
         try:
             build_method(changed(experiment.method, changes))

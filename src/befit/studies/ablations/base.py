@@ -1,26 +1,36 @@
-"""What an ablation is: rows of measurements of one seed, and what the rows of all seeds say together."""
+"""What an ablation is, and the ablations by name.
+
+An ablation is a frozen dataclass whose fields are its options. Each module of this package registers those it defines;
+the modules are imported when a name is first asked for.
+"""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from befit.core.errors import ConfigError
+from befit.core.registry import Registry
+from befit.core.schema import Parameter, check_values, parameters_of, plain
 from befit.report.ablation_figures import Figure
 from befit.report.table import Table
 
 if TYPE_CHECKING:
     from befit.studies.ablations.seed import Client, Seed
 
-__all__ = ["Ablation", "Findings", "Measured", "Row", "evenly"]
+__all__ = ["Ablation", "Entry", "Findings", "Measured", "Row", "build", "evenly", "get", "names", "register"]
+
+Factory = TypeVar("Factory", bound=type)
 
 Row = dict[str, Any]  # plain values: numbers, text, true, false, null
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What an ablation found: a few sentences, the most important first, and tables and figures."""
+    """The result of an ablation: a few sentences, the most important first, and tables and figures."""
 
     sentences: Sequence[str]
     tables: Sequence[Table] = field(default_factory=tuple)
@@ -58,7 +68,7 @@ class Ablation(ABC):
 
     @abstractmethod
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
-        """What all rows say. `metric` is the name of the score; higher is better."""
+        """The result of all rows. `metric` is the name of the score; higher is better."""
 
 
 class Measured(Ablation):
@@ -72,3 +82,65 @@ class Measured(Ablation):
     @abstractmethod
     def measure(self, client: Client) -> Iterator[Row]:
         """Rows of one client."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered ablation: its method, and what makes it."""
+
+    name: str
+    title: str
+    method: str
+    factory: Callable[..., Ablation]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return parameters_of(self.factory)
+
+    @property
+    def docstring(self) -> str:
+        return inspect.getdoc(self.factory) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.docstring.split("\n", 1)[0]
+
+
+_ABLATIONS: Registry[Entry] = Registry("ablation", ("befit.studies.ablations",))
+
+
+def register(name: str, *, title: str, method: str) -> Callable[[Factory], Factory]:
+    """Enter a class under `name`. Raises ValueError where another one has that name."""
+
+    def enter(factory: Factory) -> Factory:
+        _ABLATIONS.enter(name, factory, Entry(name, title, method, factory))
+        return factory
+
+    return enter
+
+
+def names() -> list[str]:
+    """Names of all ablations, sorted."""
+    return _ABLATIONS.names()
+
+
+def get(name: str) -> Entry:
+    """The entry of one ablation. Raises ConfigError with a suggestion."""
+    return _ABLATIONS.find(name, where="the command")
+
+
+def build(name: str, options: Mapping[str, Any] | None = None) -> tuple[Ablation, dict[str, Any]]:
+    """The ablation with these options, and all its options in plain form. Raises ConfigError with every problem."""
+    entry = get(name)
+    chosen = dict(options or {})
+    values, problems = check_values(entry.parameters, chosen, "ablation.", name)
+    if not problems:
+        try:
+            ablation = entry.factory(**values)
+        except ValueError as error:
+            problems = [f"ablation.{error}"]
+        else:
+            defaults = {parameter.name: plain(parameter.default) for parameter in entry.parameters}
+            return ablation, {**defaults, **plain(chosen)}
+    raise ConfigError(problems, "the ablation")

@@ -1,16 +1,14 @@
-"""What an ablation leaves in its directory: ablation.json, .csv, .md, and a self-contained .html with the plots."""
+"""Writes an ablation's files: ablation.json, .csv, .md, and a self-contained .html with the plots."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from befit.core.storage import atomic_write, finite, write_json
+from befit.core.storage import atomic_write, write_json
 from befit.core.yamlfile import write_yaml
 from befit.report.ablation_figures import Figure
 from befit.report.ablation_plots import draw_figure
@@ -19,7 +17,7 @@ from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
 from befit.report.sections import values_table
-from befit.report.table import Table, escape_markdown
+from befit.report.table import Table, csv_text, escape_markdown
 
 __all__ = ["write_ablation"]
 
@@ -27,23 +25,9 @@ __all__ = ["write_ablation"]
 def write_ablation(path: Path, results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
     """Write all four files, each whole or not at all. Raises RunError for a directory that cannot be written."""
     write_json(path / "ablation.json", dict(results))
-    atomic_write(path / "ablation.csv", rows_as_csv(results["rows"]).encode())
+    atomic_write(path / "ablation.csv", csv_text(results["rows"]).encode())
     atomic_write(path / "ablation.md", render_markdown(results, tables).encode())
     atomic_write(path / "ablation.html", render_page(results, tables, figures).encode())
-
-
-def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows, one column for every name that any of them has; empty where a row has none, or null.
-
-    A text that a spreadsheet would take for a formula is preceded by an apostrophe: clients' names come from outside.
-    """
-    headers = list(dict.fromkeys(name for row in rows for name in row))
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(headers)
-    for row in finite(list(rows)):
-        writer.writerow([_cell(row.get(name)) for name in headers])
-    return buffer.getvalue()
 
 
 def render_markdown(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
@@ -54,8 +38,8 @@ def render_markdown(results: Mapping[str, Any], tables: Sequence[Table]) -> str:
         escape_markdown(" ".join(rest)),
         "\n".join(f"- {escape_markdown(k)}: {escape_markdown(v)}" for k, v in _facts(results)),
     ]
-    for one in tables:
-        parts += section_lines(one)
+    for table in tables:
+        parts += section_lines(table)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -74,7 +58,7 @@ def render_page(results: Mapping[str, Any], tables: Sequence[Table], figures: Se
             lead=first,
             sentences=rest,
             plots=[(plot.title, Markup(plot.svg), plot.note) for plot in plots],
-            tables=sorted(tables, key=lambda one: one.detail),
+            tables=sorted(tables, key=lambda table: table.detail),
             facts=_facts(results),
             about=results["about"],
             environment=values_table("Versions and machine", results["environment"]),
@@ -106,9 +90,3 @@ def _option(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_option, value))
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.table import BYTES, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row, evenly
-from befit.studies.ablations.registry import register
+from befit.studies.ablations.base import Findings, Measured, Row, evenly, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import curve, number, over_seeds
 

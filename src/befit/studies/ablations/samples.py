@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from befit.methods.potara import weigh
 from befit.report.table import Cell, decimals
-from befit.studies.ablations.base import Measured, Row
-from befit.studies.ablations.registry import register
+from befit.studies.ablations.base import Measured, Row, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.tabulated import Groups, Tabulated, mean
 

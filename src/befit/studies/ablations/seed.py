@@ -116,13 +116,13 @@ class Seed:
     def scores(self, run: Path) -> dict[str, float]:
         """Every client's score. Raises NotTrained where a client has none."""
         results = read_json(run / "results.json")
-        found = {client: row.get(results["metric"]) for client, row in results["clients"].items()}
-        if missing := [client for client, score in found.items() if score is None]:
+        scores = {client: row.get(results["metric"]) for client, row in results["clients"].items()}
+        if missing := [client for client, score in scores.items() if score is None]:
             raise NotTrained(
                 f"{len(missing)} clients have no score, first {missing[0]}; every client needs both adapters. "
                 f"Why is in {run / 'metrics.jsonl'}"
             )
-        return found
+        return scores
 
     def reported(self, run: Path) -> dict[str, dict[str, float]]:
         """What every client reported of its merge, by name."""
@@ -237,8 +237,8 @@ class Pair:
         settings, model = self.client.host.experiment.evaluate, self.site.model
         examples = self.site.examples(split or settings.split)
         with model.using(state, "merged"):
-            found = self.site.task.evaluate(model.backbone, examples, settings.batch_size, model.device)
-        return found[self.site.task.metric]
+            metrics = self.site.task.evaluate(model.backbone, examples, settings.batch_size, model.device)
+        return metrics[self.site.task.metric]
 
     def score_at(self, w: float, rule: PotaraMerge, split: str | None = None) -> float:
         """The score of one weight for everything: 1 is the federated adapter, 0 the local one."""

@@ -24,8 +24,8 @@ def over_seeds(rows: Iterable[Row], value: str | Callable[[Row], float | None], 
     for row in rows:
         if (number := row[value] if isinstance(value, str) else value(row)) is not None:
             by_seed.setdefault(row["seed"], []).append(float(number))
-    found = spread([statistics.fmean(values) for values in by_seed.values()])
-    return Cell(None) if found is None else Cell(found["mean"], unit, found["sd"])
+    over = spread([statistics.fmean(values) for values in by_seed.values()])
+    return Cell(None) if over is None else Cell(over["mean"], unit, over["sd"])
 
 
 def gain(rows: Iterable[Row], column: str, other: str, metric: str) -> Cell:
@@ -38,8 +38,8 @@ def gain(rows: Iterable[Row], column: str, other: str, metric: str) -> Cell:
 def curve(label: str, rows: Sequence[Row], x: str, y: str, ink: int = 0) -> Line:
     """The mean of y at every x, with a band of one standard deviation over seeds."""
     places = sorted({float(row[x]) for row in rows if row[x] is not None and row[y] is not None})
-    found = [over_seeds([row for row in rows if row[x] is not None and float(row[x]) == place], y) for place in places]
-    means, deviations = [number(one) for one in found], [one.spread for one in found]
+    cells = [over_seeds([row for row in rows if row[x] is not None and float(row[x]) == place], y) for place in places]
+    means, deviations = [number(cell) for cell in cells], [cell.spread for cell in cells]
     if None in deviations:
         return Line(label, places, means, ink=ink)
     low = [mean - (deviation or 0) for mean, deviation in zip(means, deviations, strict=True)]
@@ -66,9 +66,9 @@ def thin_lines(rows: Sequence[Row], x: str, y: str, ink: int = 1) -> list[Line]:
 
 def mean_bars(label: str, groups: Sequence[Sequence[Row]], value: str, ink: int = 0) -> Bars:
     """The mean of a column in each group of rows, with a whisker of one standard deviation over seeds."""
-    found = [over_seeds(rows, value) for rows in groups]
-    errors = [one.spread or 0.0 for one in found]
-    return Bars(label, [number(one) for one in found], errors if any(errors) else (), ink)
+    cells = [over_seeds(rows, value) for rows in groups]
+    errors = [cell.spread or 0.0 for cell in cells]
+    return Bars(label, [number(cell) for cell in cells], errors if any(errors) else (), ink)
 
 
 def seeds_of(rows: Sequence[Row]) -> list[Any]:

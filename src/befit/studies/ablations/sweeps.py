@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from befit.methods.potara import Granularity
-from befit.studies.ablations.base import Row
-from befit.studies.ablations.registry import register
+from befit.studies.ablations.base import Row, register
 from befit.studies.ablations.seed import LOCAL, Seed, changed, end_of
 from befit.studies.ablations.tabulated import PERCENT, Groups, Tabulated, between, extremes, label_of, mean
 
@@ -25,18 +24,15 @@ class Sweep(Tabulated):
 
     @abstractmethod
     def numbers(self, reported: Mapping[str, float]) -> Row:
-        """What a row says of a client, of what the client reported of its merge."""
+        """The columns of a row, from the numbers that a client reported of its merge."""
 
     def variants(self) -> Mapping[str, Mapping[str, Any]]:
-        # What a guard keeps is not the merge that is asked about.
+        # A guard could keep something else than the merge that is compared.
         return {label_of(values): {**changes, "guard": "none"} for values, changes in self.grid()}
 
     def rows(self, seed: Seed) -> Iterator[Row]:
         block = seed.experiment.method
-        ends = {
-            "federated": seed.scores(seed.federated()),
-            "local": seed.scores(seed.run(LOCAL, end_of(block, 0.0))),
-        }
+        ends = {"federated": seed.scores(seed.federated()), "local": seed.scores(seed.run(LOCAL, end_of(block, 0.0)))}
         runs = [seed.run(label, changed(block, changes)) for label, changes in self.variants().items()]
         measured = [(seed.scores(run), seed.reported(run)) for run in runs]
         for client in ends["local"]:

@@ -59,10 +59,10 @@ def _limits(name: str) -> tuple[float, float] | None:
 
 
 class Tabulated(Ablation):
-    """Every row has a score, the values of `axes`, and perhaps the scores of both ends.
+    """An ablation whose rows each have a score, the values of `axes`, and perhaps the scores of both ends.
 
-    axes     columns of a row that say which choice it is of
-    columns  what the table says of each choice, beside its score
+    axes     columns of a row that identify its choice
+    columns  of the table, beside the choice and its score
     panels   the figure's pairs of axes beside the score's: name, title, label of the axis
     single   what a figure of single clients shows, where there are few
     """
@@ -77,7 +77,7 @@ class Tabulated(Ablation):
 
     @abstractmethod
     def remark(self, groups: Groups) -> str:
-        """What the rows say beside the scores, in a sentence."""
+        """A sentence on the rows apart from the scores."""
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
         groups: dict[tuple[Any, ...], list[Row]] = {}

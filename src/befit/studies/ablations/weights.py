@@ -13,8 +13,7 @@ from befit.report.ablation_figures import Bars, Figure, Line, Panel, Point
 from befit.report.drawing import MANY
 from befit.report.numbers import score_text, seconds_text
 from befit.report.table import SECONDS, Cell, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row
-from befit.studies.ablations.registry import register
+from befit.studies.ablations.base import Findings, Measured, Row, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, curve, gain, number, over_seeds, seeds_of
 

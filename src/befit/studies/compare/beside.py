@@ -44,17 +44,17 @@ COMPARED = tuple(group.compared for group in GROUPS)
 
 def scores_beside(results: RunResults) -> dict[str, float]:
     """Of a run's results.json, whatever of these scores is there."""
-    found: dict[str, float | None] = {
+    scores: dict[str, float | None] = {
         key: score_of(results["summary"].get("over_time") or {}, key) for key in OVER_TIME
     }
-    if found["others_last"] is None:  # own examples alone are the comparison's main table
-        found = {}
+    if scores["others_last"] is None:  # own examples alone are the comparison's main table
+        scores = {}
     if view := newcomers_of(results):
         summary = view["summary"]
-        found |= {
+        scores |= {
             "newcomers_backbone": score_of(summary.get("backbone") or {}, "mean"),
             "newcomers_download": score_of(summary.get("download") or {}, "mean"),
             "newcomers": score_of(summary, "mean"),
             "newcomers_worst": score_of(summary.get("worst") or {}, "value"),
         }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in scores.items() if value is not None}

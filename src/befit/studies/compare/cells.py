@@ -1,4 +1,4 @@
-"""The cells of a comparison: every run once, whatever it is called, and everything that is wrong with it."""
+"""The cells of a comparison: each run once, even where a study names it twice, and all problems with them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class PlannedRun:
 
 
 class Collector:
-    """Collects runs, each only once whatever it is called, and everything that is wrong with them."""
+    """Collects runs, each once even where it has two labels, and all problems with them."""
 
     def __init__(self, base: dict[str, Any], folder: Path, overrides: Sequence[str], seeds: tuple[int, ...]) -> None:
         self.base, self.folder, self.overrides, self.seeds = base, folder, overrides, seeds
         self.runs: dict[str, PlannedRun] = {}
-        self.labels: dict[str, str] = {}  # every label, to that of the run which it means
-        self.problems: dict[str, list[str]] = {}  # what is wrong, and where
+        self.labels: dict[str, str] = {}  # every label, and the label under which its run is kept
+        self.problems: dict[str, list[str]] = {}  # each problem, and where it occurs
 
-    def found(self, problem: str, where: str = "") -> None:
+    def report(self, problem: str, where: str = "") -> None:
         self.problems.setdefault(problem, []).append(where)
 
     def resolve(self, label: str, changes: Mapping[str, Any]) -> tuple[Experiment | None, list[str]]:
@@ -69,28 +69,28 @@ class Collector:
                 problems.append(f"{key}: {problem}")
         problems += apply_overrides(values, self.overrides)
         values["name"] = slug(label)
-        experiment, found = parse_experiment(values, self.folder)
+        experiment, mistakes = parse_experiment(values, self.folder)
         if problems or experiment is None:
-            return None, problems + found
+            return None, problems + mistakes
         return replace(experiment, method=written_out(experiment.method)), []
 
     def run(self, label: str, changes: Mapping[str, Any], paper: float | None, where: str = "") -> list[str]:
-        """Add a run, or say what is wrong with it."""
+        """Add a run; the problems where it cannot be one."""
         experiment, problems = self.resolve(label, changes)
         for problem in problems:
-            self.found(problem, where or label)
+            self.report(problem, where or label)
         if experiment is not None:
             self.add(label, experiment, paper)
         return problems
 
     def add(self, label: str, experiment: Experiment, paper: float | None) -> None:
         if label in self.labels:
-            self.found(f"two runs are called {label!r}: give one another name")
+            self.report(f"two runs are called {label!r}: give one another name")
             return
         cells = []
         for seed in self.seeds:
-            one = resolve_model(with_seed(experiment, seed))
-            cells.append(Cell(label, seed, one, settings_hash(one)))
+            resolved = resolve_model(with_seed(experiment, seed))
+            cells.append(Cell(label, seed, resolved, settings_hash(resolved)))
         same = next((run.label for run in self.runs.values() if run.cells[0].key == cells[0].key), label)
         self.labels[label] = same
         if same == label:
@@ -101,7 +101,7 @@ class Collector:
 
 def written_out(method: Mapping[str, Any]) -> dict[str, Any]:
     """A method's block with the defaults inside its blocks too, so that equal settings are equal blocks."""
-    blocks = {one.name: plain(one.default) for one in get_method(method["name"]).parameters}
+    blocks = {parameter.name: plain(parameter.default) for parameter in get_method(method["name"]).parameters}
     return {
         key: {**blocks[key], **value} if isinstance(value, dict) and isinstance(blocks.get(key), dict) else value
         for key, value in method.items()

@@ -1,4 +1,4 @@
-"""What a comparison comes to, without training: every cell resolved, and its data and model looked at."""
+"""Checks a comparison without training: resolves every cell, and looks at its data and model."""
 
 from __future__ import annotations
 
@@ -48,48 +48,48 @@ def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
 def _look(plan: Plan) -> list[str]:
     """Warnings of all settings; cells with the same data, model and demands on them are looked at together."""
     warnings: list[str] = []
-    problems: dict[str, list[str]] = {}  # what many cells share is said once
+    problems: dict[str, list[str]] = {}  # each with the cells that have it
     seen: list[tuple[Any, ...]] = []
-    once = _Once()
+    looks = _Looks()
     for cell in plan.cells:
         method = build_method(cell.experiment.method)
         asks = cell.experiment.method if type(method).check is not Method.check else None  # of the model's shapes
-        setting = shared(cell.experiment), method.needs, asks, _refusable(method.layout)
+        setting = shared(cell.experiment), method.needs, asks, _shape_demands(method.layout)
         if setting in seen:
             continue
         seen.append(setting)
         try:
-            warnings += estimate(cell.experiment, once.of(setting[0]))["warnings"]
+            warnings += estimate(cell.experiment, looks.at(setting[0]))["warnings"]
         except ConfigError as error:
             for problem in error.problems:
                 problems.setdefault(problem, []).append(f"{cell.label}, seed {cell.seed}")
     if problems:
-        said = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
-        raise ConfigError(said, f"the cells of {plan.name}")
+        lines = [f"{_whose(places)}: {problem}" for problem, places in problems.items()]
+        raise ConfigError(lines, f"the cells of {plan.name}")
     return warnings
 
 
-def _refusable(layout: Layout) -> tuple[Any, ...]:
-    """What of a layout a model may be too narrow, too shallow or of another kind for: not what its slots are called."""
+def _shape_demands(layout: Layout) -> tuple[Any, ...]:
+    """The parts of a layout that a model's shapes can violate."""
     return frozenset((slot.rank, slot.form) for slot in layout.slots), layout.extras
 
 
-class _Once:
-    """Data and models of the setting that was looked at last: cells come seed by seed."""
+class _Looks:
+    """Looks at data and models once for each setting, and remembers the last setting: cells come seed by seed."""
 
     def __init__(self) -> None:
         self._setting: Experiment | None = None
-        self._found: dict[str, Any] = {}
+        self._results: dict[str, Any] = {}
 
-    def of(self, setting: Experiment) -> _Once:
+    def at(self, setting: Experiment) -> _Looks:
         if setting != self._setting:
-            self._setting, self._found = setting, {}
+            self._setting, self._results = setting, {}
         return self
 
     def __call__(self, what: str, look: Callable[[], Seen]) -> Seen:
-        if what not in self._found:
-            self._found[what] = look()
-        return self._found[what]
+        if what not in self._results:
+            self._results[what] = look()
+        return self._results[what]
 
 
 def _whose(places: list[str]) -> str:

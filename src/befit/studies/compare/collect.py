@@ -1,7 +1,8 @@
-"""What finished cells hold: every client's score, bytes, seconds and steps, and the curve."""
+"""Reads finished cells: every client's score, bytes, seconds and steps, and the curve."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ class Scores:
     """One cell's numbers.
 
     data             the partition's hash, where the benchmark has one
-    rows, newcomers  all that was measured of each, further budgets and metrics included, and what is known of it
+    rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     """
 
@@ -49,6 +50,11 @@ class Scores:
         """The clients that have a score."""
         return {client: value for client, value in self.clients.items() if value is not None}
 
+    @property
+    def mean(self) -> float | None:
+        """The mean over clients that have a score."""
+        return statistics.fmean(self.known.values()) if self.known else None
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -60,8 +66,8 @@ class Finished:
 
 def collect(out: Path, run: PlannedRun) -> Finished:
     """Read all of a run's cells that are finished."""
-    found = [(cell, find_folder(out, cell)) for cell in run.cells]
-    return Finished(run, tuple(_scores(out, cell, path) for cell, path in found if (path / "report.html").exists()))
+    folders = [(cell, find_folder(out, cell)) for cell in run.cells]
+    return Finished(run, tuple(_scores(out, cell, path) for cell, path in folders if (path / "report.html").exists()))
 
 
 def _scores(out: Path, cell: Cell, path: Path) -> Scores:

@@ -1,4 +1,4 @@
-"""One comparison as a person asks for it: a study or a configuration in; runs, tables and plots out."""
+"""A comparison from its study or configuration to runs, tables and plots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_plan(
     trial: bool = False,
     plugins: Sequence[str] = (),
 ) -> Plan:
-    """What a study or a configuration comes to, before anything is read or trained; see `compare`.
+    """The plan of a study or a configuration, before anything is read or trained; see `compare`.
 
     trial    every run once, for one round of one step on two clients of each family with a few records
     """
@@ -54,16 +54,14 @@ def make_plan(
         if seeds is not None and len(seeds) > 1:
             logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
-        plan = make_plan(
-            source, methods=methods, seeds=seeds, overrides=overrides, reference=reference, plugins=plugins
-        )
-        return plan.trial()
     study = isinstance(source, Mapping) and names_runs(source)
     if study or (isinstance(source, (str, Path)) and is_study(source)):
         assert not isinstance(source, Experiment)
         plan = plan_study(read_study(source, plugins), seeds, overrides, reference)
-        return plan if methods is None else plan.only(methods)
-    return plan_config(source, methods, seeds, overrides, reference, plugins)
+        plan = plan if methods is None else plan.only(methods)
+    else:
+        plan = plan_config(source, methods, seeds, overrides, reference, plugins)
+    return plan.trial() if trial else plan
 
 
 def compare(
@@ -78,7 +76,7 @@ def compare(
     plugins: Sequence[str] = (),
     observer: Callable[[dict[str, Any]], None] | None = None,
 ) -> Compared:
-    """Run every method with every seed, unless `out` holds the run already, and write what came out.
+    """Run every method with every seed, unless `out` holds the run already, and write the results.
 
     source     a study, a configuration, or the plan that `make_plan` made of one
     methods    of a configuration: which; default: its own and its baselines. Of a study: its runs of these, beside the

@@ -38,8 +38,8 @@ class CellFailure:
 
 def find_folder(out: Path, cell: Cell) -> Path:
     """The cell's run directory: the one with its key, whatever its label was then, or where it will be."""
-    found = sorted((out / "runs").glob(f"*-{cell.key}"))
-    return found[0] if found else out / "runs" / cell.folder
+    folders = sorted((out / "runs").glob(f"*-{cell.key}"))
+    return folders[0] if folders else out / "runs" / cell.folder
 
 
 def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[CellFailure]:

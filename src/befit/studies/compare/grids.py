@@ -1,4 +1,4 @@
-"""A grid: all combinations of some choices, and where each stands in a table of two dimensions."""
+"""A grid: all combinations of some choices, and the place of each in a table of two dimensions."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class GridTable:
 
 
 def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axis]) -> GridTable:
-    """Add the runs of a grid, and say where they stand in its table."""
-    row_axes = list(grid.rows) or [one for one in axes if one not in grid.columns][: None if grid.columns else 1]
-    column_axes = list(grid.columns) or [one for one in axes if one not in row_axes]
-    rows = list(itertools.product(*(axes[one] for one in row_axes)))
-    columns = list(itertools.product(*(axes[one] for one in column_axes)))
+    """Add the runs of a grid; their places in its table."""
+    row_axes = list(grid.rows) or [axis for axis in axes if axis not in grid.columns][: None if grid.columns else 1]
+    column_axes = list(grid.columns) or [axis for axis in axes if axis not in row_axes]
+    rows = list(itertools.product(*(axes[axis] for axis in row_axes)))
+    columns = list(itertools.product(*(axes[axis] for axis in column_axes)))
     runs: dict[tuple[int, int], str] = {}
     reasons: dict[tuple[int, int], str] = {}
     refused: dict[tuple[int, int], tuple[dict[str, str], list[str]]] = {}
@@ -70,31 +70,31 @@ def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axi
         label = SEPARATOR.join(chosen.values())
         number, problem = _paper(grid.paper, list(chosen.values()))
         if problem:
-            collector.found(f"{where}.paper: {problem}")
+            collector.report(f"{where}.paper: {problem}")
         if number is not None:
             paper[i, j] = number
         if because := _excluded(grid, chosen):
             reasons[i, j] = because
             continue
         changes, problems = _changes(grid, axes, chosen)
-        experiment, found = collector.resolve(label, changes)
-        if problems or (found and grid.refused == "error"):
-            for one in problems + found:
-                collector.found(one, f"{where} ({label})")
+        experiment, mistakes = collector.resolve(label, changes)
+        if problems or (mistakes and grid.refused == "error"):
+            for problem in problems + mistakes:
+                collector.report(problem, f"{where} ({label})")
         elif experiment is None:
-            refused[i, j] = (chosen, found)
+            refused[i, j] = (chosen, mistakes)
         else:
             accepted |= set(chosen.items())
             collector.add(label, experiment, number)
             runs[i, j] = label
-    for place, (chosen, found) in refused.items():
-        # A choice that is refused whatever it is combined with is a mistake, and no impossible combination.
+    for place, (chosen, mistakes) in refused.items():
+        # A choice that is refused in every combination is a mistake of its own, not an impossible combination.
         if never := [f"{axis} {label}" for axis, label in chosen.items() if (axis, label) not in accepted]:
-            for one in found:
-                collector.found(one, f"{where} ({SEPARATOR.join(never)})")
-        reasons[place] = "; ".join(found)
-    for one in _unused(grid.paper, list(axes.values())):
-        collector.found(f"{where}.paper: {one}")
+            for problem in mistakes:
+                collector.report(problem, f"{where} ({SEPARATOR.join(never)})")
+        reasons[place] = "; ".join(mistakes)
+    for problem in _unused(grid.paper, list(axes.values())):
+        collector.report(f"{where}.paper: {problem}")
     return GridTable(
         name,
         grid.title or name,
@@ -109,7 +109,10 @@ def add_grid(collector: Collector, name: str, grid: Grid, axes: Mapping[str, Axi
 
 
 def _changes(grid: Grid, axes: Mapping[str, Axis], chosen: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """What a combination changes: `also` over its choices over what all runs share. No two choices may set one key."""
+    """What a combination changes, and its problems: `also` goes over its choices, these over what all runs share.
+
+    No two choices may set the same key.
+    """
     changes = {**({} if grid.method is None else {"method": grid.method}), **grid.set}
     by: dict[str, str] = {}
     problems = []
@@ -137,7 +140,7 @@ def _meant(when: Mapping[str, Any], chosen: Mapping[str, str]) -> bool:
 
 
 def _paper(numbers: Mapping[str, Any], labels: Sequence[str]) -> tuple[float | None, str]:
-    """The number under nested labels, and what is wrong where there is none but something else."""
+    """The number under nested labels, or the problem with what stands there instead."""
     here: Any = numbers
     for depth, label in enumerate(labels):
         if not isinstance(here, Mapping):

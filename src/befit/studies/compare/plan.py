@@ -20,7 +20,10 @@ from befit.studies.compare.study import Head, Study
 
 __all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_study"]
 
-SIZE = ("rank", "alpha")  # of an adapter: what methods that a configuration does not mention take over from it
+SIZE = (
+    "rank",
+    "alpha",
+)  # a configuration passes these on to methods that it does not mention
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,11 @@ def plan_config(
     if problems:
         raise ConfigError(problems, "the command")
     base = {**to_dict(experiment), "baselines": []}
-    made = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
+    collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
     for label, block in chosen.items():
-        made.run(label, {"method": block}, None)
+        collector.run(label, {"method": block}, None)
     head = Head(experiment.name)
-    return _planned(made, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
+    return _planned(collector, f"{experiment.name}-compare", head, [], reference, f"the methods for {experiment.name}")
 
 
 def plan_study(
@@ -108,17 +111,17 @@ def plan_study(
 
     overrides  `key=value` on top of every run, whatever the study says
     """
-    if problems := apply_overrides({}, overrides):  # said once, and not of every run
+    if problems := apply_overrides({}, overrides):  # reported once rather than for every run
         raise ConfigError(problems, "the command")
     base = {**copy.deepcopy(study.base), "baselines": []}
     base.setdefault("name", study.name)
     own = base.get("federation", {}).get("seed", 0) if isinstance(base.get("federation"), Mapping) else 0
-    made = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
+    collector = Collector(base, study.folder, overrides, _chosen_seeds(seeds, study.seeds, own))
     for label, entry in study.runs.items():
         changes = {**({} if entry.method is None else {"method": entry.method}), **entry.set}
-        made.run(label, changes, entry.paper, f"runs.{label}")
-    tables = [add_grid(made, name, grid, study.axes[name]) for name, grid in study.grids.items()]
-    return _planned(made, study.name, study.head, tables, reference or study.head.reference, study.where)
+        collector.run(label, changes, entry.paper, f"runs.{label}")
+    tables = [add_grid(collector, name, grid, study.axes[name]) for name, grid in study.grids.items()]
+    return _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
 
 
 def _planned(
@@ -145,14 +148,14 @@ def _like(name: str, own: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **{key: own[key] for key in SIZE if key in own and key in known}}
 
 
-def _chosen_seeds(given: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
-    if given is not None and (not given or len(set(given)) < len(given) or min(given) < 0):
-        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(given)}"], "the command")
-    return tuple(given or usual or (own if isinstance(own, int) else 0,))
+def _chosen_seeds(requested: Sequence[int] | None, usual: Sequence[int] | None, own: Any) -> tuple[int, ...]:
+    if requested is not None and (not requested or len(set(requested)) < len(requested) or min(requested) < 0):
+        raise ConfigError([f"--seeds: must be different whole numbers from 0, got {list(requested)}"], "the command")
+    return tuple(requested or usual or (own if isinstance(own, int) else 0,))
 
 
 def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """What would make the numbers of one table mean different things."""
+    """Settings that differ between runs, so that the numbers of one table would mean different things."""
     for name in ("split", "metrics", "generate", "wins", "by"):
         values: dict[str, str] = {}
         for run in runs:
@@ -165,7 +168,7 @@ def _scored_alike(runs: Sequence[PlannedRun]) -> Iterator[str]:
 
 
 def _placed(problem: str, places: Sequence[str]) -> str:
-    """A problem with the first place where it was found, and in how many more."""
+    """A problem with the first place where it occurs, and the number of the others."""
     first, *others = dict.fromkeys(places)
     where = f"{first}: " if first else ""
     return f"{where}{problem}" + (f" (and {len(others)} more)" if others else "")

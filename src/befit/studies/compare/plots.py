@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator
 
-from befit.report.drawing import Plot, axis_name, metric_name, scaled
+from befit.report.drawing import Plot, axis_name, metric_name, scaled, slant
 from befit.report.numbers import gain_text, is_share, plain
 from befit.report.svg import MUTED, TEXT, draw, run_ink
 from befit.studies.compare.results import Comparison
@@ -29,8 +29,8 @@ def plots_of(results: Comparison) -> list[Plot]:
     scored = [run for run in results["runs"] if run["mean"]]
     if not scored:
         return []
-    made = [run_means(results, scored), over_communication(results, scored), client_gains(results, scored)]
-    return [plot for plot in made if plot is not None]
+    plots = [run_means(results, scored), over_communication(results, scored), client_gains(results, scored)]
+    return [plot for plot in plots if plot is not None]
 
 
 def run_means(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot:
@@ -85,10 +85,10 @@ def over_communication(results: Comparison, runs: Sequence[Mapping[str, Any]]) -
                 points.append((mean, None, label))
                 continue
             at = sent[label] / 1e6
-            curve = [one for one in run["curve"] if one["bytes_up"] + one["bytes_down"]]
+            curve = [point for point in run["curve"] if point["bytes_up"] + point["bytes_down"]]
             if len(curve) > 1:
-                spent = [(one["bytes_up"] + one["bytes_down"]) / 1e6 for one in curve]
-                axes.plot(spent, scaled([one["mean"] for one in curve], results), color=ink, linewidth=1, alpha=0.4)
+                spent = [(point["bytes_up"] + point["bytes_down"]) / 1e6 for point in curve]
+                axes.plot(spent, scaled([point["mean"] for point in curve], results), color=ink, linewidth=1, alpha=0.4)
             axes.errorbar(
                 [at],
                 [mean],
@@ -132,7 +132,7 @@ def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]],
     step = (high - low) / max(12.0, len(points) + 1.0)
     at = low + step / 2
     places: list[float] = []
-    for mean, _, _ in sorted(points, key=lambda one: one[0]):
+    for mean, _, _ in sorted(points, key=lambda point: point[0]):
         at = max(at, mean)
         places.append(at)
         at += step
@@ -142,7 +142,7 @@ def _named_points(axes: Axes, points: Sequence[tuple[float, float | None, str]],
             places[index] = min(places[index], top)
             top = places[index] - step
     right = axes.get_xlim()[1]
-    for (mean, x, label), y in zip(sorted(points, key=lambda one: one[0]), places, strict=True):
+    for (mean, x, label), y in zip(sorted(points, key=lambda point: point[0]), places, strict=True):
         axes.annotate(
             plain(label),
             xy=(right if x is None else x, mean),
@@ -206,10 +206,7 @@ def client_gains(results: Comparison, runs: Sequence[Mapping[str, Any]]) -> Plot
         axes.set_xlim(-0.5, len(clients) - 0.5)
         axes.set_xticks(range(len(clients)), [plain(client) for client in clients])
         if max(map(len, clients)) * len(clients) > 90:
-            axes.tick_params(axis="x", labelrotation=30, labelsize=9)
-            for text in axes.get_xticklabels():
-                text.set_horizontalalignment("right")
-                text.set_rotation_mode("anchor")
+            slant(axes, 30)
         axes.grid(False)
         _named_rows(axes, names)
 

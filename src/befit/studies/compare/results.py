@@ -29,7 +29,12 @@ __all__ = [
 
 
 class TTest(TypedDict):
-    """`statistics.Paired`, and its p after Holm's correction."""
+    """A paired t test of differences, one for each of n seeds.
+
+    mean, sd   of the differences
+    low, high  95 % interval of the mean; None for a single seed, or where the differences do not vary
+    p          two-sided; None there too, but 1 where there is no difference at all; `p_holm` after Holm's correction
+    """
 
     n: int
     mean: float
@@ -41,7 +46,11 @@ class TTest(TypedDict):
 
 
 class SignedTest(TypedDict):
-    """`statistics.Signed`, and its p after Holm's correction."""
+    """Wilcoxon's signed-rank test of n differences, one for each client and seed.
+
+    better, ties, worse  how many
+    p                    two-sided; None with fewer than LEAST_PAIRS differences that are not zero
+    """
 
     better: int
     ties: int
@@ -59,7 +68,7 @@ class Against(TypedDict):
 
 
 class SeedScores(TypedDict):
-    """One cell. `data` is the partition's hash, `beside` has the scores of `befit.studies.compare.beside`."""
+    """One cell: keys of `befit.studies.compare.collect.Scores`, and the mean over clients."""
 
     seed: int
     folder: str
@@ -192,9 +201,9 @@ class AtBudget(Scored):
 
 
 class Wins(TypedDict):
-    """Who is best in the groups of a pool and setup, by what is known of `of` ("clients" or "examples").
+    """Who is best in the groups of a pool and setup; the groups divide clients or examples, as `of` says.
 
-    by       what divides them, such as language
+    by       the property that divides them, such as language
     metrics  by which wins are counted
     budgets  "r2", "r4", …, or "" alone
     methods  labels of series

@@ -17,40 +17,39 @@ from befit.studies.compare.collect import Finished, Scores
 
 __all__ = ["Series", "Setup", "metrics_of", "pools_of", "setups_of"]
 
-_SIZE = ("rank", "alpha", "budgets")  # what a method has otherwise at another budget
-_SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # what runs share that are set beside each other
-_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, what it shares with others, and all else as text
+_SIZE = ("rank", "alpha", "budgets")  # options in which a method at one budget may differ from itself at another
+_SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # settings that runs must share to be comparable
+_Members = list[tuple[Finished, dict[str, Any], str]]  # a run, its shared settings, and the others as text
 _BUDGET = re.compile(r"[\s,·(]*\b(?:r|rank)[ =]*\d+\b(?:(?:, | and )(?:\d+|more)\b)*\)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Series:
-    """Runs that differ in their rank alone, or one that has several budgets, as one method. `label` is that of a run,
-    without its rank."""
+    """One method: runs that differ only in their rank, or a run with several budgets. `label` is a run's, without its
+    rank."""
 
     label: str
     runs: tuple[Finished, ...]
 
     def at(self, budget: str, pool: str) -> tuple[str, dict[int, Rows]] | None:
-        """The run that has this budget, and the rows of its seeds; "" is what a run deploys, whatever its rank."""
+        """The run that has this budget, and the rows of its seeds; the budget "" stands for the deployed adapter."""
         for run in self.runs:
-            found = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
-            if found:
-                return run.run.label, found
+            by_seed = {cell.seed: rows for cell in run.cells if (rows := _rows(cell, run, pool).get(budget))}
+            if by_seed:
+                return run.run.label, by_seed
         return None
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Series with the same data, the same model and the same base under them. `title` says which, where there are
-    several."""
+    """Series with the same data, model and base. `title` names these where there are several setups."""
 
     title: str
     series: tuple[Series, ...]
 
 
 def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
-    """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where nothing has any.
+    """All runs that have results, by setup and series; and the budgets: "r2", "r4", …, or "" where no run has any.
 
     A comparison has budgets where a run measured several, or where runs differ in nothing but their rank.
     """
@@ -62,13 +61,13 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
             shared.setdefault(_text({**setting, "base": name}), []).append((run, setting, _text(rest)))
     settings: list[dict[str, Any]] = []
     groups: list[list[list[Finished]]] = []
-    for members in (part for found in shared.values() for part in _by_base(found)):
+    for members in (part for members_of_setting in shared.values() for part in _by_base(members_of_setting)):
         alike: dict[str, list[Finished]] = {}
         for run, _, rest in members:
             alike.setdefault(rest, []).append(run)
         settings.append(members[0][1])
-        groups.append([one for found in alike.values() for one in _series(found)])
-    named = {name for series in groups for found in series if len(found) > 1 for run in found for name in _budgets(run)}
+        groups.append([group for runs_alike in alike.values() for group in _series(runs_alike)])
+    named = {name for series in groups for group in series if len(group) > 1 for run in group for name in _budgets(run)}
     named |= {name for run in runs for cell in run.cells for name in measured_budgets(cell.rows, cell.metric)}
     budgets = sorted(named, key=lambda name: int(name[1:])) or [""]
     titles = _titles(settings)
@@ -76,16 +75,18 @@ def setups_of(runs: Sequence[Finished]) -> tuple[list[Setup], list[str]]:
 
 
 def _by_base(members: _Members) -> list[_Members]:
-    """Runs with bases of one name, apart by the base's settings where a method is there with several of them. Settings
-    that differ from method to method are its own, such as the share of a larger `train.lr` that the base learns at."""
+    """Divide runs whose bases have one name by the base's settings, if any method occurs with several of these.
+
+    Otherwise the settings belong to the method, such as the share of a larger `train.lr` that the base learns at.
+    """
     bases: dict[str, set[str]] = {}
     for _, setting, rest in members:
         bases.setdefault(rest, set()).add(_text(setting.get("base")))
-    if all(len(found) == 1 for found in bases.values()):
+    if all(len(settings) == 1 for settings in bases.values()):
         return [members]
     parts: dict[str, _Members] = {}
-    for one in members:
-        parts.setdefault(_text(one[1].get("base")), []).append(one)
+    for member in members:
+        parts.setdefault(_text(member[1].get("base")), []).append(member)
     return list(parts.values())
 
 
@@ -114,7 +115,7 @@ def _rank(run: Finished) -> int | None:
 
 
 def _apart(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run has to share with others to be set beside them, and all else but its name and its budget."""
+    """The settings that comparable runs share, and the rest of the configuration without name and budget."""
     config = copy.deepcopy(to_dict(run.run.cells[0].experiment))
     config.pop("name")
     method = config["method"]
@@ -134,40 +135,42 @@ def _series(runs: list[Finished]) -> list[list[Finished]]:
 
 
 def _labelled(groups: Sequence[list[Finished]], budgets: Sequence[str]) -> tuple[Series, ...]:
-    labels = [_BUDGET.sub("", found[0].run.label).strip(" ,·") if budgets != [""] else "" for found in groups]
+    labels = [_BUDGET.sub("", runs[0].run.label).strip(" ,·") if budgets != [""] else "" for runs in groups]
     return tuple(
-        Series(label if label and labels.count(label) == 1 else found[0].run.label, tuple(found))
-        for label, found in zip(labels, groups, strict=True)
+        Series(label if label and labels.count(label) == 1 else runs[0].run.label, tuple(runs))
+        for label, runs in zip(labels, groups, strict=True)
     )
 
 
 def _titles(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each setup has otherwise than the others: its base, and any setting that differs."""
-    flat = [_flat(one) for one in settings]
+    """For each setup its base, and every setting that differs between setups."""
+    flat = [_flat(setting) for setting in settings]
     differing = _differing(flat)
     based = any(key.startswith("base.") for key in differing)
     titles = []
-    for one in flat:
-        name = one.get("base.name")
-        alike = _differing([other for other in flat if other.get("base.name") == name])  # the name does not say which
+    for setting in flat:
+        name = setting.get("base.name")
+        alike = _differing([other for other in flat if other.get("base.name") == name])
         parts = [f"on {run_title(str(name))}" if name else "without a base"] if based else []
         parts += [
-            f"{key}={one[key]}" for key in differing if key in one and (not key.startswith("base.") or key in alike)
+            f"{key}={setting[key]}"
+            for key in differing
+            if key in setting and (not key.startswith("base.") or key in alike)
         ]
         titles.append(", ".join(parts))
     return titles
 
 
 def _differing(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [key for key in keys if len({_text(one.get(key)) for one in flat}) > 1]
+    keys = dict.fromkeys(key for setting in flat for key in setting)
+    return [key for key in keys if len({_text(setting.get(key)) for setting in flat}) > 1]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _text(value: Any) -> str:

@@ -1,58 +1,41 @@
-"""Whether one run is better than another: means over seeds, paired tests, and what too few numbers cannot say."""
+"""Whether one run is better than another: means over seeds, paired tests, and how many numbers they need."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from scipy import stats
 
 from befit.core.metrics import spread
+from befit.studies.compare.results import SignedTest, TTest
 
-__all__ = ["LEAST_PAIRS", "LEVEL", "Paired", "Signed", "holm", "paired", "reach", "signed_ranks"]
+__all__ = ["LEAST_PAIRS", "LEVEL", "holm", "paired", "reach", "signed_ranks"]
 
 LEVEL = 0.05
 LEAST_PAIRS = 6  # with five pairs the smallest p of the signed-rank test is 2 / 2^5 = 0.0625, above any use
 
 
-@dataclass(frozen=True)
-class Paired:
-    """A paired t test of differences, one for each seed.
-
-    n          seeds
-    mean, sd   of the differences
-    low, high  95 % interval of the mean; None for a single seed, or where the differences do not vary
-    p          two-sided; None there too, but 1 where there is no difference at all
-    """
-
-    n: int
-    mean: float
-    sd: float | None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-
-
-def paired(differences: Sequence[float]) -> Paired | None:
+def paired(differences: Sequence[float]) -> TTest | None:
     """Test that the mean difference over seeds is zero (Student 1908), with n - 1 degrees of freedom.
 
     >>> result = paired([0.01, 0.02, 0.03])
-    >>> round(result.p, 4), round(result.low, 4)
+    >>> round(result["p"], 4), round(result["low"], 4)
     (0.0742, -0.0048)
     """
     over = spread(differences)
     if over is None:
         return None
-    n, mean, sd = over["n"], over["mean"], over["sd"]
+    mean, sd = over["mean"], over["sd"]
+    test: TTest = {"n": over["n"], "mean": mean, "sd": sd, "low": None, "high": None, "p": None}
     if sd is None:
-        return Paired(n, mean, None)
+        return test
     if sd <= 1e-12 * max(1.0, abs(mean)):  # also where rounding alone makes them differ
-        return Paired(n, mean, 0.0, p=1.0 if abs(mean) <= 1e-12 else None)
+        return {**test, "sd": 0.0, "p": 1.0 if abs(mean) <= 1e-12 else None}
     result: Any = stats.ttest_1samp(list(differences), 0.0)
     interval = result.confidence_interval(0.95)
-    return Paired(n, mean, sd, float(interval.low), float(interval.high), float(result.pvalue))
+    return {**test, "low": float(interval.low), "high": float(interval.high), "p": float(result.pvalue)}
 
 
 def reach(n: int) -> float | None:
@@ -64,25 +47,7 @@ def reach(n: int) -> float | None:
     return None if n < 2 else float(stats.t.ppf(1 - LEVEL / 2, n - 1)) / math.sqrt(n)
 
 
-@dataclass(frozen=True)
-class Signed:
-    """Wilcoxon's signed-rank test of differences, one for each client and seed.
-
-    better, ties, worse  how many
-    p                    two-sided; None with fewer than LEAST_PAIRS differences that are not zero
-    """
-
-    better: int
-    ties: int
-    worse: int
-    p: float | None
-
-    @property
-    def n(self) -> int:
-        return self.better + self.ties + self.worse
-
-
-def signed_ranks(differences: Sequence[float]) -> Signed:
+def signed_ranks(differences: Sequence[float]) -> SignedTest:
     """Test that differences are symmetric about zero (Wilcoxon 1945); zeros are dropped.
 
     Exact up to 50 differences without ties, else by the normal approximation.
@@ -96,7 +61,8 @@ def signed_ranks(differences: Sequence[float]) -> Signed:
         method = "approx" if tied or len(kept) > 50 else "exact"
         result: Any = stats.wilcoxon(kept, method=method)
         p = float(result.pvalue)
-    return Signed(better, len(rounded) - better - worse, worse, p)
+    ties = len(rounded) - better - worse
+    return {"better": better, "ties": ties, "worse": worse, "n": len(rounded), "p": p}
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:

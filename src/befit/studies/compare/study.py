@@ -1,4 +1,4 @@
-"""A study: what is compared, as people write it. Strict keys, every mistake at once; which cells it has is `plan`'s.
+"""A study as people write it: it is read strictly, and all its mistakes are reported at once. `plan` makes the cells.
 
 study: {title: …, about: …, paper: …, table: …, reference: Local, note: …}
 plugins: [my_method.py]
@@ -80,9 +80,10 @@ class Grid:
     set      changes that all its runs share
     rows     axes whose labels name the rows; default: the first
     columns  axes whose labels name the columns; default: the others
-    exclude  combinations that are left out: [{when: {AXIS: LABEL, …}, because: …}]
+    exclude  combinations to leave out: [{when: {AXIS: LABEL, …}, because: …}]
     also     changes of some combinations, over those of the choices: [{when: {AXIS: LABEL, …}, set: {…}}]
-    refused  what a combination is that befit refuses: an error, or left out, with the reason below the table
+    refused  what happens with a combination that befit refuses: an error, or it is left out, with the reason below
+             the table
     paper    the paper's numbers, nested by label in the order of the axes
     note     below the table
     """
@@ -125,8 +126,7 @@ def is_study(path: Path | str) -> bool:
 
 
 def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = ()) -> Study:
-    """A study from its file or its content, and plugins beside its own. Raises ConfigError with every problem of its
-    form."""
+    """A study from its file or its content; `plugins` come beside its own. Raises ConfigError with every problem."""
     values, folder, where, name = read_source(source)
     add_plugins(values, plugins)
     problems = [
@@ -134,25 +134,17 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
         for key in values
         if key not in _TOP
     ]
-    head, found = _block(Head, values.get("study"), "study")
-    problems += found
-    base, base_folder, found = _base(values.get("base"), folder)
-    problems += found
+    head = _block(Head, values.get("study"), "study", problems)
+    base, base_folder = _base(values.get("base"), folder, problems)
     own = values.get("plugins", [])
-    if isinstance(own, list) and all(isinstance(name, str) for name in own):
+    if isinstance(own, list) and all(isinstance(plugin, str) for plugin in own):
         base["plugins"] = [*resolve_plugins(own, folder), *(base.get("plugins") or [])]
     else:
         problems.append(f"plugins: must be a list of Python files or modules, such as [my_method.py], got {show(own)}")
-    seeds, found = _seeds(values.get("seeds"))
-    problems += found
-    runs, found = _entries(RunEntry, values.get("runs"), "runs", short="method")
-    problems += found
-    grids, found = _entries(Grid, values.get("grids"), "grids")
-    problems += found
-    axes: dict[str, dict[str, Axis]] = {}
-    for label, grid in grids.items():
-        axes[label], found = _axes(grid, f"grids.{label}")
-        problems += found
+    seeds = _seeds(values.get("seeds"), problems)
+    runs = _entries(RunEntry, values.get("runs"), "runs", problems, short="method")
+    grids = _entries(Grid, values.get("grids"), "grids", problems)
+    axes = {label: _axes(grid, f"grids.{label}", problems) for label, grid in grids.items()}
     if not problems and not runs and not grids:
         problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
     if problems:
@@ -160,90 +152,100 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
     return Study(name or "comparison", where, head, base, base_folder, seeds, runs, grids, axes)
 
 
-def _block(kind: Any, value: Any, path: str, owner: str = "") -> tuple[Any, list[str]]:
-    """One mapping as a dataclass, or None and what is wrong with it."""
+# The functions below read one part of a study each, and add what is wrong with it to `problems`.
+
+
+def _block(kind: Any, value: Any, path: str, problems: list[str], owner: str = "") -> Any:
+    """One mapping as a dataclass, or None where something is wrong with it."""
     if not isinstance(value, Mapping):
         keys = ", ".join(parameter.name for parameter in parameters_of(kind))
-        return None, [f"{path}: must be a mapping with {keys}, got {show(value)}"]
-    checked, problems = check_values(parameters_of(kind), value, f"{path}.", owner or path)
-    return (None if problems else kind(**checked)), problems
+        problems.append(f"{path}: must be a mapping with {keys}, got {show(value)}")
+        return None
+    checked, mistakes = check_values(parameters_of(kind), value, f"{path}.", owner or path)
+    problems += mistakes
+    return None if mistakes else kind(**checked)
 
 
-def _entries(kind: Any, values: Any, path: str, short: str = "") -> tuple[dict[str, Any], list[str]]:
+def _entries(kind: Any, values: Any, path: str, problems: list[str], short: str = "") -> dict[str, Any]:
     """A mapping of named blocks. Where `short` is given, a text stands for a block with only that key."""
-    if values is None:
-        return {}, []
     if not isinstance(values, Mapping):
-        return {}, [f"{path}: must be a mapping from a name to what it is, got {show(values)}"]
-    made, problems = {}, []
-    for label, value in values.items():
-        value = {short: value} if short and isinstance(value, str) else value
-        one, found = _block(kind, value, f"{path}.{label}", "a run" if short else "a grid")
-        problems += found
-        if one is not None:
-            made[label] = one
-    return made, problems
+        if values is not None:
+            problems.append(f"{path}: must be a mapping from a name to what it is, got {show(values)}")
+        return {}
+    owner = "a run" if short else "a grid"
+    blocks = {
+        label: _block(
+            kind, {short: value} if short and isinstance(value, str) else value, f"{path}.{label}", problems, owner
+        )
+        for label, value in values.items()
+    }
+    return {label: block for label, block in blocks.items() if block is not None}
 
 
-def _base(value: Any, folder: Path) -> tuple[dict[str, Any], Path, list[str]]:
+def _base(value: Any, folder: Path, problems: list[str]) -> tuple[dict[str, Any], Path]:
     """The base's values and the folder that its relative paths count from."""
     if isinstance(value, str):
         try:
             values, base_folder, *_ = read_source(folder / value)
         except ConfigError as error:
-            return {}, folder, [f"base: {problem}" for problem in error.problems]
-        return values, base_folder, []
+            problems += [f"base: {problem}" for problem in error.problems]
+            return {}, folder
+        return values, base_folder
     if not isinstance(value, Mapping):
-        return {}, folder, [f"base: must be a configuration or the path of one, got {show(value)}"]
-    return dict(value), folder, []
+        problems.append(f"base: must be a configuration or the path of one, got {show(value)}")
+        return {}, folder
+    return dict(value), folder
 
 
-def _seeds(value: Any) -> tuple[tuple[int, ...] | None, list[str]]:
+def _seeds(value: Any, problems: list[str]) -> tuple[int, ...] | None:
     if value is None:
-        return None, []
-    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+        return None
+    whole = isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value)
     if not whole or not value or len(set(value)) < len(value) or min(value) < 0:
-        return None, [f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}"]
-    return tuple(value), []
+        problems.append(f"seeds: must be different whole numbers from 0, such as [0, 1, 2], got {show(value)}")
+        return None
+    return tuple(value)
 
 
-def _axes(grid: Grid, path: str) -> tuple[dict[str, Axis], list[str]]:
+def _axes(grid: Grid, path: str, problems: list[str]) -> dict[str, Axis]:
     """Every axis as labels with their changes."""
-    problems: list[str] = [] if grid.axes else [f"{path}.axes: must have at least one axis"]
+    before = len(problems)
+    if not grid.axes:
+        problems.append(f"{path}.axes: must have at least one axis")
     axes: dict[str, Axis] = {}
     for name, choices in grid.axes.items():
         here = f"{path}.axes.{name}"
         if isinstance(choices, list) and choices:
-            labels = [label_text(one) for one in choices]
+            labels = [label_text(choice) for choice in choices]
             axes[name] = {label: {name: value} for label, value in zip(labels, choices, strict=True)}
             if len(axes[name]) < len(choices):
                 problems.append(f"{here}: has a value twice")
         elif isinstance(choices, Mapping) and choices:
             axes[name] = {label: changes or {} for label, changes in choices.items()}
             problems += [
-                f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(one)}"
-                for label, one in axes[name].items()
-                if not isinstance(one, Mapping)
+                f"{here}.{label}: must be changes by dotted key, such as {{train.lr: 1e-3}}, got {show(changes)}"
+                for label, changes in axes[name].items()
+                if not isinstance(changes, Mapping)
             ]
         else:
-            problems.append(
-                f"{here}: must be a list of values, or a mapping from labels to changes, got {show(choices)}"
-            )
+            form = "must be a list of values, or a mapping from labels to changes"
+            problems.append(f"{here}: {form}, got {show(choices)}")
     for key in ("rows", "columns"):
         problems += [
             f"{path}.{key}: {name!r} is no axis.{did_you_mean(name, grid.axes)}"
             for name in getattr(grid, key)
             if name not in grid.axes
         ]
+    if len(problems) > before:
+        return axes
     both = [*grid.rows, *grid.columns]
-    if problems:
-        return axes, problems
     if grid.rows and grid.columns and sorted(both) != sorted(grid.axes):
         problems.append(f"{path}.columns: rows and columns together must name every axis once, got {', '.join(both)}")
     elif len(set(both)) < len(both):
         problems.append(f"{path}.rows: names an axis twice")
     problems += _conditions(grid.exclude, axes, f"{path}.exclude", "because", str)
-    return axes, problems + _conditions(grid.also, axes, f"{path}.also", "set", Mapping)
+    problems += _conditions(grid.also, axes, f"{path}.also", "set", Mapping)
+    return axes
 
 
 def _conditions(
@@ -261,16 +263,14 @@ def _conditions(
         for name, label in when.items():
             if name not in axes:
                 problems.append(f"{here}.when: {name!r} is no axis.{did_you_mean(str(name), axes)}")
-            elif label_text(label) not in axes[name]:
-                problems.append(
-                    f"{here}.when.{name}: {show(label)} is none of {', '.join(axes[name])}."
-                    f"{did_you_mean(label_text(label), axes[name])}"
-                )
+            elif (text := label_text(label)) not in axes[name]:
+                known = f"{', '.join(axes[name])}.{did_you_mean(text, axes[name])}"
+                problems.append(f"{here}.when.{name}: {show(label)} is none of {known}")
     return problems
 
 
 def label_text(value: Any) -> str:
-    """How a value of an axis is called.
+    """The label of an axis's value.
 
     >>> label_text("TIES"), label_text(1e-3), label_text(True)
     ('TIES', '0.001', 'true')

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from befit.config.experiment import to_dict
@@ -22,13 +21,13 @@ from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
 from befit.studies.compare.other_metrics import other_metrics
 from befit.studies.compare.plan import Plan
-from befit.studies.compare.results import Against, Comparison, Grid, Point, RunScores, SignedTest, TTest
+from befit.studies.compare.results import Against, Comparison, Grid, Point, RunScores, SeedScores, SignedTest, TTest
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
 __all__ = ["FEW_SEEDS", "limit_of", "sentences", "summarise", "verdict"]
 
-FEW_SEEDS = 5  # below, differences that matter can be missed: said in words beside the tests
+FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
 
 
 def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailure]) -> Comparison:
@@ -100,22 +99,7 @@ def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) 
         "against": against,
         "beside": {key: over for key, over in spreads.items() if over is not None},
         "beside_against": beside,
-        "seeds": [
-            {
-                "seed": cell.seed,
-                "folder": cell.folder,
-                "mean": _mean(list(cell.known.values())),
-                "bytes_up": cell.bytes_up,
-                "bytes_down": cell.bytes_down,
-                "seconds": cell.seconds,
-                "steps": cell.steps,
-                "data": cell.data,
-                "clients": cell.clients,
-                "examples": cell.examples,
-                "beside": cell.beside,
-            }
-            for cell in cells
-        ],
+        "seeds": [cast(SeedScores, {key: getattr(cell, key) for key in SeedScores.__annotations__}) for cell in cells],
         "config": to_dict(finished.run.cells[0].experiment),
     }
 
@@ -153,8 +137,7 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     test = paired([statistics.fmean(differences) for differences in by_seed])
     if test is None:
         return None
-    signed = signed_ranks([value for differences in by_seed for value in differences])
-    return {"t": cast(TTest, asdict(test)), "signed": cast(SignedTest, {**asdict(signed), "n": signed.n})}
+    return {"t": test, "signed": signed_ranks([value for differences in by_seed for value in differences])}
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
@@ -175,7 +158,7 @@ def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:
         for key in COMPARED
     }
     tests = {key: paired(values) for key, values in differences.items()}
-    return {key: cast(TTest, asdict(test)) for key, test in tests.items() if test is not None}
+    return {key: test for key, test in tests.items() if test is not None}
 
 
 def _grid(table: GridTable) -> Grid:
@@ -196,7 +179,7 @@ def _grid(table: GridTable) -> Grid:
 
 
 def verdict(against: Against | None) -> str:
-    """What the test over seeds allows to say of a run, after Holm's correction."""
+    """The conclusion from the test over seeds, after Holm's correction."""
     if against is None:
         return "not the same clients and data"
     t = against["t"]
@@ -211,7 +194,7 @@ def verdict(against: Against | None) -> str:
 
 
 def sentences(results: Comparison) -> list[str]:
-    """What the comparison shows and what it cannot, the most important first."""
+    """What the comparison shows and cannot show, the most important first."""
     metric, reference = results["metric"], results["reference"]
     means = {run["label"]: run["mean"] for run in results["runs"] if run["mean"]}
     if not means:
@@ -222,7 +205,7 @@ def sentences(results: Comparison) -> list[str]:
     highest = f"Highest mean {metric.replace('_', ' ')}"
     over = f" over {count_text(means[best]['n'], 'seed')}" if means[best]["sd"] is not None else ""
     lines = [f"{highest}: {best}, {mean_cell(means[best], metric)}{over}."]
-    if len(tied) > 1:  # to the digits that are shown: then none of them is named as ahead
+    if len(tied) > 1:  # equal in the digits that are shown, so no run is named as the best
         lines = [f"{highest}, a tie of {count_text(len(tied), 'run')} ({listing(tied)}): {shown[best]}."]
     if (limit := limit_sentence(limit_of(results))) is not None:
         lines.insert(0, limit)

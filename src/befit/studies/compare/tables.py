@@ -61,7 +61,7 @@ def all_tables(results: Comparison) -> list[Table]:
 
 
 def basis_note(results: Comparison, bold: bool = False, metric: str = "") -> str:
-    """What the numbers of a table are, and that those of a trial mean nothing."""
+    """A sentence on the numbers of a table, with a warning where they are of a trial."""
     metric = (metric or results["metric"]).replace("_", " ")
     seeds = f"mean ± SD over {len(results['seeds'])} seeds (n - 1)" if len(results["seeds"]) > 1 else "one seed"
     note = f"{metric[:1].upper()}{metric[1:]}, {seeds}{', best in bold' * bold}."

@@ -19,7 +19,7 @@ from befit.studies.compare.series import Setup, metrics_of, pools_of, setups_of
 __all__ = ["budget_means", "wins_of"]
 
 Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by run to its groups
-_DIGITS = 12  # to which two means are equal: sums of the same scores in another order are
+_DIGITS = 12  # means that agree to so many are equal: adding the same scores in another order changes the last ones
 
 
 def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
@@ -57,12 +57,12 @@ def budget_means(runs: Sequence[Finished]) -> list[Budgets]:
 
 
 def wins_of(runs: Sequence[Finished]) -> list[Wins]:
-    """One entry for each pool, setup and thing that is known of clients, such as their language, or of their examples.
+    """One entry for each pool, setup and property of clients, such as their language, or of their examples.
 
     A method's score in a group is the mean over seeds of `sum_i n_i m_i / sum_i n_i` over the group's clients, or over
     their examples in the group where the records say which those are (`evaluate.by`). Only seeds count that all methods
-    of a setup and budget have, so that each number of a row is of the same seeds. The best is who is strictly ahead in
-    the headline, or with several metrics in more than half of them (`evaluate.wins`).
+    of a setup and budget have, so that each number of a row is of the same seeds. The best method is
+    strictly ahead in the headline, or with several metrics in more than half of them (`evaluate.wins`).
     """
     setups, budgets = setups_of(runs)
     cells = [(run, cell) for run in runs for cell in run.cells]
@@ -76,7 +76,7 @@ def wins_of(runs: Sequence[Finished]) -> list[Wins]:
             for key in dict.fromkeys([*_keys(setup, budgets, pool), *of_examples]):
                 grouped = partial(_of_records if key == evaluate.by else _of_clients, key=key, metrics=metrics)
                 at = {name: _at(setup, name, pool, grouped, metrics, counted) for name in budgets}
-                if any(_several(group["scores"]) for there in at.values() for group in there["groups"].values()):
+                if any(_several(group["scores"]) for scored in at.values() for group in scored["groups"].values()):
                     entries.append(
                         {
                             "pool": pool,
@@ -93,7 +93,7 @@ def wins_of(runs: Sequence[Finished]) -> list[Wins]:
 
 
 def _several(scores: Mapping[str, Any]) -> bool:
-    """Whether there is somebody to win against."""
+    """Whether at least two methods have a score, so that one can win."""
     return sum(score is not None for score in scores.values()) > 1
 
 
@@ -199,7 +199,7 @@ def _mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def _tied(scores: Mapping[str, float | None]) -> list[str]:
-    """Who shares the first place."""
+    """The methods that share the first place."""
     known = {label: value for label, value in scores.items() if value is not None}
     first = [label for label, value in known.items() if value == max(known.values())]
     return first if len(first) > 1 else []

@@ -14,19 +14,19 @@ __all__ = ["budget_tables", "win_rows", "wins_tables"]
 
 FEW_GROUPS, MANY_METHODS = 8, 8  # more methods than these in no more groups: groups are the columns
 WINS_NOTE = (
-    "Best in a group is who is strictly ahead in its score, over all of its test examples and the mean over seeds, "
-    "however little; a tie is nobody's. A count, and no statement that a difference is more than chance."
+    "The best method in a group has strictly the highest score, over all of the group's test examples and as the mean "
+    "over seeds, however small the lead; a tie counts for no method. Counts do not test whether a lead is chance."
 )
 GROUPS_NOTE = (
     "Papers that divide by n print sqrt((n - 1) / n) of the SD. A group's score is over all of its test examples; the "
     "best of a group is in bold."
 )
-ALONE_NOTE = "Ahead is who is strictly best in this metric alone."
+ALONE_NOTE = "Ahead: strictly best in this metric alone."
 
 
 @dataclass(frozen=True)
 class Words:
-    """How a table of groups calls who is best in one, and in how many a method is."""
+    """Headings of a table of groups: the best method of a group, and the number of groups that a method leads."""
 
     best: str
     wins: str
@@ -58,7 +58,7 @@ def budget_tables(results: Comparison, basis: str = "") -> list[Table]:
 
 
 def wins_tables(results: Comparison, basis: str = "") -> list[Table]:
-    """How often each method is best, for each pool and thing that is known of clients; then all groups, as details."""
+    """How often each method is best, for each pool and property of clients; then all groups, as details."""
     counted: dict[tuple[str, str], list[Wins]] = {}
     for entry in results["wins"]:
         counted.setdefault((entry["pool"], _by(entry)), []).append(entry)
@@ -102,7 +102,7 @@ def _count_table(metric: str, by: str, entries: Sequence[Wins]) -> Table:
 
 
 def _by(entry: Wins) -> str:
-    """What divides clients, or their examples, into groups."""
+    """The property that divides clients, or their examples, into groups."""
     return entry["by"] + " of the examples" * (entry["of"] == "examples")
 
 
@@ -111,7 +111,7 @@ def _newcomers(pool: str) -> str:
 
 
 def _ahead_note(headline: str, entry: Wins) -> str:
-    """By what the best is found, where it is not by the headline alone."""
+    """The metrics that decide who is best, where it is not the headline alone."""
     metrics = entry["metrics"]
     if metrics == [headline]:
         return ""

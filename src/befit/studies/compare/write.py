@@ -1,4 +1,4 @@
-"""What a comparison leaves in its directory: compare.json, .csv, .md, .tex, and a self-contained .html with plots."""
+"""Writes a comparison's files: compare.json, .csv, .md, .tex, and a self-contained .html with plots."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from befit.data.limit import limit_sentence
 from befit.report.markdown import section_lines
 from befit.report.numbers import count_text, plain
 from befit.report.page import environment
-from befit.report.table import Table, escape_markdown, latex
-from befit.studies.ablations.page import rows_as_csv
+from befit.report.table import Table, csv_text, escape_markdown, latex
 from befit.studies.compare.collect import collect
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.other_metrics import client_scores
@@ -42,9 +41,9 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
     results = summarise(plan, runs, failures)
     tables = all_tables(results)
     write_json(path / "compare.json", dict(results))
-    atomic_write(path / "compare.csv", rows_as_csv(client_rows(results)).encode())
+    atomic_write(path / "compare.csv", csv_text(client_rows(results)).encode())
     if results["wins"]:
-        atomic_write(path / "compare-wins.csv", rows_as_csv(win_rows(results)).encode())
+        atomic_write(path / "compare-wins.csv", csv_text(win_rows(results)).encode())
     atomic_write(path / "compare.md", render_markdown(results, tables).encode())
     atomic_write(path / "compare.tex", render_latex(results, tables).encode())
     atomic_write(path / "compare.html", render_page(results, tables).encode())
@@ -102,7 +101,7 @@ def render_page(results: Comparison, tables: Sequence[Table]) -> str:
             sentences=rest,
             about=plain(results["about"]),
             plots=[(plot.title, Markup(plot.svg), plot.note, plot.wide) for plot in plots_of(results)],
-            tables=[replace(one, detail=False) for one in sorted(tables, key=lambda one: one.detail)],
+            tables=[replace(table, detail=False) for table in sorted(tables, key=lambda table: table.detail)],
             failures=failure_table(results),
             facts=_facts(results),
             grouped=bool(results["wins"]),

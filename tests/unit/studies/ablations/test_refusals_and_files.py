@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.config.experiment import load_experiment, to_yaml
 from befit.core.errors import ConfigError
+from befit.report.table import csv_text
 from befit.studies.ablations.ablate import Finished, ablate
-from befit.studies.ablations.page import rows_as_csv
 from tests.unit.studies.ablations.conftest import CONFIG
 
 runner = CliRunner()
@@ -116,7 +116,7 @@ def test_logarithmic_axes_have_plain_labels(root: Path, sweep: Finished) -> None
 
 
 def test_names_that_a_spreadsheet_would_run_are_text() -> None:
-    assert rows_as_csv([{"client": "=1+1", "w": -0.5, "x": None}, {"client": "b", "y": True}]) == (
+    assert csv_text([{"client": "=1+1", "w": -0.5, "x": None}, {"client": "b", "y": True}]) == (
         "client,w,x,y\n'=1+1,-0.5,,\nb,,,True\n"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from befit.core.errors import ConfigError
-from befit.studies.ablations import registry
+from befit.studies.ablations import base
 from befit.studies.ablations.base import evenly
 from befit.studies.ablations.summary import curve, gain, over_seeds
 from befit.studies.ablations.weights import best_weight, check_step, grid
@@ -55,18 +55,18 @@ def test_evenly_spread_rounds_end_with_the_last() -> None:
 
 
 def test_every_ablation_says_what_it_shows_in_one_line_and_describes_its_options() -> None:
-    assert len(registry.names()) == 8
-    for name in registry.names():
-        entry = registry.get(name)
+    assert len(base.names()) == 8
+    for name in base.names():
+        entry = base.get(name)
         assert entry.summary.endswith(".") and len(entry.summary) <= 58
         assert all(one.description for one in entry.parameters)
 
 
 def test_every_wrong_option_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        registry.build("potara-samples", {"draws": "many", "sample": [1]})
+        base.build("potara-samples", {"draws": "many", "sample": [1]})
     assert "ablation.draws" in str(caught.value) and "Did you mean: samples" in str(caught.value)
     with pytest.raises(ConfigError, match="at least 2, got 1"):
-        registry.build("potara-samples", {"draws": 1})
+        base.build("potara-samples", {"draws": 1})
     with pytest.raises(ConfigError, match="Did you mean: potara-rounds"):
-        registry.get("potara-round")
+        base.get("potara-round")

@@ -12,8 +12,8 @@ import pytest
 
 from befit.core.metrics import Measure
 from befit.report.numbers import NOTHING
+from befit.report.table import csv_text
 from befit.runs.groups import winner
-from befit.studies.ablations.page import rows_as_csv
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.summary import summarise
@@ -144,7 +144,7 @@ def test_answers_that_name_no_choice_are_told_though_nobody_asked() -> None:
 
 
 def test_compare_csv_has_the_other_metrics_after_what_it_had() -> None:
-    rows = list(csv.DictReader(io.StringIO(rows_as_csv(client_rows(made())))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(client_rows(made())))))
     assert list(rows[0]) == ["run", "method", "seed", "client", "rougeL", "examples", "folder", "rouge1", "exact_match"]
     found = {(row["run"], row["seed"], row["client"]): (row["rougeL"], row["rouge1"]) for row in rows}
     assert found["A", "1", "ar-1"] == ("0.5", "0.8") and found["B_1", "0", "ar-0"] == ("0.4", "0.9")
@@ -206,7 +206,7 @@ def test_a_count_of_wins_follows_from_what_is_written(wins: list[str] | None, by
 
     written: dict[str, Any] = {}
     claimed: dict[str, str | None] = dict.fromkeys(at["groups"])
-    for row in csv.DictReader(io.StringIO(rows_as_csv(win_rows(results)))):
+    for row in csv.DictReader(io.StringIO(csv_text(win_rows(results)))):
         if row["by"] == one["by"]:
             written.setdefault(row["group"], {}).setdefault(row["method"], {})[row["metric"]] = float(row["mean"])
             if row["best"] == "True":

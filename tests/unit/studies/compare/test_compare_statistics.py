@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from befit.core.metrics import spread
-from befit.studies.compare.statistics import LEAST_PAIRS, Paired, holm, paired, reach, signed_ranks
+from befit.studies.compare.statistics import LEAST_PAIRS, holm, paired, reach, signed_ranks
 
 
 def test_one_number_has_no_spread_and_none_has_no_mean() -> None:
@@ -26,8 +26,8 @@ def test_the_paired_test_is_the_one_of_two_columns() -> None:
     found = paired([a - b for a, b in zip(mine, theirs, strict=True)])
     expected = stats.ttest_rel(mine, theirs)
     assert found is not None
-    assert found.p == pytest.approx(float(expected.pvalue))  # type: ignore[union-attr]
-    assert found.low == pytest.approx(float(expected.confidence_interval().low))  # type: ignore[union-attr]
+    assert found["p"] == pytest.approx(float(expected.pvalue))  # type: ignore[union-attr]
+    assert found["low"] == pytest.approx(float(expected.confidence_interval().low))  # type: ignore[union-attr]
 
 
 def test_three_seeds_by_hand() -> None:
@@ -35,17 +35,17 @@ def test_three_seeds_by_hand() -> None:
     found = paired([1.0, 2.0, 3.0])
     t = 2 * math.sqrt(3)
     assert found is not None
-    assert found.p == pytest.approx(1 - t / math.sqrt(t**2 + 2))
-    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
-    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
+    assert found["p"] == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert found["low"] == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
+    assert found["high"] == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
 
 
 def test_what_a_single_seed_or_a_constant_difference_cannot_say() -> None:
-    assert paired([0.1]) == Paired(1, 0.1, None)
-    assert paired([0.0, 0.0]) == Paired(2, 0.0, 0.0, p=1.0)
+    assert paired([0.1]) == {"n": 1, "mean": 0.1, "sd": None, "low": None, "high": None, "p": None}
+    assert paired([0.0, 0.0]) == {"n": 2, "mean": 0.0, "sd": 0.0, "low": None, "high": None, "p": 1.0}
     same = paired([0.1 + 0.2, 0.3])  # equal but for rounding
     assert same is not None
-    assert (same.sd, same.p, same.low) == (0.0, None, None)
+    assert (same["sd"], same["p"], same["low"]) == (0.0, None, None)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
@@ -56,7 +56,7 @@ def test_a_difference_of_that_reach_is_just_found(n: int) -> None:
     needed = reach(n)
     assert needed is not None
     found = paired(list(base + needed))
-    assert found is not None and found.p == pytest.approx(0.05)
+    assert found is not None and found["p"] == pytest.approx(0.05)
     assert reach(1) is None
 
 
@@ -69,24 +69,24 @@ def test_signed_ranks_by_counting_all_signs() -> None:
     ]
     extreme = sum(min(total, 28 - total) <= 2 for total in sums) / 2**7
     found = signed_ranks(differences)
-    assert (found.better, found.ties, found.worse, found.n) == (6, 0, 1, 7)
-    assert found.p == pytest.approx(extreme)
+    assert (found["better"], found["ties"], found["worse"], found["n"]) == (6, 0, 1, 7)
+    assert found["p"] == pytest.approx(extreme)
 
 
 def test_equal_clients_tie_even_where_floating_point_tells_them_apart() -> None:
     found = signed_ranks([0.3 - (0.1 + 0.2), 0.05, -0.05])
-    assert (found.better, found.ties, found.worse) == (1, 1, 1)
+    assert (found["better"], found["ties"], found["worse"]) == (1, 1, 1)
 
 
 def test_too_few_differences_have_no_p() -> None:
-    assert signed_ranks([0.1] * (LEAST_PAIRS - 1) + [0.0] * 20).p is None
-    assert signed_ranks([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]).p == pytest.approx(2 / 2**6)
+    assert signed_ranks([0.1] * (LEAST_PAIRS - 1) + [0.0] * 20)["p"] is None
+    assert signed_ranks([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])["p"] == pytest.approx(2 / 2**6)
 
 
 def test_tied_ranks_use_the_normal_approximation() -> None:
     differences = [0.1, 0.1, -0.1, 0.2, 0.2, 0.3, 0.4, 0.1]
     expected = stats.wilcoxon(differences, method="approx").pvalue  # type: ignore[union-attr]
-    assert signed_ranks(differences).p == pytest.approx(float(expected))
+    assert signed_ranks(differences)["p"] == pytest.approx(float(expected))
 
 
 def test_holm_by_hand() -> None:

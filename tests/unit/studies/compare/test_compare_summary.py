@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from befit.report.numbers import MINUS, NOTHING
-from befit.report.table import escape_latex
-from befit.studies.ablations.page import rows_as_csv
+from befit.report.table import csv_text, escape_latex
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.execute import CellFailure
@@ -270,7 +269,7 @@ def test_outer_labels_of_columns_span_their_columns_in_latex(plan: Plan) -> None
 
 
 def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
-    rows = list(csv.DictReader(io.StringIO(rows_as_csv(client_rows(made(plan))))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(client_rows(made(plan))))))
     assert len(rows) == 3 * 2 * 3
     assert rows[5] == {
         "run": "Alone",

@@ -13,7 +13,7 @@ import pytest
 
 from befit.core.errors import ConfigError
 from befit.report.numbers import NOTHING
-from befit.studies.ablations.page import rows_as_csv
+from befit.report.table import csv_text
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.plan import Plan
@@ -299,7 +299,7 @@ def test_files_show_counts_first_and_every_group_below(plan: Plan) -> None:
             spans = sum(int(one) - 1 for one in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert len(re.findall(r"(?<!\\)&", line)) + spans == len(columns) - 1, line
     assert "compare-wins.csv" in page
-    table = list(csv.DictReader(io.StringIO(rows_as_csv(win_rows(results)))))
+    table = list(csv.DictReader(io.StringIO(csv_text(win_rows(results)))))
     assert len(table) == 2 * (2 + 2) + 2 * (2 + 1)  # groups x methods at r 2 and r 4, in both setups
     best = {(one["group"], one["best"]) for one in table if (one["run"], one["budget"]) == (BASED_LABEL, "r2")}
     assert best == {("ar", "True"), ("bg", "False")}

@@ -137,7 +137,7 @@ def test_a_common_model_without_a_name_or_on_flower_is_refused() -> None:
         load_experiment({**COMMON, "common_model": {"dtype": "bfloat16"}})
     with pytest.raises(ConfigError, match=r"common_model\.max_length: must be positive"):
         load_experiment({**COMMON, "common_model": {"id": "skills-llama-s", "max_length": 0}})
-    with pytest.raises(ConfigError, match="common_model: cannot be used on Flower"):
+    with pytest.raises(ConfigError, match="common_model: no site has a second model on Flower"):
         load_experiment({**COMMON, "common_model": {"id": "skills-llama-s"}, "engine": {"kind": "flower"}})
 
 
