@@ -16,7 +16,7 @@ from befit.core.values import Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
-from befit.protocol.registry import build_method
+from befit.protocol.registry import build_method, method_names
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -32,6 +32,29 @@ LITTLE["fedl2p"] = {"outer": 1, "draws": 1}
 def built(name: str, **changes: Any) -> Method:
     """A registered method with its defaults, but for `changes` and what would only take time."""
     return build_method({"name": name, **LITTLE.get(name, {}), **changes})
+
+
+def pattern(name: str) -> tuple[object, ...]:
+    """How a method exchanges: the class of each stage, whether it is federated, whether its rounds are the run's; and
+    the slots that a client uses in the end."""
+    method = built(name)
+    stages = [(stage.federated, stage.rounds is None, type(stage.exchange)) for stage in run_stages(method)]
+    return *stages, method.use.slots
+
+
+def _representatives() -> list[str]:
+    first: dict[tuple[object, ...], str] = {}
+    for name in method_names():
+        first.setdefault(pattern(name), name)
+    return list(first.values())
+
+
+# One method of every pattern, so that a new pattern has one by itself.
+REPRESENTATIVES = _representatives()
+# For what is expensive and knows of methods no more than how they exchange: the others are slow tests.
+METHODS_BY_PATTERN = [
+    pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in method_names()
+]
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +152,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         rounds: int = ROUNDS,
         seed: int = 0,
         every: int = 0,
-        disk: bool = False,
+        spool_bytes: int = 2**28,
         serialise: bool = False,
         wire: torch.dtype = torch.float32,
         engine_class: type[LocalEngine] = LocalEngine,
@@ -141,10 +164,10 @@ def play(host: Host, tmp_path: Path) -> Play:
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
         site = host.install(made)
-        kept = store or ClientStore(tmp_path / "state" if disk else None, resident=not disk)
+        kept = store or ClientStore(None)
         memo = journal or Memo()
         engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
-        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=0 if disk else 2**28)
+        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=spool_bytes)
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)
 
@@ -155,18 +178,19 @@ Once = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
-def _played() -> dict[tuple[str, int, int | None], Outcome]:
+def _played() -> dict[tuple[str, int | None], Outcome]:
     return {}
 
 
 @pytest.fixture
-def once(play: Play, _played: dict[tuple[str, int, int | None], Outcome]) -> Once:
-    """What a plain run of a method left, trained only once for all tests that look at it and change nothing of it."""
+def once(play: Play, _played: dict[tuple[str, int | None], Outcome]) -> Once:
+    """What a plain run of a method left, scored after every round; trained only once for all tests that look at it
+    and change nothing of it."""
 
-    def run(name: str, *, every: int = 0, clients: int | None = None) -> Outcome:
-        if (name, every, clients) not in _played:
-            _played[name, every, clients] = play(name, every=every, clients=clients)
-        return _played[name, every, clients]
+    def run(name: str, *, clients: int | None = None) -> Outcome:
+        if (name, clients) not in _played:
+            _played[name, clients] = play(name, every=1, clients=clients)
+        return _played[name, clients]
 
     return run
 

@@ -12,15 +12,19 @@ import torch
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, DataError, RunError
-from befit.protocol.federate import resolved_stages
+from befit.core.values import Failure, Payload, Score, Tick
+from befit.protocol.federate import final_download, resolved_stages
 from befit.protocol.method import newcomer_stage, run_stages
+from befit.protocol.site import Site
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
+from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
+from befit.runs.outbound import Outbound
 from befit.runs.runner import export, predict, run
 
-from .conftest import ROUNDS, Once, built
+from .conftest import ROUNDS, Once, Outcome, built, stages_of
 from .test_methods import EVERY_METHOD
 
 SETTINGS: dict[str, Any] = {
@@ -85,6 +89,36 @@ def test_a_newcomer_gets_a_model_or_the_reason_why_not_and_leaves_nothing_behind
         assert not row["reason"] and any(one["stage"] == "arrive" for one in sent)
     if not personal:
         assert row["download"] == row["accuracy"]
+
+
+@EVERY_METHOD
+def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
+    name: str, once: Once, host: Host
+) -> None:
+    """Two of three clients train. Where all that is deployed comes from the server the third is scored with it; where
+    a slot of its own is missing, it must not pass as a trained client."""
+    outcome = once(name, clients=2)
+    method = built(name)
+    host.install(method)
+    stage, newcomer = stages_of(method)[-1], host.infos[2]
+    engine = LocalEngine(method, host.infos, host.site, outcome.store, Outbound())
+    at = Tick(stage.name, ROUNDS, ROUNDS, 0)
+    request = final_download(method, outcome.server, newcomer, at)
+    (reply,) = list(engine.score({newcomer.id: request}, at, "test"))
+    deployed = method.deploy(*_a_trained_client(outcome, request, host))
+    # Said before a run, and what a base is judged by.
+    assert (deployed.slots, deployed.mixer) == (method.use.slots, method.use.mixer)
+    if set(deployed.slots) == {"shared"}:
+        assert isinstance(reply, Score) and reply.examples == len(host.examples(newcomer.id, "test"))
+    else:
+        assert isinstance(reply, Failure)
+        assert reply.kind == "NotTrained" and "never completed" in reply.reason and newcomer.id in reply.reason
+    assert outcome.store.load(newcomer.id) is None
+
+
+def _a_trained_client(outcome: Outcome, request: Payload, host: Host) -> tuple[Payload, Payload, Site]:
+    info = host.infos[0]
+    return outcome.store.load(info.id) or Payload(), request, host.site(info)
 
 
 def test_those_that_train_for_themselves_end_as_if_they_had_been_clients(

@@ -1,8 +1,9 @@
 """Every study that ships, once over a few records: on data of its own schema made here, and small models.
 
-Of cells that differ in numbers alone the first is run, and a method with its settings on one study of a task, but
-every method of a study on that study's loader; that all cells are in order is what `befit check` says of each, in
-test_compare.py. A study of a new benchmark needs an entry in FIXTURES; without it this file fails.
+The first cell of every study is tried, and those whose method, benchmark or task no study before it has. Slow are all
+kinds of cells: of those that differ in numbers alone the first is run, and a method with its settings on one study of
+a task, but every method of a study on that study's loader. That all cells are in order is what `befit check` says of
+each, in test_compare.py. A study of a new benchmark needs an entry in FIXTURES; without it this file fails.
 """
 
 from __future__ import annotations
@@ -199,17 +200,20 @@ def shape(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | str) else "a number"
 
 
-def kinds(cell: Cell) -> set[str]:
-    """What a cell tries: a method with all its settings but numbers, on a task, and the method on the data of a loader.
+def kinds(cell: Cell, every: bool) -> set[str]:
+    """What a cell tries: its method, for families or not, its benchmark and its task. With `every`: a method with all
+    its settings but numbers, on a task, and the method on the data of a loader.
 
     How many families there are counts where a method lets them learn from each other; any other serves each by itself.
     """
-    one = cell.experiment
-    assert one.benchmark is not None
-    benchmark, method = get(one.benchmark.name), build_method(one.method)
-    families = len(one.families) if method.needs.mixed else 0
-    settings = json.dumps([benchmark.task, families, shape(dict(one.method))], sort_keys=True)
-    return {settings, f"{benchmark.build.__module__} {one.method['name']}"}
+    experiment = cell.experiment
+    assert experiment.benchmark is not None
+    benchmark, name = get(experiment.benchmark.name), experiment.method["name"]
+    families = len(experiment.families) if build_method(experiment.method).needs.mixed else 0
+    if not every:
+        return {f"{name} of {families}", f"benchmark {benchmark.name}", f"task {benchmark.task}"}
+    settings = json.dumps([benchmark.task, families, shape(dict(experiment.method))], sort_keys=True)
+    return {settings, f"{benchmark.build.__module__} {name}"}
 
 
 def name_of(study: Path) -> str:
@@ -222,23 +226,22 @@ def whole(study: Path) -> Plan:
 
 
 @cache
-def kinds_of(study: Path) -> dict[str, set[str]]:
+def kinds_of(study: Path, every: bool) -> dict[str, set[str]]:
     """Of every run, by its label."""
-    return {run.label: kinds(run.cells[0]) for run in whole(study).runs}
+    return {run.label: kinds(run.cells[0], every) for run in whole(study).runs}
 
 
 @cache
-def tried() -> dict[Path, list[str]]:
+def tried(every: bool) -> dict[Path, list[str]]:
     """Labels of the runs that each study tries: the first, and those of a kind that no study before it has."""
-    found: dict[Path, list[str]] = {}
+    labels: dict[Path, list[str]] = {study: [] for study in STUDIES}
     seen: set[str] = set()
     for study in STUDIES:
-        found[study] = []
-        for label, mine in kinds_of(study).items():
-            if not mine <= seen or not found[study]:
-                found[study].append(label)
-            seen |= mine
-    return found
+        for label, of_run in kinds_of(study, every).items():
+            if not of_run <= seen or not labels[study]:
+                labels[study].append(label)
+            seen |= of_run
+    return labels
 
 
 def part(plan: Plan, labels: list[str]) -> Plan:
@@ -252,12 +255,13 @@ def part(plan: Plan, labels: list[str]) -> Plan:
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=name_of)
-def test_every_kind_of_cell_of_a_study_runs_and_has_a_score(
-    study: Path, roots: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "every kind"])
+def test_the_cells_of_a_study_run_and_have_scores(
+    study: Path, every: bool, roots: Callable[[str], Path], tmp_path: Path
 ) -> None:
     skip_without_package(whole(study))
     overrides = small(whole(study), roots)
-    plan = part(make_plan(study, trial=True, overrides=overrides), tried()[study])
+    plan = part(make_plan(study, trial=True, overrides=overrides), tried(every)[study])
     fixture = FIXTURES.get(benchmark_of(plan))
     if fixture is not None and fixture.models is not None:
         plan = with_models(plan, *fixture.models)
@@ -294,7 +298,10 @@ def check(path: Path, plan: Plan) -> None:
     assert len(rows) == sum(len(run["seeds"][0]["clients"]) for run in results["runs"])
 
 
-def test_every_kind_of_cell_is_tried_and_every_fixture_is_a_papers() -> None:
-    there = {one for study in STUDIES for mine in kinds_of(study).values() for one in mine}
-    assert there == {one for study in STUDIES for label in tried()[study] for one in kinds_of(study)[label]}
+@pytest.mark.parametrize("every", [False, True], ids=["fast", "slow"])
+def test_every_kind_is_tried_and_every_fixture_is_a_papers(every: bool) -> None:
+    there = {kind for study in STUDIES for of_run in kinds_of(study, every).values() for kind in of_run}
+    assert there == {
+        kind for study, labels in tried(every).items() for label in labels for kind in kinds_of(study, every)[label]
+    }
     assert all(map(of_a_paper, FIXTURES))

@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {
     "federation": {"rounds": 2},
     "baselines": [],
     "checkpoint": {"every_s": 0},
+    "report": {"plots": False},
 }
 
 

@@ -1,4 +1,4 @@
-"""The engine over Flower's records gives the local engine's numbers, bit by bit, for every method."""
+"""The engine over Flower's records gives the local engine's numbers, bit by bit, for methods of every pattern."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from befit.config.experiment import Experiment
 from befit.flower.server_app import run_over
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.registry import build_method, method_names, register
+from befit.protocol.registry import build_method, register
 from befit.runs.runner import run
-from tests.contract.conftest import LITTLE
+from tests.contract.conftest import LITTLE, METHODS_BY_PATTERN
 from tests.unit.flower.loopback import LoopbackGrid, write_site
 from tests.unit.flower.states import adapters, local_memories, same, server_memory, site_folder, site_memories
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", METHODS_BY_PATTERN)
 def test_a_run_at_sites_is_the_local_run_bit_by_bit(
     method: str, grid: LoopbackGrid, sites: list[Path], experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ TEXT: dict[str, Any] = {
     "train": {"max_steps": 1, "batch_size": 2, "lr": 1e-2},
     "federation": {"rounds": 1},
     "evaluate": {"metrics": ["token_accuracy"], "newcomers": False},
+    "report": {"plots": False},
 }
 WHO = "count.upper"
 

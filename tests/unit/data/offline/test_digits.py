@@ -69,6 +69,8 @@ def test_records_are_the_images_of_the_file_in_zero_to_one():
     from sklearn.datasets import load_digits
 
     source: Any = load_digits()
+    images, labels = load()
+    assert np.array_equal(images, (source.images / 16).astype(np.float32)) and np.array_equal(labels, source.target)
     federation = digits()
     for record in (federation.clients[3].train[0], federation.clients[9].test[-1], federation.public[7]):
         index = indices([record])[0]

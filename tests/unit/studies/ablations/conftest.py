@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
     "train": {"max_steps": 2},
     "federation": {"rounds": 3},
     "evaluate": {"every": 1},
+    "report": {"plots": False},
 }
 
 
