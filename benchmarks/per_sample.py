@@ -24,7 +24,7 @@ from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks.base import Examples
 from befit.train.loop import Pass, train
-from befit.train.paired_fisher import PairedFisher, estimate
+from befit.train.paired_fisher import PairedFisher, Statistics, estimate
 from common import host, publish, spread
 
 SAMPLES = 30
@@ -123,7 +123,7 @@ def by_sample(site: Site) -> PairedFisher:
 
 
 def by_hooks(site: Site) -> PairedFisher:
-    return estimate(site, AT, *SLOTS, samples=SAMPLES)
+    return estimate(site, AT, *SLOTS, Statistics(SAMPLES))
 
 
 def timed(work: Callable[[], Any], site: Site) -> tuple[float, Any]:

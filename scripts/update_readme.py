@@ -43,8 +43,8 @@ def method_table() -> str:
             needs.append("models at the server")
         described = describe(method)
         up, down = described["up"], described["down"]
-        paper = entry.paper.removeprefix("arXiv:")
-        source = f"[arXiv:{paper}](https://arxiv.org/abs/{paper}) ({entry.year})" if paper else "-"
+        label = "OpenReview" if entry.paper.startswith("openreview.net/") else entry.paper
+        source = f"[{label}]({entry.paper_url}) ({entry.year})" if label else "-"
         kind = "class" if isinstance(entry.factory, type) else "recipe"
         travels = "nothing" if up == "nothing" else f"up {up}; down {down}"
         cells = (f"`{name}`", entry.title, source, kind, ", ".join(needs) or "-", travels, ", ".join(links[name]))

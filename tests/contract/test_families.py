@@ -66,7 +66,7 @@ def played(host: Host, config: str, only: list[str] | None = None) -> tuple[Payl
 def test_every_client_has_the_backbone_that_the_configuration_gives_it(mixed: Host) -> None:
     small, large = mixed.backbone_of("reverse.upper"), mixed.backbone_of("drop-first.reverse")
     assert mixed.backbone_of("star-vowels.reverse") is small and mixed.backbone_of("upper.swap-ends") is large
-    assert small.parameters < large.parameters and mixed.smallest is small
+    assert small.parameters < large.parameters and mixed.common is small
     assert [info.backbone for info in mixed.infos] == [one.key for one in (small, large, small, large)]
 
 
@@ -234,11 +234,11 @@ def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_exam
 def test_a_step_is_counted_on_each_familys_backbone_and_the_frozen_pass_on_the_smallest(mixed: Host) -> None:
     """RELA: 2N + 5n and a gate for each module, and a tenth of the small model's parameters, over 2N + 3n."""
     found = relative_costs(mixed, mixed.build({"name": "rela", "rank": 4}))
-    assert {*found} == {"model", "small"} and mixed.smallest.name == "small"
+    assert {*found} == {"model", "small"} and mixed.common.name == "small"
     for one in mixed.backbones.values():
         shapes = one.model.shapes.targets.values()
         N, n, gates = one.parameters, sum(4 * (shape.d_in + shape.d_out) for shape in shapes), len(shapes)
-        units = 2 * (N + 2 * n) + n + gates + 0.1 * mixed.smallest.parameters
+        units = 2 * (N + 2 * n) + n + gates + 0.1 * mixed.common.parameters
         assert found[one.name]["compute"] == pytest.approx(units / (2 * N + 3 * n), abs=1e-9)
     packed = load_experiment(settings(families={"small": {"clients": ["*"], "model": {**SMALL, "quantise": "nf4"}}}))
     mixed.experiment, before = packed, mixed.experiment

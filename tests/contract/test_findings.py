@@ -221,8 +221,8 @@ def test_replayed_stages_take_the_configurations_rounds(play: Play, host: Host) 
 @pytest.mark.parametrize(
     "block, problem",
     [
-        ({"name": "potara", "samples": 0}, "samples: must be at least 1"),
-        ({"name": "potara", "rho_shrink": -1.0}, "rho_shrink: must not be negative"),
+        ({"name": "potara", "statistics": {"samples": 0}}, "statistics.samples: must be at least 1"),
+        ({"name": "potara", "correlation": {"shrink": -1.0}}, "correlation.shrink: must not be negative"),
         ({"name": "potara", "rounds_local": 0}, "at least one round"),
         ({"name": "local", "rounds": -3}, "at least one round"),
         ({"name": "ditto", "mu": -1.0}, "mu: must not be negative"),

@@ -161,7 +161,7 @@ def test_potaras_branches_are_local_and_fedit_bit_for_bit(source: Federation, tm
 def test_statistics_on_a_split_that_a_client_lacks_are_refused_before_training(
     source: Federation, tmp_path: Path
 ) -> None:
-    settings = replace(experiment("potara"), method={"name": "potara", "stat_split": "val"})
+    settings = replace(experiment("potara"), method={"name": "potara", "statistics": {"split": "val"}})
     first, *others = source.clients
     without = replace(source, clients=(replace(first, val=()), *others))
     with pytest.raises(ConfigError, match="potara needs val examples at every client; client-00 has none"):

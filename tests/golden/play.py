@@ -47,7 +47,7 @@ class Played(Clients):
             backbones={"tiny": self.backbone},
             public=lambda family: examples,
             budget=self.budget,
-            smallest=self.backbone,
+            common=self.backbone,
         )
         batch = examples.batch(range(PUBLIC))
         self.public = batch["pixel_values"], batch["labels"]
@@ -61,8 +61,8 @@ class Played(Clients):
         return replace(
             site,
             budget=self.budget,
-            smallest=self.backbone,
-            small_examples=site.examples,
+            common=self.backbone,
+            common_examples=site.examples,
             public=lambda: examples,
         )
 

@@ -61,7 +61,7 @@ def test_fisher_merging(space: str) -> None:
     B, or of the whole updates; F the mean square of single examples' gradients, eps delta times its mean. The head,
     which has no information of its own, at `tr(1/(F_l + eps)) / (tr(1/(F_f + eps)) + tr(1/(F_l + eps)))`."""
     delta = 0.01
-    played = Played({"name": "fisher_merging", **LORA, "space": space, "delta": delta})
+    played = Played({"name": "fisher_merging", **LORA, "space": space, "damping": {"delta": delta}})
     common, own = branches(played)
     for client in CLIENTS:
         local = own[client]
@@ -106,7 +106,7 @@ def information(data: tuple[Tensor, Tensor], adapter: Arrays, space: str) -> Arr
 def test_potara() -> None:
     """Zou et al. 2026, eqs. 13 to 20 and 54 to 58: `v = 1 / (F + eps)`, the covariance `clip(rho sqrt(v_f v_l), 0,
     min(v_f, v_l))` by the correlation of paired gradients, and `w = (b - c) / (a + b - 2c)` of the traces."""
-    played = Played({"name": "potara", **LORA, "delta": 0.01})
+    played = Played({"name": "potara", **LORA, "damping": {"delta": 0.01}})
     common, own = branches(played)
     weights = []
     for client in CLIENTS:

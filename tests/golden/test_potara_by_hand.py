@@ -41,7 +41,7 @@ def moments() -> PairedFisher:
 
 
 def stage(**options: object) -> PotaraMerge:
-    (merging,) = build_method({"name": "potara", "delta": 0.2, **options}).then  # type: ignore[attr-defined]
+    (merging,) = build_method({"name": "potara", "damping": {"delta": 0.2}, **options}).then  # type: ignore[attr-defined]
     assert isinstance(merging.rule, PotaraMerge) and merging.passes == ()
     return merging.rule
 
@@ -68,19 +68,21 @@ def test_the_log_says_what_was_clipped_and_how_much_rests_on_the_damping() -> No
 
 
 def test_without_correlation_the_weight_is_b_over_a_plus_b() -> None:
-    assert weigh(moments(), stage(correlation=False))[1]["w"] == pytest.approx(float(B / (A + B)), rel=1e-12)
+    assert weigh(moments(), stage(correlation={"estimate": False}))[1]["w"] == pytest.approx(
+        float(B / (A + B)), rel=1e-12
+    )
 
 
 def test_uncentred_moments_are_the_cosine() -> None:
     """j = 1: 21 / sqrt(14 * 33) = 0.977, clipped high as well; j = 2: -2 / sqrt(2 * 11) < 0. The weight is the same."""
-    assert weigh(moments(), stage(center=False))[1]["w"] == pytest.approx(float(W), rel=1e-12)
+    assert weigh(moments(), stage(correlation={"centred": False}))[1]["w"] == pytest.approx(float(W), rel=1e-12)
 
 
 def test_a_threshold_on_the_correlation_leaves_what_is_above_it() -> None:
     """rho = sqrt(3)/2 - 0.5/sqrt(3) = 1/sqrt(3); times sqrt(1/68) it is sqrt(1/204) = 0.0700 < 1/12: no clip."""
     c = (1 / 204) ** 0.5
     w = (float(B) - c) / (float(A + B) - 2 * c)
-    assert weigh(moments(), stage(rho_shrink=0.5))[1]["w"] == pytest.approx(w, rel=1e-9)
+    assert weigh(moments(), stage(correlation={"shrink": 0.5}))[1]["w"] == pytest.approx(w, rel=1e-9)
 
 
 @pytest.mark.parametrize("granularity", ["factor", "tensor"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from befit.methods.potara import closed_form_weight
-from befit.train.paired_fisher import Damping, PairedFisher
+from befit.train.paired_fisher import Correlation, Damping, PairedFisher
 
 DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 TABLE = {
@@ -47,6 +47,10 @@ def test_many_samples_find_the_true_weight() -> None:
 
 
 def test_without_correlation_the_weight_is_the_ratio_of_the_traces() -> None:
-    a, b, c = simulate(1.0, rho=0.3, samples=30, coordinates=20_000).variances(Damping(), correlation=False).traces()
+    a, b, c = (
+        simulate(1.0, rho=0.3, samples=30, coordinates=20_000)
+        .variances(Damping(), Correlation(estimate=False))
+        .traces()
+    )
     assert c == 0.0
     assert closed_form_weight(a, b, c)[0] == pytest.approx(2 / 3, abs=0.01)

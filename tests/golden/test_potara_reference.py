@@ -25,21 +25,21 @@ CHECKED = {"potara": "numpy, gradients by PEFT"}
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"delta": 1e-2},
-    {"damping_scope": "tensor"},
-    {"drop_dead": False},
-    {"damping": "absolute", "delta": 1e-3},
-    {"damping": "quantile"},
-    {"damping": "quantile", "delta": 0.5},
-    {"correlation": False},
-    {"center": False},
-    {"rho_shrink": 1.0},
+    {"damping": {"delta": 1e-2}},
+    {"damping": {"scope": "tensor"}},
+    {"damping": {"drop_dead": False}},
+    {"damping": {"kind": "absolute", "delta": 1e-3}},
+    {"damping": {"kind": "quantile"}},
+    {"damping": {"kind": "quantile", "delta": 0.5}},
+    {"correlation": {"estimate": False}},
+    {"correlation": {"centred": False}},
+    {"correlation": {"shrink": 1.0}},
     {"granularity": "factor"},
     {"granularity": "layer"},
     {"granularity": "tensor"},
     {"granularity": "coordinate"},
-    {"granularity": "coordinate", "center": False, "delta": 1e-2},
-    {"granularity": "layer", "damping_scope": "tensor", "rho_shrink": 0.5},
+    {"granularity": "coordinate", "correlation": {"centred": False}, "damping": {"delta": 1e-2}},
+    {"granularity": "layer", "damping": {"scope": "tensor"}, "correlation": {"shrink": 0.5}},
 ]
 
 
@@ -78,7 +78,7 @@ def case(kind: str, dead: bool = False) -> Case:
 
 def merged_by_befit(one: Case, options: dict[str, Any]) -> tuple[State, dict[str, float]]:
     site = make_site(one.kind, rows=ROWS)
-    method: Any = build_method({"name": "potara", "rank": 2, "alpha": 6.0, "samples": ROWS, **options})
+    method: Any = build_method({"name": "potara", "rank": 2, "alpha": 6.0, "statistics": {"samples": ROWS}, **options})
     site.model.install(method.layout, seed=0)
     same = {"initial": "the same"}
     memory = Payload(select(one.state, slot("personal")), dict(same))
@@ -101,36 +101,37 @@ def optimum(a: Any, b: Any, c: Any) -> Any:
 
 def by_the_book(
     one: Case,
-    damping: str = "relative",
-    delta: float | None = None,
-    damping_scope: str = "client",
-    drop_dead: bool = True,
-    correlation: bool = True,
-    center: bool = True,
-    rho_shrink: float = 0.0,
+    damping: dict[str, Any] | None = None,
+    correlation: dict[str, Any] | None = None,
     granularity: str = "client",
 ) -> tuple[dict[str, Any], tuple[float, float, float]]:
     """The weight of each key, and the client's traces a, b, c."""
     fisher = {key: ((one.fed[key] ** 2).mean(0), (one.local[key] ** 2).mean(0)) for key in one.fed}
     every = np.concatenate([np.concatenate(pair) for pair in fisher.values()])
-    delta = delta or {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}[damping]
+    kind, scope, drop_dead = (
+        (damping or {}).get(*pair) for pair in (("kind", "relative"), ("scope", "client"), ("drop_dead", True))
+    )
+    delta = (damping or {}).get("delta", {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}[str(kind)])
+    estimate, centred, shrink = (
+        (correlation or {}).get(*pair) for pair in (("estimate", True), ("centred", True), ("shrink", 0.0))
+    )
     parts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     for key, (F_f, F_l) in fisher.items():
-        if damping == "quantile":
+        if kind == "quantile":
             floor = np.quantile(every[every > 0], delta, method="lower")
             D_f, D_l = np.maximum(F_f, floor), np.maximum(F_l, floor)
         else:
-            scope = every if damping_scope == "client" else np.concatenate([F_f, F_l])
-            eps = delta if damping == "absolute" else delta * scope.mean()
+            about = every if scope == "client" else np.concatenate([F_f, F_l])
+            eps = delta if kind == "absolute" else delta * about.mean()
             D_f, D_l = F_f + eps, F_l + eps
         alive = (F_f > 0) | (F_l > 0) | (not drop_dead)
         v_f, v_l = (np.divide(1.0, D, out=np.zeros_like(D), where=alive & (D > 0)) for D in (D_f, D_l))
         g_f, g_l = one.fed[key], one.local[key]
-        if center:
+        if centred:
             g_f, g_l = g_f - g_f.mean(0), g_l - g_l.mean(0)
         size = np.sqrt((g_f**2).sum(0) * (g_l**2).sum(0))
-        rho = np.divide((g_f * g_l).sum(0), size, out=np.zeros_like(size), where=size > 0) * correlation
-        rho = np.sign(rho) * np.maximum(np.abs(rho) - rho_shrink / ROWS**0.5, 0)
+        rho = np.divide((g_f * g_l).sum(0), size, out=np.zeros_like(size), where=size > 0) * estimate
+        rho = np.sign(rho) * np.maximum(np.abs(rho) - shrink / ROWS**0.5, 0)
         parts[key] = v_f, v_l, np.clip(rho * np.sqrt(v_f * v_l), 0, np.minimum(v_f, v_l))
     total = tuple(float(sum(part[i].sum() for part in parts.values())) for i in range(3))
     weights: dict[str, Any] = {"": float(optimum(*total))}
@@ -163,7 +164,7 @@ def test_the_merge_is_that_of_the_equations(kind: str, options: dict[str, Any]) 
 def test_coordinates_without_gradient_leave_the_sums_or_stay_as_asked(drop_dead: bool, granularity: str) -> None:
     """All A of query projections are dead: half of all A. Alone they say nothing, so their own weight is 1/2."""
     one = case("vit", dead=True)
-    options: dict[str, Any] = {"drop_dead": drop_dead, "granularity": granularity}
+    options: dict[str, Any] = {"damping": {"drop_dead": drop_dead}, "granularity": granularity}
     weights, traces = by_the_book(one, **options)
     merged, numbers = merged_by_befit(one, options)
     assert numbers["w"] == pytest.approx(weights[""], abs=1e-4)

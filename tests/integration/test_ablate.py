@@ -17,7 +17,7 @@ from tests.processes import PATIENCE, befit, begin
 CONFIG = {
     "name": "killed",
     "benchmark": {"name": "digits", "clients": 3, "alpha": 10.0, "seed": 0},
-    "method": {"name": "potara", "rank": 2, "rounds_local": 3, "samples": 6},
+    "method": {"name": "potara", "rank": 2, "rounds_local": 3, "statistics": {"samples": 6}},
     "train": {"max_steps": 1},
     "federation": {"rounds": 40},
     "checkpoint": {"every_s": 0.0},

@@ -72,9 +72,9 @@ def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_pat
 def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_path: Path) -> None:
     """Also where the merged adapter has another rank, which the branches know nothing of."""
     blocks: list[dict[str, Any]] = [
-        {"name": "potara", "rank": 2, "samples": 4},
-        {"name": "potara", "rank": 2, "samples": 4, "merge_space": "product"},
-        {"name": "fisher_merging", "rank": 2, "samples": 4},
+        {"name": "potara", "rank": 2, "statistics": {"samples": 4}},
+        {"name": "potara", "rank": 2, "statistics": {"samples": 4}, "merge_space": "product"},
+        {"name": "fisher_merging", "rank": 2, "statistics": {"samples": 4}},
         {"name": "interpolation", "rank": 2},
     ]
     events: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from befit.methods.potara import closed_form_weight, merged_trace
-from befit.train.paired_fisher import Damping, PairedFisher, Variances, group_traces
+from befit.train.paired_fisher import Correlation, Damping, PairedFisher, Variances, group_traces
 
 SPANS = {
     "block.00.q_proj/A": (0, 3),
@@ -58,7 +58,7 @@ def weigh(pair: tuple[Tensor, Tensor], damping: Damping) -> tuple[float, bool]:
 
 @given(gradients(), DAMPINGS, st.booleans(), st.sampled_from([0.0, 1.0]))
 def test_the_weight_is_a_share_and_no_other_does_better(pair, damping: Damping, center: bool, shrink: float) -> None:
-    a, b, c = moments_of(pair).variances(damping, center=center, rho_shrink=shrink).traces()
+    a, b, c = moments_of(pair).variances(damping, Correlation(centred=center, shrink=shrink)).traces()
     w, degenerate = closed_form_weight(a, b, c)
     best = merged_trace(a, b, c, w)
     slack = 1e-9 * (a + b)
@@ -77,7 +77,7 @@ def test_the_weight_is_a_share_and_no_other_does_better(pair, damping: Damping, 
 
 @given(gradients(), DAMPINGS, st.booleans())
 def test_every_covariance_lies_between_zero_and_the_smaller_variance(pair, damping: Damping, center: bool) -> None:
-    found = moments_of(pair).variances(damping, center=center)
+    found = moments_of(pair).variances(damping, Correlation(centred=center))
     assert bool((found.cross >= 0).all())
     assert bool((found.cross <= torch.minimum(found.fed, found.local)).all())
     dead = (pair[0] == 0).all(0) & (pair[1] == 0).all(0)
@@ -140,7 +140,7 @@ def test_one_sample_has_no_correlation(pair, damping: Damping) -> None:
 def test_single_coordinates_without_correlation_are_fisher_merging(pair, damping: Damping) -> None:
     """w_j = F_f / (F_f + F_l) of the damped Fisher informations."""
     moments = moments_of(pair)
-    found = moments.variances(damping, correlation=False).coordinate_weights()
+    found = moments.variances(damping, Correlation(estimate=False)).coordinate_weights()
     F_f, F_l = moments.fisher
     mean = (F_f + F_l) / 2
     for key, (start, stop) in SPANS.items():

@@ -40,7 +40,7 @@ def parents(site: Site, seed: int = 0, size: float = 0.3) -> tuple[State, State]
 def client(kind: str, **options: Any) -> tuple[Site, Any]:
     """A site whose every example goes into the statistics, and the method."""
     site = make_site(kind, rows=ROWS, model=MODELS[kind])
-    method: Any = build_method({"name": "potara", "rank": 2, "samples": ROWS, **options})
+    method: Any = build_method({"name": "potara", "rank": 2, "statistics": {"samples": ROWS}, **options})
     site.model.install(method.layout, seed=0)
     return site, method
 
@@ -138,7 +138,7 @@ def test_a_constant_factor_of_the_loss_changes_nothing_but_under_absolute_dampin
     """Gradients times s: F times s^2 and v divided by it; a fixed eps then counts for more or less."""
     weights: dict[str, list[float]] = {}
     for damping, delta in (("relative", 1e-2), ("quantile", 0.2), ("absolute", 1e-3)):
-        site, method = client(kind, damping=damping, delta=delta)
+        site, method = client(kind, damping={"kind": damping, "delta": delta})
         fed, local = parents(site)
         plain = site.task.sample_losses
 
@@ -158,7 +158,9 @@ def test_a_constant_factor_of_the_loss_changes_nothing_but_under_absolute_dampin
 @settings(max_examples=5)
 def test_single_coordinates_without_correlation_are_fisher_merging(kind: str, seed: int) -> None:
     """`(F_f W_f + F_l W_l) / (F_f + F_l)` with one eps on both F, as the server's rule of that name computes it."""
-    site, method = client(kind, granularity="coordinate", correlation=False, drop_dead=False, delta=1e-3)
+    site, method = client(
+        kind, granularity="coordinate", correlation={"estimate": False}, damping={"drop_dead": False, "delta": 1e-3}
+    )
     fed, local = parents(site, seed)
     merged, numbers = merge(site, method, fed, local)
     site.model.load({**fed, **local})
@@ -214,7 +216,7 @@ def test_identical_parents_give_their_own_update_in_product_space_too(kind: str,
 
 @KINDS
 def test_one_sample_has_no_correlation_and_still_gives_a_weight(kind: str) -> None:
-    site, method = client(kind, samples=1)
+    site, method = client(kind, statistics={"samples": 1})
     _, numbers = merge(site, method, *parents(site))
     a, b = numbers["trace_fed"], numbers["trace_local"]
     assert numbers["samples"] == 1.0 and numbers["trace_shared"] == 0.0
@@ -225,12 +227,12 @@ def test_one_sample_has_no_correlation_and_still_gives_a_weight(kind: str) -> No
 def test_fewer_examples_than_samples_are_a_warning_with_both_numbers(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site, method = client(kind, samples=30)
+    site, method = client(kind, statistics={"samples": 30})
     with caplog.at_level(logging.WARNING):
         merged, numbers = merge(site, method, *parents(site))
     assert "client client-01 has 7 train examples; the statistics use all of them instead of 30" in caplog.text
     assert numbers["samples"] == ROWS
-    whole, same = client(kind, samples=ROWS)
+    whole, same = client(kind)
     assert_near(merged, merge(whole, same, *parents(whole))[0])
     caplog.clear()
     merge(whole, same, *parents(whole))

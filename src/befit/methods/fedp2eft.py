@@ -23,6 +23,7 @@ from befit.methods.parts.budget.generator import GENERATOR, Generator, Generator
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
 from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
+    TIES,
     FineTune,
     OnBase,
     Predict,
@@ -85,6 +86,8 @@ class FedP2EFT(OnBase):
     kept: Budgets = field(init=False)
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
+
+    diagnostics = (TIES,)
 
     def __post_init__(self) -> None:
         kept = make_budgets(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
@@ -11,16 +11,14 @@ from befit.adapters.forms import DENSE, LORA
 from befit.adapters.keys import join, slot, split
 from befit.adapters.layout import Slot
 from befit.adapters.lowrank import truncate
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
-from befit.methods.parts.recipe.branches import two_branches
+from befit.methods.parts.recipe.branches import RANGE, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.registry import register
 from befit.protocol.site import Site
-from befit.train.paired_fisher import Damping, estimate
+from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 
 
 @register("fisher_merging", title="Fisher merging", paper="arXiv:2111.09832", year=2022)
@@ -31,23 +29,19 @@ def fisher_merging(
     rounds_fedit: int | None = None,
     weights: Literal["examples", "uniform"] = "examples",
     space: Literal["lora", "dense", "dense-truncated"] = "lora",
-    samples: int = 30,
-    delta: float = 1e-4,
-    token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean",
-    stat_split: Literal["train", "val"] = "train",
+    statistics: Statistics = Statistics(),  # noqa: B008 frozen
+    damping: Damping = Damping(),  # noqa: B008 frozen
 ) -> Recipe:
     """Train FedIT and a local adapter from one start, then average them entry by entry, by their Fisher information.
 
-    rank             rank of both adapters
-    alpha            their scaling: delta = alpha / rank * B A
-    rounds_local     how many times train.max_steps to train alone; default federation.rounds
-    rounds_fedit     rounds of FedIT; default federation.rounds
-    weights          how the server averages: "examples" or "uniform"
-    space            entries of A and B ("lora"), of the whole updates ("dense", the paper), or of those, cut to rank r
-    samples          examples of the client for the information
-    delta            size of eps over the mean information of all entries
-    token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
-    stat_split       examples for the statistics: "train" or "val"
+    rank          rank of both adapters
+    alpha         their scaling: delta = alpha / rank * B A
+    rounds_local  how many times train.max_steps to train alone; default federation.rounds
+    rounds_fedit  rounds of FedIT; default federation.rounds
+    weights       how the server averages: "examples" or "uniform"
+    space         entries of A and B ("lora"), of the whole updates ("dense", the paper), or of those, cut to rank r
+    statistics    examples and labels that the information is of: samples, split, fisher, token_reduction
+    damping       what keeps weights apart from noise, eps: kind, delta, scope, drop_dead
 
     `W_m = ((F_f + eps) W_f + (F_l + eps) W_l) / (F_f + F_l + 2 eps)`; entries without information get the mean.
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge. Deviation: a task head
@@ -57,18 +51,16 @@ def fisher_merging(
     Source: Matena and Raffel 2022, Fisher merging; Zou et al. 2026, section 4.2 and appendix H;
     docs/methods/fisher_merging.md.
     """
-    problems = [f"samples: must be at least 1, got {samples}"] * (samples < 1)
-    if problems := [*problems, *[f"delta: must be positive, got {delta}"] * (not delta > 0)]:
-        raise ConfigError(problems, "fisher_merging")
     return two_branches(
-        FisherMerge(space, samples, Damping(delta=delta), token_reduction, stat_split),
+        FisherMerge(space, statistics, damping),
         Slot("merged", rank, alpha, form=DENSE if space == "dense" else LORA),
         rank=rank,
         alpha=alpha,
         rounds_local=rounds_local,
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
-        splits=(stat_split,),
+        splits=(statistics.split,),
+        diagnostics=(RANGE,),
     )
 
 
@@ -77,23 +69,13 @@ class FisherMerge:
     """The rule; see `fisher_merging` for the fields."""
 
     space: Literal["lora", "dense", "dense-truncated"]
-    samples: int
+    statistics: Statistics
     damping: Damping
-    token_reduction: Literal["mean", "sum"]
-    split: str
 
     def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
-        moments = estimate(
-            site,
-            at,
-            "shared",
-            "personal",
-            samples=self.samples,
-            reduction=self.token_reduction,
-            split=self.split,
-            space="factors" if self.space == "lora" else "product",
-        )
-        variances = moments.variances(self.damping, correlation=False)  # 1 / (F + eps)
+        space = "factors" if self.space == "lora" else "product"
+        moments = estimate(site, at, "shared", "personal", self.statistics, space)
+        variances = moments.variances(self.damping, Correlation(estimate=False))  # 1 / (F + eps)
         a, b, _ = variances.traces()
         w = b / (a + b) if a + b > 0 else 0.5
         by_entry = variances.coordinate_weights()

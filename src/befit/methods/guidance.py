@@ -20,7 +20,7 @@ from befit.train.terms import L2, Distil, ProductDistance, Term
 _LOG = logging.getLogger(__name__)
 
 
-@register("guidance", title="Server merging x client guidance", paper="", year=2025)
+@register("guidance", title="Server merging x client guidance", paper="openreview.net/forum?id=wdYl0agN49", year=2025)
 def guidance(
     rank: int = 8,
     alpha: float = 16.0,

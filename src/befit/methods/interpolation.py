@@ -11,7 +11,7 @@ from befit.core.errors import ConfigError
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import merge_pair
-from befit.methods.parts.recipe.branches import two_branches
+from befit.methods.parts.recipe.branches import WEIGHT, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.registry import register
 from befit.protocol.site import Site
@@ -55,6 +55,7 @@ def interpolation(
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
         splits=("val",) if w is None else (),
+        diagnostics=(WEIGHT,),
     )
 
 

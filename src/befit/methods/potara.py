@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,16 +17,15 @@ from torch import Tensor
 from befit.adapters.keys import slot
 from befit.adapters.layout import Slot
 from befit.core.errors import ConfigError
-from befit.core.schema import Mark
 from befit.core.values import Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.merge.pair import comparison, merge_pair
-from befit.methods.parts.recipe.branches import MergeBranches, keep_best, two_branches
+from befit.methods.parts.recipe.branches import GUARD, RANGE, WEIGHT, MergeBranches, keep_best, two_branches
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Method
 from befit.protocol.registry import register
 from befit.protocol.site import Site
-from befit.train.paired_fisher import Damping, PairedFisher, Variances, estimate, group_traces
+from befit.train.paired_fisher import Correlation, Damping, PairedFisher, Statistics, Variances, estimate, group_traces
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,20 +39,12 @@ def potara(
     rounds_local: int | None = None,
     rounds_fedit: int | None = None,
     weights: Literal["examples", "uniform"] = "examples",
-    samples: int = 30,
-    damping: Literal["relative", "absolute", "quantile"] = "relative",
-    delta: float | None = None,
-    damping_scope: Literal["client", "tensor"] = "client",
-    drop_dead: bool = True,
-    correlation: bool = True,
-    center: bool = True,
-    rho_shrink: float = 0.0,
+    statistics: Statistics = Statistics(),  # noqa: B008 frozen
+    damping: Damping = Damping(),  # noqa: B008 frozen
+    correlation: Correlation = Correlation(),  # noqa: B008 frozen
     granularity: Granularity = "client",
     estimate_space: Literal["factors", "product"] = "factors",
     merge_space: Literal["factors", "product", "product-truncated"] = "factors",
-    token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean",
-    stat_split: Literal["train", "val"] = "train",
-    fisher: Literal["empirical", "sampled"] = "empirical",
     guard: Literal["none", "validation"] = "none",
 ) -> Recipe:
     """Train FedIT and a local adapter from one initial adapter, then merge the two at each client.
@@ -63,20 +54,12 @@ def potara(
     rounds_local     how many times train.max_steps to train alone; default federation.rounds
     rounds_fedit     rounds of FedIT; default federation.rounds
     weights          how the server averages: "examples" or "uniform"
-    samples          M, examples of the client for the statistics
-    damping          what keeps 1/F finite: "relative" to the mean, "absolute", or a "quantile" as floor
-    delta            its size; default 1e-4 (relative), 1e-8 (absolute), 0.05 (quantile)
-    damping_scope    take the mean of relative damping over the whole client or per tensor
-    drop_dead        leave out coordinates without any gradient in either model
-    correlation      estimate the correlation of the two models' gradients; false sets it to zero
-    center           centred moments in the correlation
-    rho_shrink       soft-threshold the correlation by rho_shrink / sqrt(M)
+    statistics       examples and labels that the gradients are of: samples, split, fisher, token_reduction
+    damping          what keeps 1/F finite: kind, delta, scope, drop_dead
+    correlation      how that of the two models' gradients is estimated: estimate, centred, shrink
     granularity      one weight per client (the paper), factor, layer, tensor or coordinate
     estimate_space   Fisher information of A and B (the paper) or of their product
     merge_space      interpolate A and B (the paper), or the product, exact at rank 2r or truncated to rank r
-    token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
-    stat_split       examples for the statistics: "train" (the paper) or "val"
-    fisher           Fisher information at the true labels, "empirical" (the paper), or at labels drawn from the model
     guard            "validation" deploys the best of merged, federated and local by the client's validation examples
 
     up = down = r(d_in + d_out) per module and FedIT round, and one more download for the merge; the local branch and
@@ -84,32 +67,23 @@ def potara(
 
     Source: Zou et al. 2026, eqs. 3, 4, 13, 17 to 20 and 53 to 59; Zou et al. 2026, appendix B; docs/methods/potara.md.
     """
-    if problems := _problems(granularity, estimate_space, merge_space, samples, delta, rho_shrink):
-        raise ConfigError(problems, "potara")
+    if granularity not in ("client", "layer") and (merge_space != "factors" or estimate_space != "factors"):
+        problem = (
+            f"granularity: {granularity!r} gives A and B of one module different weights, which a product does not "
+            "have; use granularity client or layer, or estimate_space and merge_space factors"
+        )
+        raise ConfigError([problem], "potara")
     merged_rank = 2 * rank if merge_space == "product" else rank
-    rule = PotaraMerge(
-        samples=samples,
-        damping=Damping(damping, delta, damping_scope, drop_dead),
-        correlation=correlation,
-        center=center,
-        rho_shrink=rho_shrink,
-        granularity=granularity,
-        estimate_space=estimate_space,
-        merge_space=merge_space,
-        token_reduction=token_reduction,
-        split=stat_split,
-        fisher=fisher,
-        guard=guard,
-    )
     return two_branches(
-        rule,
+        PotaraMerge(statistics, damping, correlation, granularity, estimate_space, merge_space, guard),
         Slot("merged", merged_rank, alpha * merged_rank / rank),  # the same alpha / rank as its parents
         rank=rank,
         alpha=alpha,
         rounds_local=rounds_local,
         rounds_fedit=rounds_fedit,
         weights=Merge(weights),
-        splits=(stat_split, *(["val"] if guard == "validation" else [])),
+        splits=(statistics.split, *(["val"] if guard == "validation" else [])),
+        diagnostics=(WEIGHT if granularity == "client" else RANGE, *([GUARD] if guard == "validation" else [])),
     )
 
 
@@ -122,55 +96,21 @@ def merge_rule(method: Method) -> PotaraMerge:
     raise TypeError("the method does not merge as Potara does")
 
 
-def _problems(
-    granularity: str, estimate_space: str, merge_space: str, samples: int, delta: float | None, rho_shrink: float
-) -> list[str]:
-    """What cannot work, each with the key it is about."""
-    problems = []
-    if samples < 1:
-        problems.append(f"samples: must be at least 1, got {samples}")
-    if delta is not None and not delta > 0:
-        problems.append(f"delta: must be positive, got {delta}")
-    if rho_shrink < 0:
-        problems.append(f"rho_shrink: must not be negative, got {rho_shrink}")
-    if granularity not in ("client", "layer") and (merge_space != "factors" or estimate_space != "factors"):
-        problems.append(
-            f"granularity: {granularity!r} gives A and B of one module different weights, which a product does not "
-            "have; use granularity client or layer, or estimate_space and merge_space factors"
-        )
-    return problems
-
-
 @dataclass(frozen=True)
 class PotaraMerge:
     """The rule that estimates, weighs, merges and guards; see `potara` for the fields."""
 
-    samples: int
+    statistics: Statistics
     damping: Damping
-    correlation: bool
-    center: bool
-    rho_shrink: float
+    correlation: Correlation
     granularity: Granularity
     estimate_space: Literal["factors", "product"]
     merge_space: Literal["factors", "product", "product-truncated"]
-    token_reduction: Literal["mean", "sum"]
-    split: str
-    fisher: Literal["empirical", "sampled"] = "empirical"
     guard: Literal["none", "validation"] = "none"
 
     def moments(self, site: Site, at: Tick) -> PairedFisher:
         """The per-sample statistics of both branches, as this rule takes them."""
-        return estimate(
-            site,
-            at,
-            "shared",
-            "personal",
-            samples=self.samples,
-            space=self.estimate_space,
-            reduction=self.token_reduction,
-            split=self.split,
-            fisher=self.fisher,
-        )
+        return estimate(site, at, "shared", "personal", self.statistics, self.estimate_space)
 
     def __call__(self, site: Site, at: Tick) -> tuple[State, dict[str, Scalar]]:
         weights, numbers = weigh(self.moments(site, at), self)
@@ -259,7 +199,7 @@ def weigh(moments: PairedFisher, stage: PotaraMerge) -> tuple[dict[str, Tensor |
 
     Key "" holds the client's own weight, for arrays that the statistics leave out, such as a task head.
     """
-    rho = moments.shrunk(stage.correlation, stage.center, stage.rho_shrink)
+    rho = moments.rho(stage.correlation)
     variances = moments.variances(stage.damping, rho=rho)
     a, b, c = variances.traces()
     w, degenerate = closed_form_weight(a, b, c)

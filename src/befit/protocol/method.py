@@ -38,7 +38,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Literal, final
 
 from torch import Tensor
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deployment",
+    "Diagnostic",
     "Method",
     "Needs",
     "Use",
@@ -120,13 +121,34 @@ class Use:
         return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")
 
 
+@dataclass(frozen=True)
+class Diagnostic:
+    """How reports show numbers that clients give in `site.report`; plain data, kept in results.json.
+
+    kind   "share": one number in [0, 1], or a range of two, as a column and a plot
+           "choice": which of several things a client kept: 1 for one of the numbers, 0 for the others
+           "alarm": a sentence at the head of the report, about the clients whose number is at most `limit`
+    keys   names of the numbers: of a range its two ends; of a choice what the names begin with
+    text   what the numbers say; {choices} and {kept} of a choice, {clients} of an alarm are filled in
+    title  of the plot
+    """
+
+    kind: Literal["share", "choice", "alarm"]
+    keys: tuple[str, ...]
+    text: str
+    title: str = ""
+    limit: float = 0.0
+
+
 class Method(ABC):
     """A plan, initial memories and a layout. See the module's docstring for a worked example.
 
-    use  what it deploys, see `Deployment`
+    use          what it deploys, see `Deployment`
+    diagnostics  how reports show what its clients report; everything else is in a table of all diagnostics
     """
 
     needs: Needs = Needs()
+    diagnostics: tuple[Diagnostic, ...] = ()
     layout: Layout
     use: Use
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,6 +42,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class MethodEntry:
     """A registered method: where it comes from and how it is made. `factory` is a function or a dataclass.
 
+    paper     "arXiv:<number>" or "openreview.net/forum?id=<id>"; empty where none is followed
     standard  it is plain averaging of adapters, with which the costs of all others are compared
     """
 
@@ -51,6 +52,13 @@ class MethodEntry:
     year: int | None
     factory: Callable[..., Any]
     standard: bool = False
+
+    @property
+    def paper_url(self) -> str:
+        """Where the paper is found; empty without one."""
+        if self.paper.startswith("arXiv:"):
+            return f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}"
+        return self.paper and f"https://{self.paper}"
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -117,7 +125,8 @@ def check_method(
     ruled = [replace(option, rule=_RULES.get(option.name)) for option in entry.parameters]
     arguments, problems = check_values(ruled, given, f"{path}.", name)
     defaults = {option.name: plain(option.default) for option in entry.parameters if _writable(plain(option.default))}
-    resolved = {"name": name, **defaults, **plain(given)}
+    blocks = {key: value for key, value in arguments.items() if is_dataclass(value)}  # filled in as well
+    resolved = {"name": name, **defaults, **plain({**given, **blocks})}
     if problems:  # all mistakes at once: those of the other arguments too, with defaults in place of the wrong ones
         wrong = {problem.removeprefix(f"{path}.").split(":")[0].split(".")[0] for problem in problems}
         right = {key: value for key, value in arguments.items() if key not in wrong}

@@ -48,13 +48,13 @@ class Backbone:
 class Site:
     """One client: its model, task, data and budget. Random draws take a seed from a `Tick`.
 
-    report          numbers for the log that `client_update` may add; they leave the client, by name
-    smallest        the federation's smallest backbone, or the configuration's common model, at all clients, used bare
-    small_examples  this client's records, by split, in that backbone's terms
-    public          the federation's public records, in the terms of this client's model
-    stream          where training data arrives over time, what a round's batches are made of
-    values          what the field that `evaluate.by` names says of each example of a split; nothing where it names none
-    others          the other clients' examples by client, of a split, where all are on this machine; for scores alone
+    report           numbers for the log that `client_update` may add; they leave the client, by name
+    common           the bare model that all clients have: `common_model` of the configuration, or the smallest backbone
+    common_examples  this client's records, by split, in that backbone's terms
+    public           the federation's public records, in the terms of this client's model
+    stream           where training data arrives over time, what a round's batches are made of
+    values           what the field that `evaluate.by` names says of each example of a split; nothing without it
+    others           the other clients' examples by client, of a split, where all are on this machine; for scores alone
     """
 
     info: ClientInfo
@@ -63,8 +63,8 @@ class Site:
     budget: TrainSettings
     examples: Callable[[str], Examples]
     report: dict[str, float] = field(default_factory=dict)
-    smallest: Backbone | None = None
-    small_examples: Callable[[str], Examples] | None = None
+    common: Backbone | None = None
+    common_examples: Callable[[str], Examples] | None = None
     public: Callable[[], Examples] | None = None
     stream: Stream | None = None
     values: Callable[[str], Sequence[str]] = lambda split: ()
@@ -110,7 +110,7 @@ class ServerSite:
     backbones  the models themselves, by the same names, for methods that need them at the server
     public     the federation's public records in the terms of one backbone
     budget     the configuration's settings of training, for methods that train at the server
-    smallest   the bare model that all clients have, see `Site`
+    common     the bare model that all clients have, see `Site`
     """
 
     starts: Mapping[str, State]
@@ -118,7 +118,7 @@ class ServerSite:
     backbones: Mapping[str, Backbone] = field(default_factory=dict[str, "Backbone"])
     public: Callable[[str], Examples] | None = None
     budget: TrainSettings | None = None
-    smallest: Backbone | None = None
+    common: Backbone | None = None
 
     @property
     def initial(self) -> State:

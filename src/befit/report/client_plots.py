@@ -1,4 +1,4 @@
-"""Every client against its baselines, and the mixing weights; distributions where clients are many."""
+"""Every client against its baselines, and its shares, such as mixing weights; distributions where clients are many."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from befit.report.comparison import CLEAR, Gain, gains_over, run_title
+from befit.report.diagnostics import Values, share_header, share_text
 from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, slant
 from befit.report.numbers import counts_examples, gain_text, is_share, plain, score_of, score_text
-from befit.report.results import RunResults, baseline_labels
+from befit.report.results import RunResults, Shown, baseline_labels
 from befit.report.svg import MUTED, TEXT, draw, run_ink
-from befit.report.weights import by_group, weight_header, weight_note, weight_text, weights_of
 
-__all__ = ["client_bars", "client_distributions", "weight_bars", "weight_distribution"]
+__all__ = ["client_bars", "client_distributions", "share_bars", "share_distribution"]
 
 
 def client_bars(results: RunResults) -> Plot | None:
@@ -158,21 +158,19 @@ def _cumulative(axes: Axes, values: Sequence[float], ink: int, label: str) -> No
     axes.set_ylim(0, 100)
 
 
-def weight_bars(results: RunResults) -> Plot | None:
-    """One bar per client up to its weight, or from the least to the largest weight of its groups."""
-    weights, grouped = weights_of(results), by_group(results)
-    if not weights:
-        return None
+def share_bars(shown: Shown, values: Values) -> Plot:
+    """One bar per client up to its number, or from its least to its largest."""
+    ranges = len(shown["keys"]) > 1
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        places, few = range(len(weights)), len(weights) <= (14 if grouped else 30)
-        for place, (least, most) in zip(places, weights.values(), strict=True):
-            bottom = least if grouped else 0.0
-            axes.bar(place, max(most - bottom, 0.004 * grouped), 0.6, bottom=bottom, color=run_ink(0))
+        places, few = range(len(values)), len(values) <= (14 if ranges else 30)
+        for place, (least, most) in zip(places, values.values(), strict=True):
+            bottom = least if ranges else 0.0
+            axes.bar(place, max(most - bottom, 0.004 * ranges), 0.6, bottom=bottom, color=run_ink(0))
             if few:
                 axes.annotate(
-                    weight_text((least, most), grouped),
+                    share_text((least, most), shown),
                     (place, most),
                     (0, 2),
                     textcoords="offset points",
@@ -180,42 +178,40 @@ def weight_bars(results: RunResults) -> Plot | None:
                     fontsize=9,
                 )
         axes.axhline(0.5, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)))
-        _name_clients(axes, list(weights))
+        _name_clients(axes, list(values))
         axes.set_ylim(0, 1.08)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        axes.set_ylabel(weight_header(results))
+        axes.set_ylabel(share_header(shown))
 
-    title = "Mixing weights of every client's groups" if grouped else "Mixing weight of every client"
-    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), weight_note(results), wide=True)
+    title = f"{shown['title']} of every client{', least to largest' * ranges}"
+    return Plot(shown["title"], draw(shown["keys"][0], title, 12.0, 3.0, paint), shown["text"], wide=True)
 
 
-def weight_distribution(results: RunResults) -> Plot | None:
-    """How many clients have which weight; where groups have their own, every client's range, in order of its middle."""
-    weights, grouped = weights_of(results), by_group(results)
-    if not weights:
-        return None
+def share_distribution(shown: Shown, values: Values) -> Plot:
+    """How many clients have which number; of ranges, every client's, in order of its middle."""
+    ranges = len(shown["keys"]) > 1
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        if not grouped:
+        if not ranges:
             axes.hist(
-                [least for least, _ in weights.values()],
+                [least for least, _ in values.values()],
                 bins=[step / 20 for step in range(21)],
                 color=run_ink(0),
                 rwidth=0.9,
             )
             axes.set_xlim(0, 1)
-            axes.set_xlabel("w")
+            axes.set_xlabel(share_header(shown))
             axes.set_ylabel("clients")
             return
-        ranges = sorted(weights.values(), key=sum)
-        axes.vlines(range(len(ranges)), *zip(*ranges, strict=True), color=run_ink(0), linewidth=1)
+        pairs = sorted(values.values(), key=sum)
+        axes.vlines(range(len(pairs)), *zip(*pairs, strict=True), color=run_ink(0), linewidth=1)
         axes.set_ylim(0, 1)
         axes.set_xlabel("clients, in order of the middle of their range")
-        axes.set_ylabel(weight_header(results))
+        axes.set_ylabel(share_header(shown))
 
-    title = "Ranges of the mixing weights" if grouped else "Distribution of the mixing weights"
-    return Plot("Mixing weights", draw("weights", title, 12.0, 3.0, paint), weight_note(results), wide=True)
+    title = f"{shown['title']}: {'ranges of all clients' if ranges else 'distribution over clients'}"
+    return Plot(shown["title"], draw(shown["keys"][0], title, 12.0, 3.0, paint), shown["text"], wide=True)
 
 
 def _name_clients(axes: Axes, clients: Sequence[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from befit.core.metrics import TIED
 from befit.data.limit import limit_sentence
 from befit.report.comparison import BEST, Gain, gains_over, main_rival, mean_gain, run_title
+from befit.report.diagnostics import alarms
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
-from befit.report.results import ClientRow, RunResults, baseline_labels, training_alone
+from befit.report.results import RunResults, baseline_labels, training_alone
 
 __all__ = ["headline", "headline_sentences"]
 
@@ -38,24 +38,11 @@ def headline_sentences(results: RunResults) -> list[str]:
         sentences.append(
             f"{count_text(len(unscored), 'client')} of {len(rows)} ended without a score and {verb} in no mean."
         )
-    sentences += _tied(rows)
+    sentences += alarms(results)
     if failures := results.get("failures"):
         sentences.append(f"{count_text(len(failures), 'failure')} on the way; each is listed in the report.")
     limit = limit_sentence(results.get("limit") or {})
     return sentences if limit is None else [limit, *sentences]
-
-
-def _tied(rows: Mapping[str, ClientRow]) -> list[str]:
-    """For how many clients the learnt scales do not tell one rank from another."""
-    spreads = [(row.get("diagnostics") or {}).get("scale_spread") for row in rows.values()]
-    known = [value for value in spreads if value is not None]
-    tied = sum(value <= TIED for value in known)
-    if not tied:
-        return []
-    return [
-        f"All scales of ranks are equal to {TIED:.0e} for {tied} of {count_text(len(known), 'client')}, so the chosen "
-        "ranks are arbitrary."
-    ]
 
 
 def _compared(results: RunResults, gains: Mapping[str, Gain], over: str) -> list[str]:

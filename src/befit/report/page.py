@@ -9,9 +9,10 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from befit.report.client_plots import client_bars, client_distributions, weight_bars, weight_distribution
+from befit.report.client_plots import client_bars, client_distributions, share_bars, share_distribution
 from befit.report.comparison import run_title
 from befit.report.curve_plots import over_bytes, over_rounds
+from befit.report.diagnostics import shares
 from befit.report.drawing import MANY, Plot
 from befit.report.headline import headline_sentences
 from befit.report.numbers import bytes_text, count_text, gain_text, plain, score_of, score_text
@@ -56,7 +57,7 @@ def plots_of(record: RunRecord) -> list[Plot]:
         over_rounds(record),
         over_bytes(record),
         client_distributions(results) if many else client_bars(results),
-        weight_distribution(results) if many else weight_bars(results),
+        *(share_distribution(*pair) if many else share_bars(*pair) for pair in shares(results)),
         mean_ranks(record.structures),
         client_ranks(record.structures),
         scale_distances(record.structures, {client: row.get("info", {}) for client, row in results["clients"].items()}),

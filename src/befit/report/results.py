@@ -10,6 +10,7 @@ __all__ = [
     "Group",
     "Grouped",
     "RunResults",
+    "Shown",
     "Summary",
     "Worst",
     "baseline_labels",
@@ -99,6 +100,16 @@ class Grouped(TypedDict, total=False):
     budgets: dict[str, Grouped]
 
 
+class Shown(TypedDict):
+    """How numbers among the clients' diagnostics are shown, see `befit.protocol.method.Diagnostic`."""
+
+    kind: str
+    keys: list[str]
+    text: str
+    title: str
+    limit: float
+
+
 class RunResults(TypedDict, total=False):
     """results.json. Baselines, curves and costs are by label of a run; costs then by family of models."""
 
@@ -123,6 +134,7 @@ class RunResults(TypedDict, total=False):
     curves: dict[str, list[dict[str, Any]]]
     costs: dict[str, dict[str, dict[str, Any]]]
     failures: list[dict[str, Any]]
+    diagnostics: list[Shown]
 
 
 def newcomers_of(results: RunResults) -> RunResults | None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.report.comparison import Gain, compared_with, gain_over, gains_over, mean_gain, run_title
+from befit.report.diagnostics import share_header, share_of, share_text, shares
 from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
-from befit.report.weights import by_group, weight_header, weight_of, weight_text, weights_of
 
 __all__ = [
     "OVER_TIME",
@@ -36,25 +36,25 @@ OVER_TIME = {
 
 
 def client_table(results: RunResults, who: str = "client", download: bool = False) -> Table:
-    """Per client: test examples, the baselines, the method, gains, a standard error, mixing weight.
+    """Per client: test examples, the baselines, the method, gains, a standard error, and shares the method declares.
 
     Gains are in points for percentages; the last of them is marked as clear or not where its error is known. The error
     is that of the last gain (`difference_error`), for metrics that have one. The family of models, and the updates
-    (rounds whose update was used), are shown where clients differ in them. Methods without a mixing weight have no such
-    column; all their diagnostics are in `diagnostics_table`.
+    (rounds whose update was used), are shown where clients differ in them. Numbers that a method declares as shares,
+    such as a mixing weight, have a column; all diagnostics are in `diagnostics_table`.
 
     who       "client" or "newcomer"
     download  whether what a newcomer had as downloaded stands before the method's score
     """
     metric, labels, method = results["metric"], baseline_labels(results), results["method"]
     compared = compared_with(results)
-    weighted, grouped, updated = bool(weights_of(results)), by_group(results), updates_differ(results)
+    declared, updated = [shown for shown, _ in shares(results)], updates_differ(results)
     judged = bool(compared) and counts_examples(metric)
     mixed = any("family" in row for row in results["clients"].values())
     headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *map(run_title, labels)]
     headers += ["as downloaded"] * download + [run_title(method)]
     headers += [f"gain over {run_title(label) if label else 'best'}" for label in compared]
-    headers += ["± s.e. of a difference"] * judged + [weight_header(results)] * weighted
+    headers += ["± s.e. of a difference"] * judged + list(map(share_header, declared))
     rows = []
     for client, row in results["clients"].items():
         gains = [gain_over(results, row, label) for label in compared]
@@ -77,7 +77,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
                     for gain, mark in zip(gains, marks, strict=False)
                 ),
                 *[Cell(last.error if last else None, deviation(metric))] * judged,
-                *[weight_text(weight_of(row, grouped), grouped)] * weighted,
+                *(share_text(share_of(row, shown), shown) for shown in declared),
             ]
         )
     return Table(f"{who.capitalize()}s", headers, rows)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from befit.data.long_prompts import left_out_sentence
 from befit.report.comparison import run_title
+from befit.report.diagnostics import choice_notes, shares
 from befit.report.numbers import counts_examples, listing, plain
 from befit.report.record import RunRecord
 from befit.report.results import RunResults, baseline_labels
 from befit.report.tables import updates_differ
-from befit.report.weights import by_group, weight_note
 
 __all__ = [
     "COMMUNICATION_NOTE",
@@ -45,7 +45,6 @@ _UPDATES_NOTE = (
     "Updates are the rounds of exchanges in which the client's update was used; personal stages count only where a "
     "method has no exchanges."
 )
-_KEPT = "guard_kept_"
 COMMUNICATION_NOTE = (
     "Bytes as encoded for the wire; 1 MB is 1e6 bytes. Up is from the clients to the server. Scoring is extra traffic "
     "to draw curves, and is not part of the method. Exchanges that failed are counted in up and down."
@@ -75,26 +74,9 @@ def client_notes(results: RunResults) -> list[str]:
         (_ERROR_NOTE, compared and judged),
         (_MEAN_NOTE, compared),
         (_UPDATES_NOTE, updates_differ(results)),
-        (weight_note(results), by_group(results)),
-        (guard_note(results), bool(guard_note(results))),
+        *((shown["text"], len(shown["keys"]) > 1) for shown, _ in shares(results)),
     )
-    return [note for note, needed in notes if needed]
-
-
-def guard_note(results: RunResults) -> str:
-    """For whom a guard on validation data kept something else than what the method made, and what."""
-    kept: dict[str, list[str]] = {}
-    for client, row in results["clients"].items():
-        for name, value in row.get("diagnostics", {}).items():
-            if name.startswith(_KEPT):
-                kept.setdefault(name.removeprefix(_KEPT), []).extend([client] if value else [])
-    parts = [f"the {name} one for {listing(clients)}" for name, clients in kept.items() if clients]
-    return (
-        f"A guard compared the {listing(list(kept))} adapter of each client on its own validation examples, and kept "
-        f"{listing(parts)}."
-        if kept
-        else ""
-    )
+    return [note for note, needed in notes if needed] + choice_notes(results)
 
 
 def failure_note(results: RunResults) -> str:

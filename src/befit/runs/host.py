@@ -57,11 +57,11 @@ class Host:
                 self.federation, {key: backbone.task for key, backbone in self._family.items()}
             )
             logger.warning("%s", left_out_sentence(self.federation.manifest["left_out"]))
-        self.smallest = self._load_common() or min(
+        self.common = self._load_common() or min(
             self.backbones.values(), key=lambda one: (one.parameters, one.fingerprint)
         )
         for one in self.backbones.values():
-            one.model.shapes = replace(one.model.shapes, last=self.smallest.model.shapes.last)
+            one.model.shapes = replace(one.model.shapes, last=self.common.model.shapes.last)
         self.infos = tuple(self._info(client) for client in self.federation.clients)
         self.newcomers = tuple(self._info(client) for client in arriving)
         self._data = {client.id: client for client in (*self.federation.clients, *self.federation.newcomers)}
@@ -157,18 +157,18 @@ class Host:
             for backbone in self.backbones.values():
                 backbone.model.reset()
             starts = {key: backbone.model.dump(EVERYTHING) for key, backbone in self.backbones.items()}
-        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.smallest)
+        return ServerSite(starts, self.infos, self.backbones, self.public, self.experiment.train, self.common)
 
     def site(self, info: ClientInfo) -> Site:
-        own, smallest = self._family[info.id], self.smallest
+        own, common = self._family[info.id], self.common
         return Site(
             info,
             own.model,
             own.task,
             self.experiment.train,
             lambda split: self.examples(info.id, split),
-            smallest=smallest,
-            small_examples=lambda split: self.examples(info.id, split, smallest),
+            common=common,
+            common_examples=lambda split: self.examples(info.id, split, common),
             public=lambda: self.public(own.key),
             stream=self._stream(info.id),
             values=lambda split: self._values(info.id, split),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from torch import nn
 
 from befit.config.experiment import Experiment
 from befit.core.errors import DataError
-from befit.core.schema import Mark
+from befit.core.schema import Mark, Parameter, parameters_of
 from befit.data.federation import Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.models.backbone import check_quantisation, load_processor, pick_device
@@ -72,12 +73,21 @@ def without_effect(experiment: Experiment, task: str) -> list[str]:
         ("method", experiment.method),
         *((f"baselines.{index}", block) for index, block in enumerate(experiment.baselines)),
     ]
+    if get_task(task).writes_text:
+        return []
     return [
-        f"{path}.{parameter.name}: {block[parameter.name]} is for {', '.join(task_names(writes_text=True))} and has "
-        f"no effect on {task}, which has one term per example"
+        f"{key}: {value} is for {', '.join(task_names(writes_text=True))} and has no effect on {task}, which has one "
+        "term per example"
         for path, block in blocks
-        for parameter in get_method(block["name"]).parameters
-        if parameter.mark is Mark.TOKENS
-        and not get_task(task).writes_text
-        and block.get(parameter.name) != parameter.default
+        for key, value in _about_tokens(get_method(block["name"]).parameters, block, path)
     ]
+
+
+def _about_tokens(parameters: Sequence[Parameter], block: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
+    """Options about the tokens of an answer that are not at their defaults, with their values, in any depth."""
+    for one in parameters:
+        value = block.get(one.name, one.default)
+        if one.mark is Mark.TOKENS and value != one.default:
+            yield f"{path}.{one.name}", value
+        elif is_dataclass(one.default) and isinstance(value, Mapping):
+            yield from _about_tokens(parameters_of(type(one.default)), value, f"{path}.{one.name}")

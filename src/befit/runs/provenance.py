@@ -124,7 +124,7 @@ def _basis(host: Host) -> dict[str, Any]:
         "label_names": list(host.federation.label_names),
         "backbone": host.fingerprint,
         "backbones": {info.id: host.backbone_of(info.id).fingerprint for info in (*host.infos, *host.newcomers)},
-        "common_model": host.smallest.fingerprint if host.experiment.common_model else None,
+        "common_model": host.common.fingerprint if host.experiment.common_model else None,
         "clients": [info.id for info in host.infos],
         "newcomers": [info.id for info in host.newcomers],
         "families": host.families,

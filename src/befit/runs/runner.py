@@ -23,6 +23,7 @@ from befit.config.experiment import (
 )
 from befit.core.errors import ConfigError, RunError
 from befit.core.metrics import group_keys
+from befit.core.schema import plain
 from befit.core.storage import read_json, write_json
 from befit.core.values import Payload, Tick
 from befit.data.federation import ClientData
@@ -226,6 +227,8 @@ def run_method(
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
+    if method.diagnostics:
+        results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
         results["newcomers"] = newcomers
     write_json(path / "outbound.json", journal.outbound.as_dict())
@@ -244,7 +247,7 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
     if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
         return {}
     return {
-        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.smallest.parameters)
+        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters)
         for backbone in host.backbones.values()
     }
 

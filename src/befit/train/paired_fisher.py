@@ -10,19 +10,20 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from befit.core.errors import DataError
+from befit.core.errors import ConfigError, DataError
+from befit.core.schema import Mark
 from befit.core.values import Tick
 from befit.train.persample import sample_gradients
 
 if TYPE_CHECKING:
     from befit.protocol.site import Site
 
-__all__ = ["Damping", "PairedFisher", "Variances", "estimate", "group_traces"]
+__all__ = ["Correlation", "Damping", "PairedFisher", "Statistics", "Variances", "estimate", "group_traces"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_DELTA = {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}
@@ -31,11 +32,32 @@ _GRADIENT_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
+class Statistics:
+    """Of which examples and labels the gradients are taken.
+
+    samples          M, examples of the client, drawn without replacement; one with fewer gives all it has
+    split            the split they are from: "train" or "val"
+    fisher           gradients at the true labels, "empirical", or at labels drawn from each model, "sampled"
+    token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
+    """
+
+    samples: int = 30
+    split: Literal["train", "val"] = "train"
+    fisher: Literal["empirical", "sampled"] = "empirical"
+    token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError([f"samples: must be at least 1, got {self.samples}"], "the statistics")
+
+
+@dataclass(frozen=True)
 class Damping:
     """What keeps `1/F` finite, the same for both models, since two values would bias the weight. Ours.
 
     kind       "relative": F + delta * mean of all F; "absolute": F + delta; "quantile": F at least the delta-quantile
                of the positive entries of both
+    delta      null takes 1e-4 (relative), 1e-8 (absolute) or 0.05 (quantile)
     scope      the mean of "relative" over the client or over each tensor
     drop_dead  leave coordinates out that are exactly zero in both models over all samples
     """
@@ -54,9 +76,27 @@ class Damping:
 
     def __post_init__(self) -> None:
         if not self.size > 0:
-            raise ValueError(f"damping needs a positive delta, got {self.delta}")
+            raise ConfigError([f"delta: must be positive, got {self.delta}"], "the damping")
         if self.kind == "quantile" and self.size > 1:
-            raise ValueError(f"the delta of quantile damping is a share, at most 1, got {self.delta}")
+            raise ConfigError([f"delta: of quantile damping is a share, at most 1, got {self.delta}"], "the damping")
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """How the correlation of the two models' gradients is estimated.
+
+    estimate  false sets it to zero
+    centred   covariance around the means (Zou et al. 2026, eqs. 54 to 56); false takes the cosine of the gradients
+    shrink    take `shrink / sqrt(M)` off every correlation, towards zero. Ours
+    """
+
+    estimate: bool = True
+    centred: bool = True
+    shrink: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.shrink >= 0:
+            raise ConfigError([f"shrink: must not be negative, got {self.shrink}"], "the correlation")
 
 
 class PairedFisher:
@@ -90,10 +130,10 @@ class PairedFisher:
         """`F_j = 1/M sum_i g_ij^2` of the federated and the local model (eq. 19, empirical Fisher)."""
         return self.sums[2] / self.count, self.sums[3] / self.count
 
-    def correlation(self, center: bool = True) -> Tensor:
+    def correlation(self, centred: bool = True) -> Tensor:
         """`rho_j = cov_j / sqrt(var_f,j var_l,j)` of the paired gradients (eq. 54-57); 0 where one does not vary."""
         mean_f, mean_l, square_f, square_l, cross = self.sums / self.count
-        if center:
+        if centred:
             var_f, var_l = square_f - mean_f.square(), square_l - mean_l.square()
             covariance = cross - mean_f * mean_l
         else:
@@ -104,24 +144,22 @@ class PairedFisher:
         rho = covariance / torch.sqrt((var_f * var_l).clamp_min(1e-300))
         return torch.where(varies, rho, torch.zeros_like(rho))
 
-    def shrunk(self, correlation: bool = True, center: bool = True, rho_shrink: float = 0.0) -> Tensor:
-        """The correlation that `variances` takes: soft-thresholded by `rho_shrink / sqrt(count)`, or zero without."""
-        if not correlation:
+    def rho(self, how: Correlation) -> Tensor:
+        """The correlation that `variances` takes: soft-thresholded by `shrink / sqrt(count)`, or zero without."""
+        if not how.estimate:
             return torch.zeros_like(self.sums[0])
-        rho = self.correlation(center)
-        return rho.sign() * (rho.abs() - rho_shrink / self.count**0.5).clamp_min(0) if rho_shrink else rho
+        rho = self.correlation(how.centred)
+        return rho.sign() * (rho.abs() - how.shrink / self.count**0.5).clamp_min(0) if how.shrink else rho
 
     def variances(
         self,
         damping: Damping,
-        correlation: bool = True,
-        center: bool = True,
-        rho_shrink: float = 0.0,
+        correlation: Correlation = Correlation(),
         rho: Tensor | None = None,
     ) -> Variances:
         """Damped variances and the cross-covariance `clip(rho sqrt(v_f v_l), 0, min(v_f, v_l))` (eq. 20, 58).
 
-        rho  what `shrunk` gave for the three arguments before it, which does not depend on the damping
+        rho  what `rho` gave for `correlation`, where it is known already: it does not depend on the damping
         """
         F_f, F_l = self.fisher
         alive = (F_f > 0).logical_or(F_l > 0) if damping.drop_dead else torch.ones_like(F_f, dtype=torch.bool)
@@ -137,7 +175,7 @@ class PairedFisher:
         # A coordinate without gradient has no variance of its own either: out of all sums when dropped.
         v_f = torch.where(alive, 1 / D_f.clamp_min(1e-300), torch.zeros_like(F_f))
         v_l = torch.where(alive, 1 / D_l.clamp_min(1e-300), torch.zeros_like(F_l))
-        rho = self.shrunk(correlation, center, rho_shrink) if rho is None else rho
+        rho = self.rho(correlation) if rho is None else rho
         raw = rho * v_f.sqrt() * v_l.sqrt()  # v_f * v_l may overflow where nothing is dropped
         ceiling = torch.minimum(v_f, v_l)
         living = int(alive.sum())
@@ -221,19 +259,16 @@ def estimate(
     at: Tick,
     fed: str,
     local: str,
-    *,
-    samples: int,
+    how: Statistics,
     space: Literal["factors", "product"] = "factors",
-    reduction: Literal["mean", "sum"] = "mean",
-    split: str = "train",
-    fisher: Literal["empirical", "sampled"] = "empirical",
 ) -> PairedFisher:
-    """Per-sample gradients of two slots of the model on `samples` examples drawn without replacement.
+    """Per-sample gradients of two slots of the model, of A and B ("factors") or of their "product".
 
     Task heads are left out, as the paper counts LoRA entries only. "sampled" draws each model's labels from its own
     probabilities, with the same random numbers for both. Warns if the client has fewer examples. Raises
     FloatingPointError naming the client for a gradient that is not finite.
     """
+    split, samples = how.split, how.samples
     examples = site.examples(split)
     if not len(examples):
         raise DataError(f"client {site.info.id} has no {split} examples for the statistics")
@@ -254,12 +289,12 @@ def estimate(
     at_once = len(chosen) if site.model.is_small else site.budget.batch_size
     step = max(1, min(at_once, _GRADIENT_BYTES // (16 * max(1, entries))))
     draws = [torch.Generator().manual_seed(at.seed_for(site.info.id, "labels")) for _ in (fed, local)]
-    labels = draws if fisher == "sampled" else [None, None]
+    labels = draws if how.fisher == "sampled" else [None, None]
     moments: PairedFisher | None = None
     for start in range(0, len(chosen), step):
         batch = site.to_device(examples.batch(chosen[start : start + step]))
         pair = [
-            _by_module(site, sample_gradients(site, batch, name, space, reduction, drawn))
+            _by_module(site, sample_gradients(site, batch, name, space, how.token_reduction, drawn))
             for name, drawn in zip((fed, local), labels, strict=True)
         ]
         if moments is None:

@@ -128,13 +128,17 @@ def test_one_mistake_makes_one_message(override, problem):
 
 def test_what_a_method_refuses_is_told_together_with_the_other_blocks():
     problems = problems_of(
-        minimal(method={"name": "potara", "samples": 0, "rho_shrink": -1.0}),
+        minimal(method={"name": "potara", "statistics": {"samples": 0}, "correlation": {"shrink": -1.0}}),
         ["model.max_length=0", "data.test_fraction=2", "federation.cohort=0", "evaluate.generate=true"],
     )
     keys = [problem.split(":")[0] for problem in problems]
-    assert {"method.samples", "method.rho_shrink", "model.max_length", "data.test_fraction", "federation.cohort"} <= {
-        *keys
-    }
+    assert {
+        "method.statistics.samples",
+        "method.correlation.shrink",
+        "model.max_length",
+        "data.test_fraction",
+        "federation.cohort",
+    } <= {*keys}
     assert len(keys) == len(set(keys))
 
 

@@ -45,16 +45,16 @@ def merging(rank: int = 8, merge: Merge = Merge()) -> Recipe:  # noqa: B008 froz
 
 def test_values_are_yaml_and_nested_keys_have_dots(monkeypatch):
     monkeypatch.setitem(METHODS, "merging", MethodEntry("merging", "", "", None, merging))
-    chosen = chosen_methods(["merging", "potara"], ["merging.merge.space=knots", "merge.rank=4", "delta=1e-3"])
+    chosen = chosen_methods(["merging", "potara"], ["merging.merge.space=knots", "merge.rank=4", "damping.delta=1e-3"])
     assert chosen["merging"][1].merge == Merge(space="knots", rank=4)
-    assert chosen["potara"][0]["delta"] == 0.001
+    assert chosen["potara"][0]["damping"]["delta"] == 0.001
 
 
 def test_every_mistake_is_named_at_once():
     found = problems(
         ["potara", "fedit", "fedit", "fedsaa"],
         "rounds_fdit=3",
-        "potara.sampels=3",
+        "potara.granularty=3",
         "fedsa.rank=3",
         "rank",
         "potara.rank=zero",
@@ -64,7 +64,7 @@ def test_every_mistake_is_named_at_once():
     assert "method: fedit is named twice" in found
     assert any(one.startswith("method: there is none called 'fedsaa'. Did you mean: fedsa?") for one in found)
     assert "rounds_fdit: unknown key for potara, fedit. Did you mean: rounds_fedit?" in found
-    assert "potara.sampels: unknown key for potara. Did you mean: samples?" in found
+    assert "potara.granularty: unknown key for potara. Did you mean: granularity?" in found
     assert "fedsa.rank: fedsa is not among the methods (potara, fedit); add --method fedsa" in found
     assert '"rank": must be key=value or METHOD.key=value, such as rank=4' in found
     assert 'potara.rank: must be a whole number, got "zero"' in found
@@ -74,4 +74,4 @@ def test_every_mistake_is_named_at_once():
 
 
 def test_a_value_that_the_method_refuses_is_placed_under_it():
-    assert problems(["potara"], "samples=0") == ("potara.samples: must be at least 1, got 0",)
+    assert problems(["potara"], "statistics.samples=0") == ("potara.statistics.samples: must be at least 1, got 0",)

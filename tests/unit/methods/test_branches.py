@@ -20,12 +20,13 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.potara import potara
 from befit.protocol.federate import final_download
 from befit.protocol.method import Deployment
-from befit.train.paired_fisher import estimate
+from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 from befit.train.persample import sample_gradients
 from tests.conftest import federated
 from tests.unit.methods.federation import Clients
 
 AT = Tick("merge", 1, 1, 0)
+SIX = Statistics(samples=6)
 
 
 def test_ffa_lora_keeps_one_A_at_all_clients_and_averages_products_exactly() -> None:
@@ -134,8 +135,10 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
 
 
 def test_fisher_merging_of_factors_equals_potara_by_coordinate_without_correlation() -> None:
-    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, samples=6))
-    _, theirs = _merged(potara(rank=2, alpha=4.0, samples=6, granularity="coordinate", correlation=False))
+    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, statistics=SIX))
+    _, theirs = _merged(
+        potara(rank=2, alpha=4.0, statistics=SIX, granularity="coordinate", correlation=Correlation(estimate=False))
+    )
     assert ours.keys() == theirs.keys()
     for key, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-6, atol=1e-7)
@@ -143,7 +146,9 @@ def test_fisher_merging_of_factors_equals_potara_by_coordinate_without_correlati
 
 @pytest.mark.parametrize("space", ["dense", "dense-truncated"])
 def test_fisher_merging_of_whole_updates(space: str) -> None:
-    clients, merged = _merged(fisher_merging(rank=2, alpha=4.0, samples=6, delta=0.01, space=space))  # type: ignore[arg-type]
+    clients, merged = _merged(
+        fisher_merging(rank=2, alpha=4.0, statistics=SIX, damping=Damping(delta=0.01), space=space)  # type: ignore[arg-type]
+    )
     fisher = {name: _fisher_by_loop(clients, name, "product") for name in ("shared", "personal")}
     entries = torch.cat([F.flatten() for one in fisher.values() for F in one.values()])
     eps = 0.01 * float(entries.double().mean())
@@ -163,7 +168,7 @@ def test_fisher_merging_of_whole_updates(space: str) -> None:
 
 @pytest.mark.parametrize("space", ["lora", "dense", "dense-truncated"])
 def test_fisher_merging_of_one_adapter_with_itself_returns_it(space: str) -> None:
-    method = fisher_merging(rank=2, alpha=4.0, samples=6, space=space)  # type: ignore[arg-type]
+    method = fisher_merging(rank=2, alpha=4.0, statistics=SIX, space=space)  # type: ignore[arg-type]
     clients = Clients(method)
     _randomise(clients, ("shared",))
     shared = clients.model.dump(slot("shared"))
@@ -181,7 +186,7 @@ def test_fisher_merging_of_one_adapter_with_itself_returns_it(space: str) -> Non
 @pytest.mark.parametrize("best", ["shared", "personal"])
 def test_the_guard_deploys_what_scores_best_on_validation_data(best: str, merge_space: str) -> None:
     """One parent is made so strong, and the other so harmful, that the mean of both cannot win."""
-    method = potara(rank=2, alpha=4.0, samples=6, guard="validation", merge_space=merge_space)  # type: ignore[arg-type]
+    method = potara(rank=2, alpha=4.0, statistics=SIX, guard="validation", merge_space=merge_space)  # type: ignore[arg-type]
     clients = Clients(method, count=1)
     site = clients.sites["a"]
     other = "personal" if best == "shared" else "shared"
@@ -255,7 +260,7 @@ def test_sampled_fisher_draws_labels_from_each_model_and_repeats_by_seed() -> No
     site = clients.sites["c"]
 
     def sums(kind: str, at: Tick = AT) -> Tensor:
-        return estimate(site, at, "shared", "personal", samples=8, fisher=kind).sums  # type: ignore[arg-type]
+        return estimate(site, at, "shared", "personal", Statistics(8, fisher=kind)).sums  # type: ignore[arg-type]
 
     assert torch.equal(sums("sampled"), sums("sampled"))
     assert not torch.equal(sums("sampled"), sums("empirical"))
@@ -311,8 +316,8 @@ def test_adapters_of_another_start_are_refused_with_the_field_that_differs() -> 
         (lambda: feddpa(train_weight=1.5), "train_weight: must be from 0 to 1"),
         (lambda: feddpa(instances=0), "instances: must be at least 1"),
         (lambda: feddpa(rounds_local=3), "rounds_local: has no meaning for variant T"),
-        (lambda: fisher_merging(delta=0.0), "delta: must be positive"),
-        (lambda: fisher_merging(samples=0), "samples: must be at least 1"),
+        (lambda: fisher_merging(damping=Damping(delta=0.0)), "delta: must be positive"),
+        (lambda: fisher_merging(statistics=Statistics(samples=0)), "samples: must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make, problem: str) -> None:  # type: ignore[no-untyped-def]

@@ -24,7 +24,8 @@ SAMPLES = 6
 
 
 def potara(**options: Any) -> Any:
-    return build_method({"name": "potara", "rank": 2, "samples": SAMPLES, **options})
+    statistics = {"samples": SAMPLES, **options.pop("statistics", {})}
+    return build_method({"name": "potara", "rank": 2, "statistics": statistics, **options})
 
 
 def parents(clients: Clients, seed: int = 1, size: float = 0.3) -> tuple[State, State]:
@@ -161,7 +162,7 @@ def test_the_product_space_does_not_see_the_gauge_of_an_adapter(merge_space: str
 def test_the_statistics_take_the_split_that_is_asked_for() -> None:
     found = []
     for split in ("train", "val"):
-        clients = Clients(potara(stat_split=split))
+        clients = Clients(potara(statistics={"split": split}))
         found.append(merged_at(clients, *parents(clients))[1]["w"])
     assert found[0] != found[1]
 
@@ -172,7 +173,7 @@ def test_the_weight_is_logged_for_three_sizes_of_relative_damping() -> None:
     numbers = merged_at(clients, fed, local)[1]
     assert numbers["w_at_delta_1e-04"] == numbers["w"]
     for delta_ in (1e-5, 1e-3):
-        other = Clients(potara(delta=delta_))
+        other = Clients(potara(damping={"delta": delta_}))
         assert merged_at(other, fed, local)[1]["w"] == numbers[f"w_at_delta_{delta_:.0e}"]
 
 
@@ -293,7 +294,7 @@ def test_a_local_branch_of_another_seed_is_refused() -> None:
 
 def test_a_gradient_that_is_no_number_stops_that_client_by_name_and_no_other() -> None:
     """Client b's validation images are broken; statistics on them must not turn into a weight."""
-    clients = Clients(potara(stat_split="val"))
+    clients = Clients(potara(statistics={"split": "val"}))
     clients.sites["b"].examples("val").columns["pixel_values"].fill_(float("nan"))  # type: ignore[attr-defined]
     clients.run(rounds=1, min_replies=0.5)
     failure, unscored = clients.notes.failures

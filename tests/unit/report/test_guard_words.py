@@ -1,4 +1,8 @@
-from befit.report.words import guard_note
+from befit.core.schema import plain
+from befit.methods.parts.recipe.branches import GUARD
+from befit.report.diagnostics import choice_notes
+
+SHOWN = plain([GUARD])
 
 
 def kept(*choice: str) -> dict[str, dict[str, float]]:
@@ -8,9 +12,9 @@ def kept(*choice: str) -> dict[str, dict[str, float]]:
 
 def test_the_report_names_for_whom_the_guard_stepped_in_and_what_it_kept() -> None:
     clients = {"a": kept("merged"), "b": kept("local"), "c": kept("local"), "d": kept("federated")}
-    note = guard_note({"clients": clients})
+    (note,) = choice_notes({"clients": clients, "diagnostics": SHOWN})
     assert "the merged one for a, the federated one for d and the local one for b and c" in note
 
 
 def test_a_run_without_a_guard_says_nothing_of_it() -> None:
-    assert guard_note({"clients": {"a": {"diagnostics": {"w": 0.5}}, "b": {}}}) == ""
+    assert choice_notes({"clients": {"a": {"diagnostics": {"w": 0.5}}, "b": {}}, "diagnostics": SHOWN}) == []

@@ -10,6 +10,8 @@ import pytest
 
 import befit
 from befit.core.errors import RunError
+from befit.core.schema import plain
+from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import write_report
 from befit.report.sections import outbound_groups, outbound_totals
 
@@ -90,6 +92,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "clients": rows,
         "summary": summary,
         "failures": [],
+        "diagnostics": plain([WEIGHT]),
         "baselines": {label: {**summary, "seconds": 1.0} for label in baselines},
         "curves": {"potara": curve, **{label: silent if label == "local" else curve for label in baselines}},
         **more,
@@ -198,7 +201,7 @@ def test_every_plot_is_inline_and_its_references_resolve(tmp_path):
         "Accuracy over rounds",
         "Accuracy over communication",
         "Accuracy of every client",
-        "Mixing weight of every client",
+        "Mixing weights of every client",
     ]
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -346,6 +349,7 @@ def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_p
     write_run(tmp_path, [f"c{k}" for k in range(count)])
     results = json.loads((tmp_path / "results.json").read_text())
     assert "from w_min to w_max" not in page_of(tmp_path).text
+    results["diagnostics"] = plain([RANGE])
     drawings = []
     for w, least, most in ((0.99, 0.25, 0.75), (0.01, 0.25, 0.75), (0.99, 0.2, 0.75), (0.99, 0.25, 0.8)):
         for row in results["clients"].values():
@@ -355,7 +359,7 @@ def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_p
         assert page.cells.count(f"{least:.2f}–{most:.2f}") == count
         names = [attributes["aria-label"] for attributes in page.named("svg")]
         assert names[-1] == (
-            "Mixing weights of every client's groups" if count == 3 else "Ranges of the mixing weights"
+            f"Mixing weights{' of every client, least to largest' if count == 3 else ': ranges of all clients'}"
         )
         assert "from w_min to w_max" in page.text and "used for the task head only" in page.text
         drawings.append(re.findall(r"<svg.*?</svg>", (tmp_path / "report.html").read_text(), re.DOTALL)[-1])
@@ -365,7 +369,7 @@ def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_p
 def test_a_run_in_which_nothing_was_scored_still_gets_its_report(tmp_path):
     page = page_of(write_run(tmp_path, ["c0", "c1"], baselines=(), unscored=["c0", "c1"]))
     assert "No client has a score" in page.text
-    assert page.named("svg")[0]["aria-label"] == "Mixing weight of every client"
+    assert page.named("svg")[0]["aria-label"] == "Mixing weights of every client"
 
 
 def test_files_that_are_missing_are_named(tmp_path):

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from befit.core.schema import plain
+from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import tables
 from befit.report.comparison import BEST, Gain, difference_error, gain_over, gains_over, mean_gain, run_title
 from befit.report.headline import headline, headline_sentences
@@ -13,7 +15,7 @@ def shown(table):
     return table.titles, table.texts
 
 
-def result_of(clients, *, metric="accuracy", method="potara", summary=None, **more):
+def result_of(clients, *, metric="accuracy", method="potara", summary=None, diagnostics=None, **more):
     """A results.json whose clients are given as `{id: (score, examples, baselines, diagnostics)}`."""
     rows = {
         client: {
@@ -56,6 +58,7 @@ def result_of(clients, *, metric="accuracy", method="potara", summary=None, **mo
         "summary": summary,
         "baselines": baselines,
         "higher_is_better": True,
+        "diagnostics": plain([WEIGHT] if diagnostics is None else diagnostics),
         **more,
     }
 
@@ -291,7 +294,7 @@ def test_local_itself_is_compared_with_the_best_baseline():
 
 def test_weights_of_groups_are_shown_as_their_range_and_not_as_the_weight_of_the_head():
     clients = {"c1": (0.8, 10, {}, {"w": 0.5, "w_min": 0.104, "w_max": 0.95}), "c2": (0.8, 10, {}, {})}
-    headers, rows = shown(tables.client_table(result_of(clients)))
+    headers, rows = shown(tables.client_table(result_of(clients, diagnostics=[RANGE])))
     assert headers[-1] == "w_min–w_max"
     assert [row[-1] for row in rows] == ["0.10–0.95", "–"]
 

@@ -105,9 +105,9 @@ def test_more_tokens_than_the_model_has_positions_are_a_warning(experiment):
 
 
 def test_a_sum_over_the_tokens_of_an_answer_means_nothing_for_classes(experiment):
-    found = check(experiment("method={name: potara, token_reduction: sum}"))["warnings"]
-    assert any(one.startswith("method.token_reduction: sum is for causal-lm") for one in found)
-    found = check(experiment("method={name: potara, token_reduction: mean}"))["warnings"]
+    found = check(experiment("method={name: potara, statistics: {token_reduction: sum}}"))["warnings"]
+    assert any(one.startswith("method.statistics.token_reduction: sum is for causal-lm") for one in found)
+    found = check(experiment("method={name: potara, statistics: {token_reduction: mean}}"))["warnings"]
     assert not any("token_reduction" in one for one in found)
 
 

@@ -12,7 +12,7 @@ from befit.core.errors import DataError
 from befit.core.values import Tick
 from befit.methods.potara import closed_form_weight
 from befit.train import paired_fisher
-from befit.train.paired_fisher import Damping, PairedFisher, estimate
+from befit.train.paired_fisher import Correlation, Damping, PairedFisher, Statistics, estimate
 from befit.train.persample import sample_gradients
 from tests.conftest import make_site, random_state
 
@@ -31,7 +31,7 @@ def test_fisher_is_the_uncentred_mean_square_and_correlation_the_centred_one() -
     moments = moments_of(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[2.0], [2.0], [5.0]]))
     assert [float(f) for f in moments.fisher] == pytest.approx([14 / 3, 11])
     assert float(moments.correlation()) == pytest.approx(1 / (4 / 3) ** 0.5)
-    assert float(moments.correlation(center=False)) == pytest.approx(21 / (14 * 33) ** 0.5)
+    assert float(moments.correlation(centred=False)) == pytest.approx(21 / (14 * 33) ** 0.5)
 
 
 def test_variances_and_the_clipped_cross_covariance_by_hand() -> None:
@@ -75,7 +75,7 @@ def test_quantile_damping_takes_more_entries_than_torch_quantile() -> None:
     moments = PairedFisher({"m/delta": (0, size)})
     moments.sums[2:4] = torch.arange(1, size + 1)
     moments.count = 1
-    found = moments.variances(Damping("quantile", 0.5), correlation=False)
+    found = moments.variances(Damping("quantile", 0.5), Correlation(estimate=False))
     assert 1 / float(found.fed[0]) == pytest.approx(2**22 + 1, abs=1)
     assert 1 / float(found.fed[-1]) == pytest.approx(size)
 
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_not_finite_raises(number: float) -> None:
 def test_shrinking_takes_the_noise_off_the_correlation() -> None:
     """rho = 1 with M = 4: 1 - 1/sqrt(4) = 0.5 of sqrt(v_f v_l)."""
     gradients = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
-    found = moments_of(gradients, gradients).variances(Damping("absolute", 1e-12), rho_shrink=1.0)
+    found = moments_of(gradients, gradients).variances(Damping("absolute", 1e-12), Correlation(shrink=1.0))
     assert float(found.cross) == pytest.approx(0.5)
 
 
@@ -130,7 +130,7 @@ def test_shrinking_takes_the_noise_off_the_correlation() -> None:
 def test_a_site_estimates_from_per_sample_gradients_of_both_slots_without_the_head(kind: str, space, reduction) -> None:
     site = make_site(kind, TWO)
     site.model.load(random_state(site.model))
-    found = estimate(site, AT, "shared", "personal", samples=12, space=space, reduction=reduction)
+    found = estimate(site, AT, "shared", "personal", Statistics(12, token_reduction=reduction), space)
     batch = site.examples("train").batch(range(12))
     targets = site.model.shapes.targets
     parts = ("A", "B") if space == "factors" else ("delta",)
@@ -148,9 +148,9 @@ def test_a_site_estimates_from_per_sample_gradients_of_both_slots_without_the_he
 def test_micro_batches_do_not_change_the_estimate(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site = make_site(kind, TWO)
     site.model.load(random_state(site.model))
-    whole = estimate(site, AT, "shared", "personal", samples=7)
+    whole = estimate(site, AT, "shared", "personal", Statistics(7))
     monkeypatch.setattr(paired_fisher, "_GRADIENT_BYTES", 1)
-    single = estimate(site, AT, "shared", "personal", samples=7)
+    single = estimate(site, AT, "shared", "personal", Statistics(7))
     assert single.count == whole.count == 7 and single.spans == whole.spans
     torch.testing.assert_close(single.sums, whole.sums, rtol=1e-3, atol=1e-4)
 
@@ -161,7 +161,7 @@ def test_samples_are_drawn_without_replacement_by_client() -> None:
     found = []
     for site in sites:
         site.model.load(random_state(site.model))
-        found.append(estimate(site, AT, "shared", "personal", samples=5))
+        found.append(estimate(site, AT, "shared", "personal", Statistics(5)))
     assert torch.equal(found[0].sums, found[1].sums)
     assert not torch.equal(found[0].sums, found[2].sums)
     every = sample_gradients(sites[0], sites[0].examples("train").batch(range(12)), "shared")
@@ -176,10 +176,10 @@ def test_samples_are_drawn_without_replacement_by_client() -> None:
 def test_fewer_examples_than_asked_for_are_all_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     site = make_site("vit", TWO, rows=4)
     with caplog.at_level(logging.WARNING):
-        assert estimate(site, AT, "shared", "personal", samples=30).count == 4
+        assert estimate(site, AT, "shared", "personal", Statistics(30)).count == 4
     assert "client client-01 has 4 train examples" in caplog.text
 
 
 def test_a_client_without_examples_is_named() -> None:
     with pytest.raises(DataError, match="client client-01 has no val examples"):
-        estimate(make_site("vit", TWO, rows=0), AT, "shared", "personal", samples=3, split="val")
+        estimate(make_site("vit", TWO, rows=0), AT, "shared", "personal", Statistics(3, "val"))

@@ -19,7 +19,7 @@ from befit.adapters.layout import lora
 from befit.core.values import State, Tick
 from befit.protocol.site import Site
 from befit.tasks.base import Batch
-from befit.train.paired_fisher import estimate
+from befit.train.paired_fisher import Statistics, estimate
 from befit.train.persample import sample_gradients
 from tests.conftest import make_site, random_state
 from tests.unit.adapters.peft_oracle import dense_model, parameters_of, peft_model
@@ -182,7 +182,7 @@ def test_the_statistics_are_the_moments_of_the_loops_gradients_without_the_head(
     site = make_site(kind, TWO, rows=ROWS, model=site.model)
     site.model.load(state)
     batch = site.examples("train").batch(range(ROWS))
-    found = estimate(site, Tick("merge", 1, 1, 0), "shared", "personal", samples=ROWS, space=space)
+    found = estimate(site, Tick("merge", 1, 1, 0), "shared", "personal", Statistics(ROWS), space)
     truth: dict[str, State] = {}
     for slot in ("shared", "personal"):
         wanted: dict[str, Tensor]

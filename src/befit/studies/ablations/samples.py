@@ -60,10 +60,10 @@ class Samples(Measured, Tabulated):
     def measure(self, client: Client) -> Iterator[Row]:
         rule, pair = client.rule(), client.pair()
         for samples in self.samples:
-            wanted = replace(rule, samples=samples)
+            wanted = replace(rule, statistics=replace(rule.statistics, samples=samples))
             weights, numbers = weigh(pair.moments(wanted), wanted)
             used, ws = int(numbers["samples"]), [numbers["w"]]
-            varies = used < client.count(rule.split)
+            varies = used < client.count(rule.statistics.split)
             ws += [weigh(pair.moments(wanted, draw), wanted)[1]["w"] for draw in range(1, self.draws) if varies]
             yield {
                 "samples": samples,

@@ -214,7 +214,7 @@ class Pair:
     local: State
 
     def moments(self, rule: PotaraMerge, draw: int = 0) -> PairedFisher:
-        """The statistics on `rule.samples` examples. Draw 0 takes the examples that a run takes, others take others.
+        """The statistics on as many examples as the rule says. Draw 0 takes those that a run takes, others take others.
 
         A client with fewer examples gives all of them, without a warning: `count` of the result says how many.
         """
@@ -223,8 +223,9 @@ class Pair:
         self.site.model.reset()
         self.site.model.load(self.fed)
         self.site.model.load(self.local)
-        samples = min(rule.samples, max(1, self.client.count(rule.split)))
-        return replace(rule, samples=samples).moments(self.site, at)
+        how = rule.statistics
+        how = replace(how, samples=min(how.samples, max(1, self.client.count(how.split))))
+        return replace(rule, statistics=how).moments(self.site, at)
 
     def merged(self, weights: Mapping[str, Tensor | float] | float, rule: PotaraMerge) -> State:
         """The adapter in slot `merged`."""

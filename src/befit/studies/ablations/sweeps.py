@@ -53,8 +53,8 @@ class DampingSweep(Sweep):
 
     deltas  sizes of the damping, of the configured kind
 
-    The statistics stay, only `delta` changes. Damping is ours (docs/methods/potara.md): it shrinks the weight towards
-    one half, and too little of it lets a few coordinates decide.
+    The statistics stay, only `damping.delta` changes. Damping is ours (docs/methods/potara.md): it shrinks the weight
+    towards one half, and too little of it lets a few coordinates decide.
     """
 
     deltas: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -70,7 +70,7 @@ class DampingSweep(Sweep):
             raise ValueError(f"deltas: must be positive numbers, got {list(self.deltas)}")
 
     def grid(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        return [((delta,), {"delta": delta}) for delta in dict.fromkeys(map(float, self.deltas))]
+        return [((delta,), {"damping.delta": delta}) for delta in dict.fromkeys(map(float, self.deltas))]
 
     def numbers(self, reported: Mapping[str, float]) -> Row:
         return {name: reported[name] for name in ("w", "damped_share")}
@@ -109,7 +109,7 @@ class GranularitySweep(Sweep):
 
     def grid(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         return [
-            ((granularity, correlation), {"granularity": granularity, "correlation": correlation})
+            ((granularity, correlation), {"granularity": granularity, "correlation.estimate": correlation})
             for correlation in (True, False)
             for granularity in dict.fromkeys(self.granularities)
         ]
@@ -183,7 +183,7 @@ class Statistics(Sweep):
 
     def grid(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         return [
-            ((f"{split}, {fisher}",), {"stat_split": split, "fisher": fisher})
+            ((f"{split}, {fisher}",), {"statistics.split": split, "statistics.fisher": fisher})
             for split, fisher in itertools.product(("train", "val"), ("empirical", "sampled"))
         ]
 

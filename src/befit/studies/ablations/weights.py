@@ -233,7 +233,7 @@ class GridSearch(Measured):
 
     def measure(self, client: Client) -> Iterator[Row]:
         rule, pair = client.rule({"granularity": "client"}), client.pair()
-        for split in {"val", rule.split}:
+        for split in {"val", rule.statistics.split}:
             client.count(split)  # prepares the examples, which neither side is charged for
         begin = time.perf_counter()
         _, numbers = weigh(pair.moments(rule), rule)

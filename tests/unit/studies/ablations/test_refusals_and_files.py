@@ -84,7 +84,7 @@ def test_the_grid_search_needs_validation_examples_and_the_sweep_goes_without(tm
         "name": "files",
         "model": {"id": str(model)},
         "data": {"task": "text-classification", "clients": clients, "val_fraction": 0.0},
-        "method": {"name": "potara", "rank": 2, "rounds_local": 1, "samples": 4},
+        "method": {"name": "potara", "rank": 2, "rounds_local": 1, "statistics": {"samples": 4}},
         "train": {"max_steps": 1, "batch_size": 4},
         "federation": {"rounds": 1},
     }
@@ -124,12 +124,24 @@ def test_names_that_a_spreadsheet_would_run_are_text() -> None:
 def test_the_command_prints_json_alone_and_writes_where_it_is_told(sweep: Finished, root: Path, tmp_path: Path) -> None:
     config = tmp_path / "short.yaml"
     config.write_text(to_yaml(load_experiment(CONFIG)))
-    done = call("ablate", "potara-weight-sweep", config, "ablation.step=1", "method.samples=5", "--out", root, "--json")
+    done = call(
+        "ablate",
+        "potara-weight-sweep",
+        config,
+        "ablation.step=1",
+        "method.statistics.samples=5",
+        "--out",
+        root,
+        "--json",
+    )
     assert done.exit_code == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["path"] == str(root / "potara-weight-sweep")
     assert len(printed["results"]["rows"]) == 9  # three clients: two ends and the computed weight
-    assert printed["results"]["options"] == {"step": 1} and printed["results"]["config"]["method"]["samples"] == 5
+    assert (
+        printed["results"]["options"] == {"step": 1}
+        and printed["results"]["config"]["method"]["statistics"]["samples"] == 5
+    )
     shown = call("ablate", "potara-weight-sweep", config, "ablation.step=0.5", "--out", root, "-q").stdout
     assert "closed form" in shown and "oracle" in shown and str(root / "potara-weight-sweep") in shown
 

@@ -61,7 +61,10 @@ def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, 
     (shared,) = (root / "shared").iterdir()
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
     events: list[dict[str, Any]] = []
-    config = {**CONFIG, "method": {**CONFIG["method"], "samples": 5, "merge_space": "product", "stat_split": "val"}}
+    config = {
+        **CONFIG,
+        "method": {**CONFIG["method"], "statistics": {"samples": 5, "split": "val"}, "merge_space": "product"},
+    }
     other = ablate("potara-weight-sweep", config, out=root, options={"step": 1.0}, observer=events.append)
     assert trained(events) == {"measure"}
     for w in (0.0, 1.0):  # other statistics and another space, but the same two adapters

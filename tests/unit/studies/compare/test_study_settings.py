@@ -128,7 +128,7 @@ def test_potara_merges_its_rounds_alone_with_its_rounds_of_fedit(name: str) -> N
     for label, one in {**found, **controls}.items():
         method = one.method
         assert (method["rounds_local"], method["rounds_fedit"]) == (BRANCH, POTARA[name].fedit), label
-        assert method.get("samples", 30) == 30, label  # [P]
+        assert method.get("statistics", {}).get("samples", 30) == 30, label  # [P]
 
 
 @pytest.mark.parametrize("name", POTARA)

@@ -14,7 +14,7 @@ from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import NOTHING, join, select, slot
 from befit.adapters.layout import Layout
 from befit.core.errors import NotTrained
-from befit.core.metrics import relative_range
+from befit.core.metrics import TIED, relative_range
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.methods.parts.budget.allocate import ALLOCATION
 from befit.methods.parts.budget.base import (
@@ -31,7 +31,7 @@ from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.methods.parts.budget.search import Search, search
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.protocol.work import Work
@@ -39,6 +39,7 @@ from befit.train.loop import Pass, train
 from befit.train.optim import MOMENTS
 
 __all__ = [
+    "TIES",
     "FineTune",
     "OnBase",
     "Predict",
@@ -53,6 +54,12 @@ __all__ = [
 ]
 
 LEARNT = "scales/all/lambda"
+TIES = Diagnostic(
+    "alarm",
+    ("scale_spread",),
+    f"All scales of ranks are equal to {TIED:.0e} for {{clients}}, so the chosen ranks are arbitrary.",
+    limit=TIED,
+)
 _SEEN = "features/all/f"
 
 
@@ -188,6 +195,8 @@ class OnBase(Method):
         object.__setattr__(self, "before", before)
         object.__setattr__(self, "layout", with_layout(layout, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
+        reported = () if before is None else before.diagnostics
+        object.__setattr__(self, "diagnostics", (*reported, *type(self).diagnostics))
 
     def own_stages(self) -> list[Stage]:
         raise NotImplementedError

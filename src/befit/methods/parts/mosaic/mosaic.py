@@ -122,9 +122,9 @@ class Mosaic(Method):
 
     def _smallest(self, site: ServerSite) -> dict[str, Scalar]:
         """Whose gradients are compared, where there are any."""
-        if self.sketch is None or site.smallest is None:
+        if self.sketch is None or site.common is None:
             return {}
-        return {"smallest": site.smallest.fingerprint, "last": list(site.smallest.model.shapes.last)}
+        return {"smallest": site.common.fingerprint, "last": list(site.common.model.shapes.last)}
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture

@@ -105,9 +105,9 @@ def agreement(scalars: Mapping[str, Scalar], sketch: Sketch | None, seed: int) -
 
 def check_agreed(received: Payload, site: Site, sketch: Sketch, seed: int) -> None:
     """Raise PayloadMismatch where the server's clients compare gradients of another model, or other entries of them."""
-    if "sketch" not in received.scalars or site.smallest is None:
+    if "sketch" not in received.scalars or site.common is None:
         return
-    small, theirs = site.smallest, str(received.scalars["sketch"])
+    small, theirs = site.common, str(received.scalars["sketch"])
     own = sketch.identity(small.fingerprint, small.model.shapes.last, seed)
     if own != theirs:
         raise PayloadMismatch(
@@ -190,14 +190,14 @@ def newcomer_sketch(site: Site, at: Tick, sketch: Sketch, noise: float) -> Tenso
 
 def _mean(site: Site, at: Tick, sketch: Sketch, noise: float, batches: Iterable[Tensor]) -> Tensor:
     """Over these batches, which are places in the client's training data."""
-    if site.smallest is None or site.small_examples is None:
+    if site.common is None or site.common_examples is None:
         raise DataError(f"client {site.info.id} has no small common model to take gradients of")
-    examples, device = site.small_examples("train"), site.smallest.model.device
+    examples, device = site.common_examples("train"), site.common.model.device
     generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "noise on gradients"))
     total, count = torch.zeros(()), 0
     for indices in batches:
         batch = {name: value.to(device) for name, value in examples.batch(indices).items()}
-        taken = sketch.take(last_gradient(site.smallest, batch), at.seed)
+        taken = sketch.take(last_gradient(site.common, batch), at.seed)
         total = total + taken + noise * torch.randn(taken.shape, generator=generator)
         count += 1
     return total / count

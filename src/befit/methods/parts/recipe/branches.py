@@ -17,12 +17,41 @@ from befit.core.values import ClientInfo, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import LocalTraining, Use
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.method import Needs
+from befit.protocol.method import Diagnostic, Needs
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, SharedPrefix, Stage
 from befit.train.loop import Pass
 
-__all__ = ["BranchMerge", "MergeBranches", "alone", "check_same_start", "keep_best", "two_branches"]
+__all__ = [
+    "GUARD",
+    "RANGE",
+    "WEIGHT",
+    "BranchMerge",
+    "MergeBranches",
+    "alone",
+    "check_same_start",
+    "keep_best",
+    "two_branches",
+]
+
+WEIGHT = Diagnostic(
+    "share",
+    ("w",),
+    "w is the weight of the federated adapter in a client's merged model: 1 is the federated adapter alone, 0 the "
+    "client's own alone.",
+    "Mixing weights",
+)
+RANGE = replace(
+    WEIGHT,
+    keys=("w_min", "w_max"),
+    text=f"{WEIGHT.text} Every group of arrays has its own weight here: shown is the range over the groups, from w_min "
+    "to w_max. The one w among the diagnostics is used for the task head only.",
+)
+GUARD = Diagnostic(
+    "choice",
+    ("guard_kept_",),
+    "A guard compared the {choices} adapter of each client on its own validation examples, and kept {kept}.",
+)
 
 
 class BranchMerge(Protocol):
@@ -52,6 +81,7 @@ def two_branches(
     rounds_fedit: int | None,
     weights: Merge,
     splits: tuple[str, ...],
+    diagnostics: tuple[Diagnostic, ...],
 ) -> Recipe:
     """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`.
 
@@ -76,6 +106,7 @@ def two_branches(
         rounds=rounds_fedit,
         shared_prefix=SharedPrefix(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
+        diagnostics=diagnostics,
     )
 
 

@@ -15,7 +15,7 @@ from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import ServerOptimiser
 from befit.methods.parts.recipe.personal import PersonalStage, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, SharedPrefix, Stage
 from befit.protocol.work import Work
@@ -42,6 +42,7 @@ class Recipe(Method):
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
     shared_prefix  set where other methods begin with the same stages, up to the federated one
+    diagnostics  how reports show what clients report
     """
 
     layout: Layout
@@ -58,6 +59,7 @@ class Recipe(Method):
     after: ServerOptimiser | None = None
     shared_prefix: SharedPrefix | None = None
     needs: Needs = field(default_factory=Needs)
+    diagnostics: tuple[Diagnostic, ...] = ()
 
     def plan(self) -> Sequence[Stage]:
         federated = Stage(

@@ -11,6 +11,8 @@ import torch
 
 from befit.adapters.keys import join
 from befit.adapters.model import AdaptedModel, in_order
+from befit.core.schema import plain
+from befit.methods.parts.budget.stages import TIES
 from befit.protocol.method import Deployment
 from befit.report.headline import headline_sentences
 from befit.report.numbers import MINUS
@@ -164,6 +166,7 @@ def test_scales_that_only_rounding_tells_apart_are_ties_and_give_no_map() -> Non
     assert "scales of 4 of 4 clients are equal to 1e-05" in mean.note and "ties" in by_client.note
     rows = {client: {"accuracy": 0.5, "diagnostics": {"scale_spread": 1e-6}} for client in found}
     results = {"method": "fedp2eft", "metric": "accuracy", "clients": rows, "summary": {"mean": 0.5}}
+    results["diagnostics"] = plain([TIES])
     assert any("equal to 1e-05 for 4 of 4 clients" in sentence for sentence in headline_sentences(results))
 
 

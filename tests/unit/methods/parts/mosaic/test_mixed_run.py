@@ -62,11 +62,11 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     engine = LocalEngine(method, host.infos, host.site, store, Outbound(), serialise=serialise)
     server = federate(method, engine, site, Schedule(2, 0), memo)
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
-    d_out, d_in = host.smallest.model.shapes.last
+    d_out, d_in = host.common.model.shapes.last
     shapes = {tuple(update.payload.arrays[SKETCH].shape) for _, update in memo.updates}
     assert shapes == {(int(0.4 * d_out * d_in),)} and server.part(GROUPS, EVERYBODY).arrays[SKETCH].shape[0] == 4
     assert server.part(GROUPS, EVERYBODY).arrays["own/0.q_proj/P"].shape == (4, 4, 4)
-    large = next(info for info in host.infos if info.backbone != host.smallest.key)
+    large = next(info for info in host.infos if info.backbone != host.common.key)
     memory = store.load(large.id)
     assert memory is not None
     basis = {key: value for key, value in memory.arrays.items() if split(key)[0] == "basis"}
@@ -105,14 +105,14 @@ def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> N
     experiment = load_experiment(settings)
     assert experiment.common_model is not None and experiment.common_model.max_length == 96, "as under model"
     host = Host(experiment)
-    assert host.smallest.fingerprint not in {one.fingerprint for one in host.backbones.values()}
-    assert host.smallest.model.shapes.last != load_host().smallest.model.shapes.last
+    assert host.common.fingerprint not in {one.fingerprint for one in host.backbones.values()}
+    assert host.common.model.shapes.last != load_host().common.model.shapes.last
     done = run(settings, out=tmp_path / "run", host=host)
     method, site, (info, _) = host.build(experiment.method), host.install(host.build(experiment.method)), host.infos
     at, client = Tick("federate", 1, 0, 0), host.site(info)
     indices = list(client.indices("train", 2, at))
-    small = host.examples(info.id, "train", host.smallest)
-    whole = torch.stack([last_gradient(host.smallest, small.batch(one)) for one in indices]).mean(0)
+    small = host.examples(info.id, "train", host.common)
+    whole = torch.stack([last_gradient(host.common, small.batch(one)) for one in indices]).mean(0)
     received = federated(method).dispatch(method.server_init(site), info, at)
     _, reply = federated(method).client_update(method.client_init(client), received, client, at)
     torch.testing.assert_close(reply.arrays[SKETCH], Sketch().take(whole, 0))
@@ -129,7 +129,7 @@ def load_host(**more: object) -> Host:
 
 def test_a_common_model_that_a_family_has_is_not_loaded_twice() -> None:
     host = load_host(common_model={"id": "skills-llama"})
-    assert host.smallest is next(iter(host.backbones.values()))
+    assert host.common is next(iter(host.backbones.values()))
 
 
 def test_a_common_model_without_a_name_or_on_flower_is_refused() -> None:
@@ -187,7 +187,7 @@ def test_three_backbones_with_tokenizers_of_their_own_share_cores_and_compare_gr
     assert len(spellers.backbones) == len(lengths) == 3
     last = {update.client.id: update.payload.arrays for at, update in memo.updates if at.round == 2}
     at = next(at for at, _ in memo.updates if at.round == 2)
-    small = spellers.smallest
+    small = spellers.common
     for info in spellers.infos:
         examples, one = spellers.examples(info.id, "train", small), spellers.site(info)
         batches = [examples.batch(indices) for indices in one.indices("train", 2, at)]
@@ -229,12 +229,12 @@ def test_backbones_with_other_tokenizers_are_aligned_where_both_cut_an_answer(sp
             found.append(set(accumulate(len(piece) for piece in pieces)))
         return found
 
-    letters = ends(spellers.smallest)
+    letters = ends(spellers.common)
     for one in spellers.backbones.values():
-        if one is not spellers.smallest:
+        if one is not spellers.common:
             common = sum(len(few & all_) for few, all_ in zip(ends(one), letters, strict=True))
             assert len(letters) < common < sum(map(len, letters))
-            pairs = Paired.of(spellers.smallest, one, spellers.public, 2).batches(60, 16, 0)
+            pairs = Paired.of(spellers.common, one, spellers.public, 2).batches(60, 16, 0)
             assert sum(len(batch["1.down_proj"][1]) for batch in pairs) == common
 
 

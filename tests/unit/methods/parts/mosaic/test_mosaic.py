@@ -74,8 +74,8 @@ class Federation:
             one.task,
             budget,
             examples.__getitem__,
-            smallest=small,
-            small_examples=examples.__getitem__,
+            common=small,
+            common_examples=examples.__getitem__,
         )
 
     def update(self, client: str, number: int) -> tuple[Payload, Update]:
@@ -110,7 +110,7 @@ def start(name: str = "fedmosaic", families: Mapping[str, str] = FAMILIES, **set
         starts[key] = one.model.dump(EVERYTHING)
     infos = tuple(ClientInfo(client, family, 12) for client, family in families.items())
     public = {key: tiny_examples("llama", 40, 99) for key in starts}
-    site = ServerSite(starts, infos, backbones, public.__getitem__, smallest=backbones[SMALL])
+    site = ServerSite(starts, infos, backbones, public.__getitem__, common=backbones[SMALL])
     return Federation(method, backbones, site, {}, method.server_init(site))
 
 
@@ -298,9 +298,9 @@ def test_gradients_of_another_model_or_of_other_entries_are_refused_before_train
     at = Tick("federate", 1, 3, 0)
     received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
     site, method = federation.site("b"), federation.method
-    assert site.smallest is not None
+    assert site.common is not None
     if "weights" in settings:
-        site.smallest = replace(site.smallest, fingerprint="7" * 64)
+        site.common = replace(site.common, fingerprint="7" * 64)
     elif "seed" in settings:
         at = replace(at, seed=7)
     elif settings:

@@ -26,12 +26,12 @@ def seen_by_small(
     budget = TrainSettings(max_steps=steps, batch_size=4)
     site = make_site(kind, client=client, budget=budget, data_seed=data_seed, rows=rows)
     small = Backbone("small", "f" * 64, site.model, tiny_task(kind))
-    return replace(site, smallest=small, small_examples=site.examples)
+    return replace(site, common=small, common_examples=site.examples)
 
 
 def small_of(site: Site) -> Backbone:
-    assert site.smallest is not None
-    return site.smallest
+    assert site.common is not None
+    return site.common
 
 
 def batch_of(kind: str, rows: int = 5) -> dict[str, torch.Tensor]:

@@ -152,7 +152,7 @@ def test_an_input_gate_weighs_every_token_by_itself_from_training_to_deployment_
         site.budget = replace(site.budget, optimiser="sgd", momentum=0.0, lr=0.5)
         if padded:
             inner = site.examples
-            site.examples = site.small_examples = lambda split, inner=inner: Wider(inner(split))
+            site.examples = site.common_examples = lambda split, inner=inner: Wider(inner(split))
         memory, reply = federated(federation.method).client_update(Payload(), received, site, at)
         found.append({**memory.arrays, **reply.arrays})
     assert_near(found[1], found[0], rtol=1e-4, atol=1e-6)

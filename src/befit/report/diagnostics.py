@@ -1,0 +1,66 @@
+"""Numbers that clients report of their training, shown as the method declares: `befit.protocol.method.Diagnostic`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from befit.report.numbers import NOTHING, count_text, listing, score_of
+from befit.report.results import ClientRow, RunResults, Shown
+
+__all__ = ["Values", "alarms", "choice_notes", "declared", "share_header", "share_of", "share_text", "shares"]
+
+Values = dict[str, tuple[float, float]]  # by client, the least and the largest number, the same where there is one
+
+
+def declared(results: RunResults, kind: Literal["share", "choice", "alarm"]) -> list[Shown]:
+    """What the method declares of one kind."""
+    return [shown for shown in results.get("diagnostics") or [] if shown["kind"] == kind]
+
+
+def shares(results: RunResults) -> list[tuple[Shown, Values]]:
+    """Every number or range in [0, 1] that some client has, with all clients that have it."""
+    pairs = []
+    for shown in declared(results, "share"):
+        ends = {client: share_of(row, shown) for client, row in results["clients"].items()}
+        pairs.append((shown, {client: pair for client, pair in ends.items() if pair is not None}))
+    return [(shown, values) for shown, values in pairs if values]
+
+
+def share_of(row: ClientRow, shown: Shown) -> tuple[float, float] | None:
+    """Least and largest number of one client, the same where there is one; None if not known."""
+    least, most = (score_of(row.get("diagnostics") or {}, shown["keys"][place]) for place in (0, -1))
+    return None if least is None or most is None else (least, most)
+
+
+def share_header(shown: Shown) -> str:
+    return NOTHING.join(shown["keys"])
+
+
+def share_text(pair: tuple[float, float] | None, shown: Shown) -> str:
+    """The number, or the range from the least to the largest; a dash where there is none."""
+    return NOTHING if pair is None else NOTHING.join(f"{pair[place]:.2f}" for place in range(len(shown["keys"])))
+
+
+def choice_notes(results: RunResults) -> list[str]:
+    """For whom a choice among several kept what."""
+    notes = []
+    for shown in declared(results, "choice"):
+        kept: dict[str, list[str]] = {}
+        for client, row in results["clients"].items():
+            for name, value in (row.get("diagnostics") or {}).items():
+                for start in shown["keys"]:
+                    if name.startswith(start):
+                        kept.setdefault(name.removeprefix(start), []).extend([client] if value else [])
+        words = [f"the {name} one for {listing(clients)}" for name, clients in kept.items() if clients]
+        notes += [shown["text"].format(choices=listing(list(kept)), kept=listing(words))] * bool(kept)
+    return notes
+
+
+def alarms(results: RunResults) -> list[str]:
+    """What the method warns of, with the number of clients that it is true for."""
+    sentences = []
+    for shown in declared(results, "alarm"):
+        known = [pair[0] for row in results["clients"].values() if (pair := share_of(row, shown)) is not None]
+        if few := sum(value <= shown["limit"] for value in known):
+            sentences.append(shown["text"].format(clients=f"{few} of {count_text(len(known), 'client')}"))
+    return sentences
