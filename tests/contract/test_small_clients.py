@@ -81,7 +81,7 @@ def test_a_cohort_larger_than_the_federation_is_refused(source: Federation) -> N
 def test_a_method_that_needs_company_says_so_when_alone(source: Federation, tmp_path: Path) -> None:
     settings = experiment("fedalt")
     alone = replace(source, clients=source.clients[:1])
-    with pytest.raises(ConfigError, match="fedalt needs at least 2 clients, there are 1"):
+    with pytest.raises(ConfigError, match="fedalt: needs at least 2 clients, there are 1"):
         run(settings, out=tmp_path / "run", host=Host(settings, alone))
 
 
@@ -164,7 +164,7 @@ def test_statistics_on_a_split_that_a_client_lacks_are_refused_before_training(
     settings = replace(experiment("potara"), method={"name": "potara", "statistics": {"split": "val"}})
     first, *others = source.clients
     without = replace(source, clients=(replace(first, val=()), *others))
-    with pytest.raises(ConfigError, match="potara needs val examples at every client; client-00 has none"):
+    with pytest.raises(ConfigError, match="potara: needs val examples at every client; client-00 has none"):
         run(settings, out=tmp_path / "run", host=Host(settings, without))
 
 

@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from befit.core.errors import DataError
 from befit.core.seeds import derive_seed
 from befit.data.federation import Record
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from befit.core.values import Tick
-    from befit.data.federation import Record
 
 __all__ = ["Memory", "Stream", "by_task", "dynamic_slices", "memory_batches", "round_batches", "static_slices"]
 
@@ -257,4 +256,6 @@ class Stream:
                 f"client {self.client}: {sum(map(len, self.tasks))} records over {at.rounds} rounds leave "
                 f"round {at.round} without any; take fewer rounds, or stream.kind none"
             )
+        import torch  # not at the top: a configuration is read without it
+
         return (torch.from_numpy(batch) for batch in drawn)
