@@ -31,7 +31,7 @@ class Setting:
 
     def client(self, name: str) -> tuple[Site, Any]:
         site = make_site("vit", rows=6, targets=self.targets)
-        method = build_method({"name": name, "rank": self.rank, "alpha": self.alpha, "samples": 6})
+        method = build_method({"name": name, "rank": self.rank, "alpha": self.alpha, "statistics": {"samples": 6}})
         site.model.install(method.layout, self.seed)
         return replace(site, info=replace(site.info, backbone=self.backbone)), method
 

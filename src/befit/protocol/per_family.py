@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from befit.adapters.layout import Layout
 from befit.core.values import ClientInfo, Payload, Tick, Update
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.stage import Exchange, Stage
 from befit.protocol.work import PublicWork, Work
 
@@ -86,6 +86,10 @@ class ByFamily(Method):
     @property
     def use(self) -> Use:  # type: ignore[override]
         return self.method.use
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:  # type: ignore[override]
+        return self.method.diagnostics
 
     def plan(self) -> Sequence[Stage]:
         return [

@@ -18,14 +18,16 @@ from tests.contract.conftest import LITTLE
 
 ROUNDS, CLIENTS = 2, ("client-00", "client-01")
 Ledger = dict[tuple[str, str, int], tuple[int, int]]  # (client, stage, round) -> bytes up, bytes down
-EVERY_METHOD = pytest.mark.parametrize("name", method_names())
+# Before any test runs, since tests register methods of their own.
+NAMES = method_names()
+EVERY_METHOD = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(scope="module")
 def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ledger]]:
     """By dtype of the wire and method: the ledger of one run of all methods on digits."""
     found: dict[str, dict[str, Ledger]] = {}
-    first, *others = ({"name": name, **LITTLE.get(name, {})} for name in method_names())
+    first, *others = ({"name": name, **LITTLE.get(name, {})} for name in NAMES)
     for dtype in ("float32", "bfloat16"):
         experiment = load_experiment(
             {
@@ -40,7 +42,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Led
         )
         path = run(experiment, out=tmp_path_factory.mktemp("run") / dtype).path
         folders = [path, *(path / "baselines" / label for label in run_names(experiment)[1:])]
-        found[dtype] = {name: dict(_lines(folder)) for name, folder in zip(method_names(), folders, strict=True)}
+        found[dtype] = {name: dict(_lines(folder)) for name, folder in zip(NAMES, folders, strict=True)}
     return found
 
 
