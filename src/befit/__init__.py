@@ -53,15 +53,16 @@ if TYPE_CHECKING:
     from befit.merge.files import merge_checkpoints
     from befit.merge.merge import Merge
     from befit.methods.parts.recipe.branches import MergeBranches, two_branches
-    from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember, Use
+    from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember
     from befit.methods.parts.recipe.recipe import Recipe
     from befit.methods.parts.recipe.route import Broadcast, LeaveOneOut
-    from befit.protocol.method import Deployment, Method, Needs
+    from befit.protocol.method import Deployment, Method, Needs, Use
     from befit.protocol.registry import build_method, register
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Message, Personal, Stage
+    from befit.runs.artifacts import export, predict
     from befit.runs.loading import load_federation
-    from befit.runs.runner import Run, check, export, predict, run
+    from befit.runs.runner import Run, check, run
     from befit.studies.adapt import Adapted, adapt
     from befit.studies.compare.comparison import Compared, compare
     from befit.studies.select import choose_models as select

@@ -17,12 +17,13 @@ from befit.protocol.federate import final_download, resolved_stages
 from befit.protocol.method import newcomer_stage, run_stages
 from befit.protocol.site import Site
 from befit.report.newcomers import newcomer_sentences, newcomer_summary_table, newcomer_table
+from befit.runs.artifacts import export, predict
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
 from befit.runs.outbound import Outbound
-from befit.runs.runner import export, predict, run
+from befit.runs.runner import run
 
 from .conftest import ROUNDS, Once, Outcome, built, stages_of
 from .test_methods import EVERY_METHOD

@@ -8,7 +8,8 @@ import pytest
 
 from befit import Run
 from befit.config.experiment import load_experiment
-from befit.runs.runner import predict, run
+from befit.runs.artifacts import predict
+from befit.runs.runner import run
 
 CONFIG = Path(__file__).parents[2] / "configs" / "names-bert.yaml"
 SHORT = [

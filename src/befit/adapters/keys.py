@@ -14,23 +14,6 @@ from fnmatch import fnmatchcase
 
 from befit.core.values import State
 
-__all__ = [
-    "EVERYTHING",
-    "NOTHING",
-    "Selector",
-    "block",
-    "canonical_names",
-    "factor",
-    "join",
-    "module",
-    "select",
-    "slot",
-    "slot_of",
-    "split",
-    "to_slot",
-    "union",
-]
-
 
 def join(slot: str, module: str, factor: str) -> str:
     return f"{slot}/{module}/{factor}"

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Branch", "DenseBranch", "LoraBranch", "Router", "SlotLinear"]
-
 Recorder = Callable[[str, "Branch", Tensor, Tensor], None]
 
 

@@ -21,8 +21,6 @@ from befit.adapters.keys import join, split
 from befit.adapters.whole import WHOLE, Whole
 from befit.core.values import State, TensorSpec
 
-__all__ = ["GATE", "REFERENCES", "Extra", "Layout", "ModelShapes", "Slot", "initial_values", "lora", "whole"]
-
 GATE = "gate"
 REFERENCES = "instance/references/H"
 

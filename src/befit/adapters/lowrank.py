@@ -14,23 +14,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Frame",
-    "Pair",
-    "Spectrum",
-    "align",
-    "concatenate",
-    "factor_cosine",
-    "frame",
-    "inner",
-    "numerical_rank",
-    "product_cosine",
-    "spectrum",
-    "stack",
-    "subspace_alignment",
-    "truncate",
-]
-
 Pair = tuple[Tensor, Tensor]
 
 

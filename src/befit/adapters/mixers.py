@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from befit.adapters.layout import Layout
     from befit.adapters.model import AdaptedModel
 
-__all__ = [
-    "ByInput",
-    "LogitsMixer",
-    "Mix",
-    "Weighted",
-    "add_up",
-    "constant_weights",
-    "forward_passes",
-    "make_mixer",
-    "mix_from",
-    "plain_mix",
-    "weigh_up",
-]
-
 
 Weights = Callable[[str], tuple[float, ...]]
 

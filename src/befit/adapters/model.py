@@ -18,8 +18,6 @@ from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.core.values import State, TensorSpec
 
-__all__ = ["AdaptedModel", "find_modules", "last_projection", "linear_paths", "model_shapes"]
-
 _OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 

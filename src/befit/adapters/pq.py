@@ -23,8 +23,6 @@ from befit.adapters.layer import Branch, LoraBranch
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
 
-__all__ = ["BASIS", "Basis", "PQBranch", "PQLora", "orthonormal", "placement", "polar", "sites"]
-
 BASIS = "basis"
 _BLOCK = re.compile(r"block\.(\d+)\.(.+)")
 

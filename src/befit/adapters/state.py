@@ -17,20 +17,6 @@ from befit.adapters.keys import to_slot
 from befit.core.errors import PayloadMismatch
 from befit.core.values import State, TensorSpec
 
-__all__ = [
-    "PackedState",
-    "add",
-    "check_same",
-    "cosine",
-    "fingerprint",
-    "interpolate",
-    "norm",
-    "rename",
-    "scale",
-    "specs_of",
-    "weighted_mean",
-]
-
 
 def check_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: str = "two states") -> None:
     """Raise PayloadMismatch unless both hold the same keys with the same shapes."""

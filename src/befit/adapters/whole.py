@@ -20,8 +20,6 @@ from befit.adapters.keys import Selector, split
 from befit.adapters.layer import Branch, Router
 from befit.core.errors import ModelError
 
-__all__ = ["EMBEDDINGS", "WHOLE", "Whole", "WholeWeights", "embeddings", "owners", "parameter_shapes"]
-
 # What architectures call the weights that stand for tokens, positions and kinds of tokens.
 EMBEDDINGS = ("_embeddings", "embed_tokens", "embed_positions", "wte", "wpe")
 

@@ -28,7 +28,7 @@ def export(
 ) -> None:
     """Write one client's adapter as a standard PEFT checkpoint."""
     with only_json(as_json):
-        from befit.runs.runner import export as export_adapter
+        from befit.runs.artifacts import export as export_adapter
 
         path = export_adapter(run, client, out, budget)
     if as_json:

@@ -14,8 +14,6 @@ from befit.cli.output import Imports, Json, Overrides, messages, print_json, say
 from befit.core.errors import ConfigError
 from befit.report.table import Table
 
-__all__ = ["app", "doctor", "worker"]
-
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
 
 

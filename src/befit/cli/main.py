@@ -16,8 +16,6 @@ from befit.cli.output import messages, print_error, say
 from befit.core.errors import BefitError, RunError
 from befit.core.version import __version__
 
-__all__ = ["app", "main"]
-
 
 def exit_code(error: BaseException) -> int:
     """2 for what the user can put right, 1 for the rest.

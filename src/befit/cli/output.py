@@ -20,29 +20,6 @@ if TYPE_CHECKING:
 
     from befit.report.table import Table
 
-__all__ = [
-    "Imports",
-    "Json",
-    "Overrides",
-    "Quiet",
-    "duration_text",
-    "each_warning",
-    "fit_headers",
-    "load_imports",
-    "make_table",
-    "messages",
-    "only_json",
-    "print_error",
-    "print_json",
-    "print_warning",
-    "say",
-    "screen",
-    "show_table",
-    "show_written",
-    "training",
-    "warnings_to",
-]
-
 Imports = Annotated[
     list[str] | None,
     typer.Option(

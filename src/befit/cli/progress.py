@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from befit.studies.compare.plan import Plan
 
-__all__ = ["CompareProgress", "Progress", "RunProgress", "seconds_left"]
-
 SHOWN_FAILURES = 5
 AROUND = 6  # lines of the terminal that are not runs of a comparison
 

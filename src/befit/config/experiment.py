@@ -19,31 +19,6 @@ from befit.data.limit import LimitSettings
 from befit.protocol.settings import TrainSettings
 from befit.tasks.prompts import prompt_problem
 
-__all__ = [
-    "BENCHMARK_PATHS",
-    "NOT_AT_SITES",
-    "AdapterSettings",
-    "BenchmarkSettings",
-    "CheckpointSettings",
-    "DataSettings",
-    "EngineSettings",
-    "EvaluateSettings",
-    "Experiment",
-    "FamilySettings",
-    "FederationSettings",
-    "GuardSettings",
-    "ModelSettings",
-    "ReportSettings",
-    "StreamSettings",
-    "WireSettings",
-    "add_plugins",
-    "load_experiment",
-    "read_source",
-    "run_names",
-    "to_dict",
-    "to_yaml",
-]
-
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 BENCHMARK_PATHS = ("root", "scenario")  # arguments of benchmarks that name files of the user
 

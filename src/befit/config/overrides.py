@@ -8,8 +8,6 @@ from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError
 from befit.core.yamlfile import parse_yaml
 
-__all__ = ["apply_overrides", "parse_seeds", "put", "seeded", "with_seed"]
-
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """Write each override into `values`; the problems found, one line each.

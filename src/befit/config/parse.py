@@ -16,8 +16,6 @@ from befit.protocol.registry import check_method
 from befit.tasks import get_task, task_names
 from befit.tasks.text_metrics import LIKELIHOOD
 
-__all__ = ["parse_experiment"]
-
 
 def parse_experiment(values: Mapping[str, Any], folder: Path) -> tuple[Experiment | None, list[str]]:
     """The experiment, or None and every problem. `folder` is where relative paths count from."""

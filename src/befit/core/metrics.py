@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-__all__ = ["EXAMPLES", "TIED", "Measure", "Spread", "group_keys", "relative_range", "spread"]
-
 EXAMPLES = "examples"  # the number of examples, as a metric
 TIED = 1e-5  # relative; float32 rounds at 6e-8, files keep six digits, and sums over a network add to either
 

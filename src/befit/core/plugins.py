@@ -21,8 +21,6 @@ from typing import Any
 
 from befit.core.errors import ConfigError
 
-__all__ = ["ignore_entry_points", "load_entry_points", "load_plugins", "origin", "plugin_hash", "resolve_plugins"]
-
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _loaded: dict[str, str] = {}  # SHA-256 by path, so that a file is run once, and again where it has changed
 _groups_loaded: set[str] = set()

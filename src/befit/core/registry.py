@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import load_entry_points, origin
 
-__all__ = ["Registry"]
-
 Entry = TypeVar("Entry")
 
 

@@ -24,22 +24,6 @@ from befit.core.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "POSITIVE",
-    "REQUIRED",
-    "Mark",
-    "Parameter",
-    "Rule",
-    "at_least",
-    "between",
-    "check_values",
-    "not_empty",
-    "parameters_of",
-    "plain",
-    "type_words",
-    "variant",
-]
-
 Result = TypeVar("Result")
 REQUIRED = inspect.Parameter.empty
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}

@@ -14,8 +14,6 @@ from typing import Any
 
 from befit.core.errors import RunError
 
-__all__ = ["atomic_write", "check_folder", "read_bytes", "read_json", "write_json", "write_shared"]
-
 
 def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """Write under a temporary name in the same folder, flush to the disk, and rename. `data` may come in pieces.

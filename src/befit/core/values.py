@@ -17,8 +17,6 @@ from befit.core.seeds import derive_seed
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
 
-__all__ = ["ClientInfo", "Cost", "Failure", "Payload", "Scalar", "Score", "State", "TensorSpec", "Tick", "Update"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

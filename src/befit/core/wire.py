@@ -13,9 +13,6 @@ from torch import Tensor
 from befit.core.errors import PayloadMismatch
 from befit.core.values import Payload, Scalar, State
 
-__all__ = ["array_bytes", "cast", "from_bytes", "payload_bytes", "pieces", "scalar_bytes", "to_bytes"]
-
-
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

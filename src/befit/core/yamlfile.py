@@ -14,8 +14,6 @@ import yaml
 
 from befit.core.errors import ConfigError
 
-__all__ = ["parse_yaml", "write_yaml"]
-
 _RESOLVERS = (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),

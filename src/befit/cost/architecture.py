@@ -14,8 +14,6 @@ from befit.tasks import get_task, task_names
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Architecture", "builtin_architectures", "find_architecture"]
-
 _FILE = Path(__file__).parent / "architectures.yaml"
 
 

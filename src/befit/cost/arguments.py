@@ -12,8 +12,6 @@ from befit.protocol.registry import check_method, get_method, method_names
 if TYPE_CHECKING:
     from befit.protocol.method import Method
 
-__all__ = ["chosen_methods"]
-
 
 def chosen_methods(names: Sequence[str], assignments: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Method]]:
     """By name: the block with all defaults filled in, and the method.

@@ -20,8 +20,6 @@ from befit.cost.compute import count, public_records, relative_compute, relative
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.protocol.method import Method
 
-__all__ = ["compare", "method_cost", "with_savings"]
-
 
 def compare(
     architecture: Architecture,

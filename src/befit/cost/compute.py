@@ -15,8 +15,6 @@ from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split
 from befit.core.values import TensorSpec
 from befit.protocol.work import PublicWork, Work
 
-__all__ = ["alone", "count", "public_records", "relative_compute", "relative_memory", "slot_sizes", "step_cost"]
-
 
 def count(specs: Mapping[str, TensorSpec], chosen: Selector | None = None) -> int:
     """Entries of the chosen arrays, of all without a choice."""

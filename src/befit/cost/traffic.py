@@ -15,8 +15,6 @@ from befit.core.values import TensorSpec
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 
-__all__ = ["StageTraffic", "communication", "stage_traffic", "totals"]
-
 
 @dataclass(frozen=True)
 class StageTraffic:

@@ -11,8 +11,6 @@ from befit.core.schema import POSITIVE
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.streams import by_task
 
-__all__ = ["TRIAL", "LimitSettings", "limit_sentence", "limited", "trial_overrides"]
-
 # What `--trial` changes: every stage has one round of one step.
 TRIAL = (
     "federation.rounds=1",

@@ -12,8 +12,6 @@ from befit.data.federation import Federation
 if TYPE_CHECKING:
     from befit.tasks.base import Task
 
-__all__ = ["left_out_sentence", "without_left_out"]
-
 
 def without_left_out(federation: Federation, tasks: Mapping[str, Task]) -> Federation:
     """The federation with the training records that the clients' tasks learn from; the manifest counts the others.

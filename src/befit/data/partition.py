@@ -18,25 +18,6 @@ from numpy.typing import NDArray
 
 from befit.core.errors import DataError
 
-__all__ = [
-    "Partition",
-    "dirichlet_class",
-    "dirichlet_shares",
-    "generator",
-    "iid",
-    "lda_equal",
-    "lda_mixtures",
-    "natural",
-    "partition_hash",
-    "read_stored",
-    "redraw_until",
-    "shards",
-    "shares_as",
-    "split_by_shares",
-    "splits_hash",
-    "stored_text",
-]
-
 Labels = Sequence[int] | NDArray[np.integer]
 Partition = list[NDArray[np.int64]]
 Rounding = Literal["remainder", "cumfloor"]

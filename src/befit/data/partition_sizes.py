@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from befit.core.errors import DataError
 from befit.data.partition import Labels, Partition, generator, iid, redraw_until
 
-__all__ = ["by_task", "classes_per_client", "dirichlet_balanced", "from_hsu", "quantity"]
-
 
 def from_hsu(alpha: float, classes: int) -> float:
     """Hsu et al. (2019) draw from Dirichlet(alpha p) with a uniform prior p of sum 1: alpha / C for each class.

@@ -9,8 +9,6 @@ from typing import Any
 
 from befit.data.federation import SPLITS, ClientData, Federation, Record
 
-__all__ = ["ClientCounts", "RecordCounts", "count_records"]
-
 
 @dataclass(frozen=True)
 class ClientCounts:

@@ -15,8 +15,6 @@ from befit.core.schema import show
 from befit.data.files.readers import Row
 from befit.tasks import TaskKind, get_task
 
-__all__ = ["Item", "check_columns", "classes_of", "column_names", "input_record", "items_of", "label_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Item:

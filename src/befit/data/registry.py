@@ -11,8 +11,6 @@ from befit.core.registry import Registry
 from befit.core.schema import check_values, parameters_of
 from befit.data.federation import Federation
 
-__all__ = ["BENCHMARKS", "Benchmark", "benchmark", "build", "get", "names"]
-
 Builder = Callable[..., Federation]
 
 

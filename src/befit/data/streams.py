@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from befit.core.values import Tick
 
-__all__ = ["Memory", "Stream", "by_task", "dynamic_slices", "memory_batches", "round_batches", "static_slices"]
-
 Slices = list[NDArray[np.int64]]
 
 DECAY, TEMPERATURE = 0.99, 0.125  # of the counts, and of the softmax over them (the released code's)

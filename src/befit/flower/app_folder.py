@@ -18,8 +18,6 @@ from befit.flower.policy import settings_of
 from befit.flower.remote_clients import client_ids
 from befit.runs.loading import load_federation, resolve_model
 
-__all__ = ["start_command", "write_app"]
-
 _SERVER = '''"""Flower's ServerApp: the befit run that experiment.yaml describes."""
 
 from pathlib import Path

@@ -17,8 +17,6 @@ from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import Run, run
 
-__all__ = ["hello", "run_at_sites"]
-
 
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""

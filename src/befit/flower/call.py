@@ -13,8 +13,6 @@ from pathlib import Path
 
 from befit.flower.site_file import SiteFile, owner
 
-__all__ = ["call", "worker_file"]
-
 _LOG = logging.getLogger(__name__)
 
 

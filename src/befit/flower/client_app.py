@@ -14,8 +14,6 @@ from befit.flower.call import call
 from befit.flower.frame import from_content, to_content
 from befit.flower.site_file import load_site
 
-__all__ = ["answering", "app"]
-
 _LOG = logging.getLogger(__name__)
 
 app = ClientApp()

@@ -18,8 +18,6 @@ from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
 
-__all__ = ["Finding", "examine"]
-
 
 def examine(
     site: Path | None, server: str | None, ca: Path, key: Path, certificates: Path | None = None

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-__all__ = ["Finding", "authority", "server_seen", "servers_own"]
-
 
 @dataclass(frozen=True)
 class Finding:

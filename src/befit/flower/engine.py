@@ -16,8 +16,6 @@ from befit.flower import replies
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.runs.outbound import Outbound
 
-__all__ = ["Link", "Lost", "RemoteEngine", "RemoteMemories", "ask", "checked"]
-
 Header = dict[str, Any]
 _FRAME = 2**20  # for what a frame has beside its arrays
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from befit.core.values import State
 
-__all__ = ["PROTOCOL", "digest", "from_content", "pack", "to_content", "unpack"]
-
 PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from befit.core.errors import ConfigError, RunError
 
-__all__ = ["write_certificates", "write_site_keys"]
-
 _DAYS = 825  # the longest that common TLS libraries accept
 
 

@@ -15,8 +15,6 @@ from befit.flower import replies
 from befit.flower.engine import Lost, checked
 from befit.flower.frame import digest, from_content, to_content
 
-__all__ = ["GridLink"]
-
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8  # replies that are fetched together, so that not all of a round are in memory
 _WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet

@@ -17,19 +17,6 @@ from befit.core.schema import Mark, Parameter, parameters_of
 from befit.flower.site_file import SiteFile
 from befit.protocol.registry import get_method
 
-__all__ = [
-    "ARGUMENTS",
-    "AT_SERVER",
-    "AT_SITE",
-    "TRAVELS",
-    "experiment_here",
-    "harmless",
-    "method_of",
-    "names_a_place",
-    "refused_in_method",
-    "settings_of",
-]
-
 
 def _set(text: str) -> frozenset[str]:
     return frozenset(text.split())

@@ -18,8 +18,6 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.tasks import get_task
 
-__all__ = ["client_ids", "remote_host"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from befit.core.errors import PayloadMismatch
 from befit.core.values import Cost, Scalar
 
-__all__ = ["COLUMNS", "cost", "examples", "hello", "metrics", "readable", "report", "scalars"]
-
 Header = Mapping[str, Any]
 _MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 2**31, 1000, 200, 500
 # The other keys of a client's row of results; a metric may not have such a name.

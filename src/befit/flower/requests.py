@@ -14,8 +14,6 @@ from befit.flower.frame import PROTOCOL
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 
-__all__ = ["DOES", "check_request", "is_name", "tick_of"]
-
 DOES = ("hello", "train", "score", "export")
 
 

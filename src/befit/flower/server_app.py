@@ -20,8 +20,6 @@ from befit.flower.remote_clients import client_ids
 from befit.runs.journal import Observer
 from befit.runs.runner import Run
 
-__all__ = ["run_over", "server_app"]
-
 _LOG = logging.getLogger(__name__)
 
 

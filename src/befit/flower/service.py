@@ -36,8 +36,6 @@ from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
 from befit.runs.runner import pick_threads
 
-__all__ = ["SiteService"]
-
 _LOG = logging.getLogger(__name__)
 Header = dict[str, Any]
 

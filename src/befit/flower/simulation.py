@@ -17,8 +17,6 @@ from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile
 from befit.runs.loading import load_federation, resolve_model
 
-__all__ = ["SimulatedService", "simulated_app"]
-
 
 def simulated_app(config: Path) -> ClientApp:
     """The app of one configuration whose data is on this machine. Node number i is client number i.

@@ -13,8 +13,6 @@ from befit.core.errors import ConfigError, RunError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
-__all__ = ["SiteFile", "claim", "load_site", "owner"]
-
 _MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(
     lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),

@@ -14,8 +14,6 @@ from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import Payload
 from befit.protocol.store import ClientStore, read_payload, write_payload
 
-__all__ = ["SiteMemory", "Stamp"]
-
 
 @dataclass(frozen=True)
 class Stamp:

@@ -21,8 +21,6 @@ from befit.flower.call import worker_file
 from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile, claim, load_site
 
-__all__ = ["serve_site"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from befit.adapters.lowrank import Pair
 from befit.core.errors import BefitError, ConfigError, PayloadMismatch
 from befit.core.storage import read_json
 
-__all__ = ["CONFIG", "WEIGHTS", "Checkpoint", "Module", "check_mergeable", "open_checkpoint", "open_checkpoints"]
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.

@@ -17,8 +17,6 @@ from befit.merge.fisher import FISHER
 from befit.merge.rules import Entry
 from befit.merge.spaces import ModuleUpdates
 
-__all__ = ["MergeContext", "entries_of", "is_factor", "modules_of", "to_scale"]
-
 
 @dataclass(frozen=True)
 class MergeContext:

@@ -25,8 +25,6 @@ from befit.merge.spaces import Draw, ModuleUpdates, merge_factors, merge_updates
 from befit.merge.update import Finished, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
 
-__all__ = ["MergedModule", "Report", "merge_checkpoints"]
-
 _LOG = logging.getLogger(__name__)
 _WIDE = 1024  # from this width on a dense decomposition takes seconds
 _ROWS = 1 << 24  # numbers of a dense array that are read at once

@@ -11,8 +11,6 @@ from befit.adapters.state import check_same
 from befit.core.errors import PayloadMismatch
 from befit.core.values import State
 
-__all__ = ["FISHER", "fisher_mean"]
-
 FISHER = "fisher"
 
 

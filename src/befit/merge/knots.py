@@ -20,8 +20,6 @@ from torch import Tensor
 
 from befit.adapters.lowrank import Frame, Pair, Spectrum, frame, numerical_rank, signs_of
 
-__all__ = ["Basis", "shared_basis"]
-
 
 @dataclass(frozen=True)
 class Basis:

@@ -19,9 +19,6 @@ from befit.merge.rules import Elementwise, Isotropic, Rule
 from befit.merge.spaces import Delta, Draw, Knots, merge_tensors, merge_updates
 from befit.merge.update import LowRankUpdate, finish
 
-__all__ = ["Merge", "MergeContext"]
-
-
 # Where an option means something, as (rules, spaces); None stands for all.
 _TRIMS = frozenset({"ties", "magnitude"})
 _ELECTS = frozenset({"ties", "dare-ties"})

@@ -16,8 +16,6 @@ from befit.adapters.lowrank import concatenate, inner, truncate
 from befit.adapters.state import norm
 from befit.core.values import State
 
-__all__ = ["comparison", "merge_pair"]
-
 
 def merge_pair(fed: State, local: State, weights: Mapping[str, Tensor | float], space: str) -> State:
     """The merged slot from the two parents, module by module.

@@ -15,8 +15,6 @@ from torch import Tensor
 from befit.adapters.lowrank import numerical_rank
 from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, passes_of, trim
 
-__all__ = ["Elementwise", "Entry", "Isotropic", "Rule", "apply_elementwise", "isotropic", "weighted_sum"]
-
 
 @dataclass(frozen=True)
 class Elementwise:

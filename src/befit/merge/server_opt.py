@@ -15,8 +15,6 @@ from befit.adapters.keys import to_slot
 from befit.core.errors import ConfigError
 from befit.core.values import State
 
-__all__ = ["PRIVATE", "ServerOptimiser"]
-
 PRIVATE = "server:"  # slots of this prefix stay at the server
 _FIRST, _SECOND = f"{PRIVATE}momentum", f"{PRIVATE}second"
 

@@ -23,8 +23,6 @@ from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
 from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product
 
-__all__ = ["Delta", "Draw", "Knots", "ModuleUpdates", "Modules", "merge_factors", "merge_tensors", "merge_updates"]
-
 
 @dataclass(frozen=True)
 class ModuleUpdates:

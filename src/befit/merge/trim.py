@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Cut", "cut_of", "cuts_of_stream", "kept_count", "passes_of", "trim"]
-
 _DIGIT = 16
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -16,8 +16,6 @@ from befit.adapters.lowrank import Pair, Spectrum, numerical_rank, signs_of, spe
 from befit.merge.knots import Basis
 from befit.merge.rules import Isotropic
 
-__all__ = ["Dense", "Finished", "Flattened", "InBasis", "LowRankUpdate", "Product", "finish"]
-
 
 class LowRankUpdate(Protocol):
     """`dW_G` (d_out, d_in) of one module; nothing of it is as large as that."""

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from befit.core.errors import ConfigError, RunError
 
-__all__ = ["SafetensorsFile", "check_target", "new_folder"]
-
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",

@@ -6,8 +6,8 @@ from befit.adapters.keys import slot
 from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.loop import Pass
 from befit.train.terms import L2

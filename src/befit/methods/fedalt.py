@@ -2,10 +2,9 @@
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import GATE, lora
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.parts.recipe.route import LeaveOneOut
-from befit.protocol.method import Needs
+from befit.protocol.method import Needs, Use
 from befit.protocol.registry import register
 from befit.train.loop import Pass
 

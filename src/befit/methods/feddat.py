@@ -12,8 +12,8 @@ from befit.adapters.layout import lora
 from befit.adapters.mixers import Mix, Weighted
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.protocol.work import Work
 from befit.train.loop import Pass

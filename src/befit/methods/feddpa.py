@@ -8,8 +8,9 @@ from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember, Use
+from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.loop import Pass
 

@@ -5,8 +5,8 @@ from typing import Literal
 from befit.adapters.keys import factor, slot
 from befit.adapters.layout import lora
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import register
 from befit.train.loop import Pass
 

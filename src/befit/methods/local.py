@@ -2,8 +2,8 @@
 
 from befit.adapters.layout import lora
 from befit.methods.parts.recipe.branches import alone
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import register
 
 

@@ -25,8 +25,6 @@ from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Backbone", "ModelSettings", "load_backbone", "load_processor", "load_shapes", "skeleton"]
-
 
 class ModelSettings(Protocol):
     """The fields of `befit.config.experiment.ModelSettings` that are read here."""

@@ -29,8 +29,6 @@ VOLATILE = frozenset(
     }
 )
 
-__all__ = ["fingerprint"]
-
 
 def fingerprint(model: nn.Module, config: dict[str, Any]) -> str:
     """SHA-256 in hex over the checkpoint's configuration and every parameter and buffer as loaded.

@@ -8,8 +8,6 @@ from typing import Any
 from befit.core.errors import ModelError
 from befit.tasks import get_task
 
-__all__ = ["check_causal", "check_weights", "head_modules", "label_config"]
-
 
 def check_causal(config: Any, task: str, source: str) -> None:
     """Raise ModelError where a language model would see the tokens that it is to predict.

@@ -16,8 +16,6 @@ from befit.tasks.images import ImagePreprocessor
 if TYPE_CHECKING:
     from befit.tasks.vqa_examples import VqaProcessor
 
-__all__ = ["load_vqa_processor", "tokens_per_image"]
-
 
 def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[VqaProcessor, list[str]]:
     """The processor of a LLaVA-like checkpoint, and what had to be decided about it.

@@ -13,8 +13,6 @@ from befit.tasks.images import ImagePreprocessor
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
-__all__ = ["image_preprocessor", "load_tokenizer"]
-
 
 def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any, list[str]]:
     """The tokenizer of a checkpoint, fit for padded batches, and what had to be decided about it.

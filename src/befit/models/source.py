@@ -18,8 +18,6 @@ UNSAFE = frozenset({".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 HUB_IGNORED = ("*/*", "consolidated*")  # ONNX and original formats, which would double the download
 
-__all__ = ["find_model", "hub_command", "is_hub_id"]
-
 
 def is_hub_id(name: str) -> bool:
     """Whether `find_model` would ask the hub: the name is neither of the zoo, nor a package's, nor a directory."""

@@ -15,8 +15,6 @@ from befit.protocol.settings import TrainSettings
 if TYPE_CHECKING:
     from befit.protocol.method import Method
 
-__all__ = ["Context", "Problem", "check", "client_hint", "unknown_clients"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

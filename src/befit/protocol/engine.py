@@ -8,8 +8,6 @@ from typing import Protocol
 
 from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
 
-__all__ = ["Checkpoint", "Engine", "Memories"]
-
 
 @dataclass(frozen=True)
 class Checkpoint:

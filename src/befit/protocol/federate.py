@@ -22,8 +22,6 @@ from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
 
-__all__ = ["Event", "Journal", "Schedule", "federate", "final_download", "resolved_stages", "stage_rounds"]
-
 Event = Callable[[dict[str, Any]], None]
 
 

@@ -12,8 +12,6 @@ from befit.adapters.state import norm
 from befit.core.errors import PayloadMismatch
 from befit.core.values import Payload, State, TensorSpec, Update
 
-__all__ = ["Guard", "check_declared", "check_finite", "reference_norm"]
-
 _WEIGHTS = 0.02  # root mean square at which transformers start their weights
 
 

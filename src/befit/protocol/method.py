@@ -53,19 +53,6 @@ if TYPE_CHECKING:
     from befit.protocol.check import Context, Problem
     from befit.protocol.site import ServerSite, Site
 
-__all__ = [
-    "Deployment",
-    "Diagnostic",
-    "Method",
-    "Needs",
-    "Use",
-    "describe",
-    "federated_stage",
-    "newcomer_stage",
-    "run_stages",
-    "shared_prefix_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from befit.protocol.check import Context, Problem
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["After", "ByFamily", "each_family"]
-
 
 class After(Protocol):
     """What the server does with the memories of all families once each has aggregated its updates."""

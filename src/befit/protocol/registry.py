@@ -24,17 +24,6 @@ from befit.core.schema import REQUIRED, Parameter, Rule, check_values, parameter
 if TYPE_CHECKING:
     from befit.protocol.method import Method
 
-__all__ = [
-    "METHODS",
-    "MethodEntry",
-    "build_method",
-    "check_method",
-    "get_method",
-    "method_names",
-    "register",
-    "standard_method",
-]
-
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 

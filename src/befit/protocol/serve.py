@@ -17,8 +17,6 @@ from befit.protocol.stage import Stage
 if TYPE_CHECKING:
     from befit.protocol.store import ClientStore
 
-__all__ = ["deployment", "later_personal_stages", "score", "serve", "stage_named"]
-
 
 def serve(method: Method, site: Site, store: ClientStore, received: Payload, at: Tick) -> Payload:
     """Run the client's side of `at.span` rounds of one stage and save its memory; returns what may leave.

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from befit.core.schema import POSITIVE, Rule, at_least, between
 
-__all__ = ["TrainSettings"]
-
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Batch, Examples, Task
 
-__all__ = ["Backbone", "ServerSite", "Site", "shuffled_batches"]
-
 
 @dataclass(frozen=True)
 class Backbone:

@@ -14,8 +14,6 @@ from befit.core.values import Payload, Scalar, State, Update
 from befit.core.wire import payload_bytes
 from befit.protocol.store import read_payload, write_scratch
 
-__all__ = ["Spool"]
-
 
 class _Stored(Payload):
     """A payload whose arrays are made each time they are asked for."""

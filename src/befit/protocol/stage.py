@@ -17,8 +17,6 @@ from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 if TYPE_CHECKING:
     from befit.protocol.site import ServerSite, Site
 
-__all__ = ["Exchange", "Message", "Personal", "SharedPrefix", "Specs", "Stage"]
-
 Specs = dict[str, TensorSpec]
 
 

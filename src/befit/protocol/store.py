@@ -16,8 +16,6 @@ from befit.core.storage import atomic_write, read_bytes
 from befit.core.values import Payload, Scalar, State
 from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes
 
-__all__ = ["ClientStore", "read_payload", "write_payload", "write_scratch"]
-
 _SHARD = 2**22
 _Memory = tuple[PackedState, dict[str, Scalar]]
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from befit.adapters.keys import NOTHING, Selector
 
-__all__ = ["PublicWork", "Work"]
-
 
 @dataclass(frozen=True)
 class Work:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Bars", "Figure", "Line", "Panel", "Point"]
-
 
 @dataclass(frozen=True)
 class Line:

@@ -15,8 +15,6 @@ from befit.report.drawing import Plot, axis_name, run_line, scaled, slant
 from befit.report.numbers import plain
 from befit.report.svg import MUTED, draw, run_ink
 
-__all__ = ["draw_figure"]
-
 _WIDTH = 12.0
 
 

@@ -16,8 +16,6 @@ from befit.report.numbers import counts_examples, gain_text, is_share, plain, sc
 from befit.report.results import RunResults, Shown, baseline_labels
 from befit.report.svg import MUTED, TEXT, draw, run_ink
 
-__all__ = ["client_bars", "client_distributions", "share_bars", "share_distribution"]
-
 
 def client_bars(results: RunResults) -> Plot | None:
     """Above: every run's score per client; below: the gain over each baseline, with two standard errors in grey."""

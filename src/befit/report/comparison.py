@@ -11,20 +11,6 @@ from typing import Literal
 from befit.report.numbers import counts_examples, plain, score_of
 from befit.report.results import ClientRow, RunResults, baseline_labels, training_alone
 
-__all__ = [
-    "BEST",
-    "CLEAR",
-    "FEWEST",
-    "Gain",
-    "compared_with",
-    "difference_error",
-    "gain_over",
-    "gains_over",
-    "main_rival",
-    "mean_gain",
-    "run_title",
-]
-
 Verdict = Literal["gain", "loss", "unclear", "unknown"]
 BEST = ""  # in place of a baseline's label: each client's best baseline
 CLEAR = 2  # standard errors beyond which a difference is clear

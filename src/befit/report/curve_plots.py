@@ -18,8 +18,6 @@ from befit.report.record import RunRecord
 from befit.report.results import baseline_labels
 from befit.report.svg import draw, run_ink
 
-__all__ = ["over_bytes", "over_rounds"]
-
 
 def over_rounds(record: RunRecord) -> Plot | None:
     results, curves = record.results, _curves(record)

@@ -7,8 +7,6 @@ from typing import Literal
 from befit.report.numbers import NOTHING, count_text, listing, score_of
 from befit.report.results import ClientRow, RunResults, Shown
 
-__all__ = ["Values", "alarms", "choice_notes", "declared", "share_header", "share_of", "share_text", "shares"]
-
 Values = dict[str, tuple[float, float]]  # by client, the least and the largest number, the same where there is one
 
 

@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 from befit.report.numbers import is_share, plain
 from befit.report.svg import run_ink
 
-__all__ = ["MANY", "Plot", "axis_name", "legend", "metric_name", "run_line", "scaled", "slant"]
-
 MANY = 40  # beyond so many clients plots show distributions instead of single clients
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1.5, 2)))
 

@@ -7,8 +7,6 @@ from befit.report.numbers import count_text, score_of
 from befit.report.results import Group, Grouped, RunResults
 from befit.report.table import Cell, Table, score
 
-__all__ = ["GROUP_NOTE", "group_tables", "wins_text"]
-
 GROUP_NOTE = (
     "A group's score is over all of its test examples, so clients with more of them count more than in the mean over "
     "clients. The best run is strictly ahead, however little, in most of the metrics that count; a tie counts "

@@ -10,8 +10,6 @@ from befit.report.diagnostics import alarms
 from befit.report.numbers import count_text, gain_text, is_share, listing, plain, score_of, score_text
 from befit.report.results import RunResults, baseline_labels, training_alone
 
-__all__ = ["headline", "headline_sentences"]
-
 
 def headline(results: RunResults) -> str:
     """All sentences of `headline_sentences` as one paragraph."""

@@ -9,8 +9,6 @@ from befit.report.sections import Section, sections_above, sections_below, value
 from befit.report.table import Table, escape_markdown, markdown
 from befit.report.words import facts
 
-__all__ = ["render_markdown", "section_lines"]
-
 
 def render_markdown(record: RunRecord) -> str:
     """The whole report as GitHub-flavoured Markdown. Names and reasons are escaped; they come from outside."""

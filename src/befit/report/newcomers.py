@@ -8,8 +8,6 @@ from befit.report.results import RunResults, baseline_labels, newcomers_of, runs
 from befit.report.table import Cell, Table, deviation, score
 from befit.report.tables import client_table, gain_cells
 
-__all__ = ["NEWCOMER_NOTE", "newcomer_sentences", "newcomer_summary_table", "newcomer_table"]
-
 NEWCOMER_NOTE = (
     "Newcomers took part in no round. “As downloaded” is the model that the method makes of the server's last download "
     "alone; after that a newcomer runs the method's personal stages on its own training examples, as any client does. "

@@ -9,23 +9,6 @@ from typing import Any
 from befit.tasks.text_metrics import LIKELIHOOD, METRICS
 from befit.tasks.vqa_metrics import VQA_METRICS
 
-__all__ = [
-    "MINUS",
-    "NOTHING",
-    "bytes_text",
-    "count_text",
-    "counts_examples",
-    "decimal_text",
-    "gain_text",
-    "is_share",
-    "listing",
-    "p_text",
-    "plain",
-    "score_of",
-    "score_text",
-    "seconds_text",
-]
-
 NOTHING = "\N{EN DASH}"  # a cell without a value
 
 MINUS = "\N{MINUS SIGN}"

@@ -23,8 +23,6 @@ from befit.report.sections import Section, sections_above, sections_below, value
 from befit.report.table import Table, html
 from befit.report.words import facts
 
-__all__ = ["environment", "plots_of", "render_page", "small_page"]
-
 
 def render_page(record: RunRecord, plots: bool = True) -> str:
     """The whole page. Everything that comes from the run is escaped by the template engine; only the SVG is not."""

@@ -13,8 +13,6 @@ from befit.report.numbers import plain
 from befit.report.page import small_page
 from befit.report.svg import draw, png
 
-__all__ = ["partition_page", "partition_png"]
-
 NAMED = 60  # rows or columns that still have room for their names
 MARKED = 12  # columns in which a cell still has room for its number
 

@@ -18,8 +18,6 @@ from befit.report.numbers import MINUS, plain
 from befit.report.structure import Structure, distance, distances
 from befit.report.svg import draw
 
-__all__ = ["client_ranks", "mean_ranks", "scale_distances"]
-
 Grid = np.ndarray[Any, np.dtype[np.float64]]
 MARKED = 400  # cells that still have room for their number
 NOTABLE = 0.1  # share of ranks decided by ties from which the note mentions it

@@ -15,8 +15,6 @@ from befit.report.numbers import count_text, plain
 from befit.report.results import ClientRow, RunResults, baseline_labels, newcomers_of
 from befit.report.structure import Structure, read_structures
 
-__all__ = ["RunRecord", "adapters_of", "export_note", "read_record", "written_files"]
-
 
 @dataclass(frozen=True)
 class RunRecord:

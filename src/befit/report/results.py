@@ -4,22 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Required, TypedDict, cast
 
-__all__ = [
-    "ALONE",
-    "ClientRow",
-    "Group",
-    "Grouped",
-    "RunResults",
-    "Shown",
-    "Summary",
-    "Worst",
-    "baseline_labels",
-    "newcomers_of",
-    "runs_of",
-    "training_alone",
-]
-
-
 ALONE = "local"  # the method in which every client trains alone
 
 

@@ -24,8 +24,6 @@ from befit.report.words import (
     outbound_note,
 )
 
-__all__ = ["Section", "outbound_groups", "outbound_totals", "sections_above", "sections_below", "values_table"]
-
 _NUMBERS = ("int", "float", "str", "bool", "list")  # types of single values; their encoded length varies
 Entry = Mapping[str, Any]
 

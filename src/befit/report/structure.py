@@ -18,8 +18,6 @@ from befit.core.storage import read_json, write_json
 if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
-__all__ = ["FILE", "Structure", "distance", "distances", "read_structures", "structure_of", "write_structure"]
-
 FILE = "ranks.json"
 
 

@@ -16,8 +16,6 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-__all__ = ["GRID", "MUTED", "TEXT", "draw", "png", "run_ink"]
-
 TEXT, MUTED, GRID = "#010101", "#010102", "#010103"
 _VARIABLES = {TEXT: "var(--text)", MUTED: "var(--muted)", GRID: "var(--line)"}
 RUN_COLOURS = 7  # --run-0 is the method's, the others go to the baselines in turn

@@ -29,27 +29,6 @@ from befit.report.numbers import (
     seconds_text,
 )
 
-__all__ = [
-    "BYTES",
-    "PLAIN",
-    "P_VALUE",
-    "SECONDS",
-    "Cell",
-    "Table",
-    "Unit",
-    "csv_text",
-    "decimals",
-    "deviation",
-    "difference",
-    "escape_latex",
-    "escape_markdown",
-    "html",
-    "latex",
-    "markdown",
-    "mean_cell",
-    "score",
-]
-
 
 @dataclass(frozen=True)
 class Unit:

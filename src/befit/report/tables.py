@@ -11,22 +11,6 @@ from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
-__all__ = [
-    "OVER_TIME",
-    "client_communication_table",
-    "client_table",
-    "communication_table",
-    "cost_table",
-    "curve_table",
-    "diagnostics_table",
-    "failure_table",
-    "gain_cells",
-    "over_time_table",
-    "stage_table",
-    "summary_table",
-    "updates_differ",
-]
-
 OVER_TIME = {
     "self_last": "own, last",
     "self_auc": "own, over time",

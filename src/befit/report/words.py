@@ -12,18 +12,6 @@ from befit.report.record import RunRecord
 from befit.report.results import RunResults, baseline_labels
 from befit.report.tables import updates_differ
 
-__all__ = [
-    "COMMUNICATION_NOTE",
-    "COST_NOTE",
-    "GROUPS_SHOWN",
-    "OVER_TIME_NOTE",
-    "client_notes",
-    "facts",
-    "failure_note",
-    "group_title",
-    "outbound_note",
-]
-
 GROUPS_SHOWN = 25  # lists of outbound entries that are written out; with many clients each list may differ a little
 
 _GAIN_NOTE = "Gains are in points where scores are percentages."

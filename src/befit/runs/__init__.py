@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
+    from befit.runs.artifacts import export, predict
     from befit.runs.host import Host
     from befit.runs.loading import load_federation
-    from befit.runs.runner import Run, export, predict, run
+    from befit.runs.runner import Run, run
 
 __all__ = ["Host", "Run", "export", "load_federation", "predict", "run"]
 

@@ -30,8 +30,6 @@ from befit.runs.host import Host
 from befit.runs.loading import load_model
 from befit.runs.peft_io import write_adapter
 
-__all__ = ["export", "export_name", "predict", "read_deployment", "write_client"]
-
 _SAME = ".same"  # a folder with one copy of every file that is equal for several clients
 _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack")
 

@@ -16,16 +16,6 @@ from befit.tasks.base import Record, record_name
 if TYPE_CHECKING:
     from befit.config.experiment import EvaluateSettings, Experiment
 
-__all__ = [
-    "OWN_MODEL",
-    "check_clients",
-    "check_families",
-    "family_experiment",
-    "family_settings",
-    "refuse",
-    "values_of",
-]
-
 OWN_MODEL = "model"
 MOST_VALUES = 100
 

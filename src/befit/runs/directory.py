@@ -25,8 +25,6 @@ from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.outbound import Outbound
 
-__all__ = ["LOGS", "RunDirectory", "last_checkpoint", "read_lines"]
-
 LOGS = ("metrics.jsonl", "ledger.jsonl")
 
 

@@ -28,8 +28,6 @@ from befit.runs.clients import check_clients, family_experiment, family_settings
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 
-__all__ = ["Once", "check_everything", "communication", "estimate"]
-
 Seen = TypeVar("Seen")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from befit.core.metrics import Measure
 
-__all__ = ["Rows", "at_budgets", "by_budget", "by_group", "by_record", "counting", "measured_budgets", "winner"]
-
 Rows = Mapping[str, Mapping[str, Any]]
 
 

@@ -27,8 +27,6 @@ from befit.runs.loading import drops, load_federation, load_model, resolve_model
 if TYPE_CHECKING:
     from befit.tasks.base import Examples, Task
 
-__all__ = ["Host"]
-
 logger = logging.getLogger(__name__)
 
 

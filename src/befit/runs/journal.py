@@ -13,8 +13,6 @@ from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
 from befit.runs.outbound import Outbound
 
-__all__ = ["Observer", "RunJournal", "kept_path"]
-
 _LOG = logging.getLogger(__name__)
 
 

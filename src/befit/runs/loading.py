@@ -18,8 +18,6 @@ from befit.tasks import get_task, make_task
 if TYPE_CHECKING:
     from befit.tasks.base import Task
 
-__all__ = ["drops", "load_federation", "load_model", "resolve_model", "trains_head"]
-
 
 def load_model(
     experiment: Experiment, task: str, label_names: Sequence[str], elsewhere: str | None = None

@@ -26,8 +26,6 @@ from befit.runs.outbound import Outbound
 if TYPE_CHECKING:
     from befit.runs.host import Host
 
-__all__ = ["LocalEngine"]
-
 Reply = TypeVar("Reply", Update, Score)
 _PEAK, _PEAK_AT = 0.0, float("-inf")
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["arrive", "measure_newcomers", "newcomer_engine"]
-
 
 def measure_newcomers(
     host: Host,

@@ -11,8 +11,6 @@ import torch
 from befit.core.values import ClientInfo, Payload, Scalar
 from befit.core.wire import scalar_bytes
 
-__all__ = ["Outbound"]
-
 _Array = tuple[str, str, tuple[int, ...], str]  # stage, name, shape, dtype
 _Number = tuple[str, str, str]  # stage, name, type
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from befit.core.errors import DataError
 
-__all__ = ["StreamScores", "a_auc", "a_last", "client_score", "others_score", "self_score", "stream_scores"]
-
 Matrix = Mapping[str, Mapping[str, float]]
 
 

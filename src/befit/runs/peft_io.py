@@ -28,8 +28,6 @@ from befit.tasks import get_task
 if TYPE_CHECKING:
     from befit.protocol.method import Deployment
 
-__all__ = ["read_adapter", "write_adapter"]
-
 _PREFIX = "base_model.model."
 
 

@@ -25,8 +25,6 @@ from befit.protocol.store import ClientStore
 from befit.runs.outbound import Outbound
 from befit.runs.workers import Line, Worker, parent
 
-__all__ = ["PoolEngine", "PoolStore"]
-
 _ABOUT = "about"
 
 

@@ -18,8 +18,6 @@ from befit.models.source import find_model, is_hub_id
 from befit.protocol.registry import get_method
 from befit.tasks import get_task, make_task, task_names
 
-__all__ = ["precheck", "without_effect"]
-
 
 def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -> list[str]:
     """Raise what loading the model and preparing the records would raise; return what a person should know.

@@ -21,17 +21,6 @@ from befit.core.plugins import plugin_hash
 from befit.core.storage import atomic_write, check_folder, read_json, write_json
 from befit.runs.host import Host
 
-__all__ = [
-    "check_directory",
-    "data_and_weights",
-    "environment",
-    "free_directory",
-    "identify",
-    "locked",
-    "result_affecting",
-    "settings_hash",
-]
-
 
 def free_directory(name: str) -> Path:
     folder, number = Path("runs"), 1

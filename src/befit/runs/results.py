@@ -12,8 +12,6 @@ from befit.core.metrics import spread
 from befit.report.results import ALONE
 from befit.runs.directory import read_lines
 
-__all__ = ["against_baselines", "method_results", "over_clients"]
-
 
 def method_results(
     path: Path,

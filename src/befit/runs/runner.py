@@ -36,7 +36,7 @@ from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
-from befit.runs.artifacts import export, export_name, predict, write_client
+from befit.runs.artifacts import export_name, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory
 from befit.runs.groups import Rows, by_budget, by_group, by_record
@@ -53,8 +53,6 @@ from befit.runs.shared_stages import forget_shared_stages, repeated_keys, share_
 from befit.runs.trackers import check_trackers, tracked
 
 _LOG = logging.getLogger(__name__)
-
-__all__ = ["Run", "check", "export", "predict", "run", "shared"]
 
 
 class Remote(Engine, Protocol):

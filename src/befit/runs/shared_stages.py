@@ -32,8 +32,6 @@ from befit.runs.host import Host
 from befit.runs.outbound import Outbound
 from befit.runs.provenance import data_and_weights, settings_hash
 
-__all__ = ["forget_shared_stages", "repeated_keys", "share_stages", "shared_stages_key"]
-
 _LOG = logging.getLogger(__name__)
 _ABOUT = "shared_stages.json"
 

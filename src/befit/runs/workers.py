@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from befit.core.values import State
 
-__all__ = ["Line", "Worker", "parent"]
-
 
 class Line:
     """One end of a pipe.

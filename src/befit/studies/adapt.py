@@ -31,8 +31,6 @@ from befit.train.loop import Pass, train
 if TYPE_CHECKING:
     from befit.runs.journal import Observer
 
-__all__ = ["STARTS", "AdaptationCurve", "Adapted", "adapt", "fast_adaptation", "mean_start", "summary"]
-
 
 @dataclass(frozen=True)
 class AdaptationCurve:

@@ -17,8 +17,6 @@ from befit.report.svg import RUN_COLOURS, draw, png
 from befit.report.table import Cell, Table, csv_text, html, score
 from befit.studies.adapt import STARTS, Adapted
 
-__all__ = ["adaptation_csv", "adaptation_page", "adaptation_png", "adaptation_table", "missing_starts"]
-
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 
 

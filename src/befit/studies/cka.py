@@ -21,8 +21,6 @@ from befit.methods.parts.mosaic.align.tokens import matched_rows, pool
 from befit.protocol.site import Backbone
 from befit.tasks.base import Batch, Examples
 
-__all__ = ["CentredProducts", "LayerCka", "layer_cka", "linear_cka"]
-
 IGNORED = -100
 _LOG = logging.getLogger(__name__)
 _SIDES = ("first.", "second.")

@@ -13,8 +13,6 @@ from befit.report.svg import draw, png
 from befit.report.table import Cell, Table, csv_text, decimals, html
 from befit.studies.cka import LayerCka
 
-__all__ = ["cka_csv", "cka_page", "cka_png", "layer_names", "matched_blocks"]
-
 TICKS = 16  # at most so many layers are named on an axis
 
 

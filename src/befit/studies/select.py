@@ -22,8 +22,6 @@ from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import run
 
-__all__ = ["ALONE", "choose_models", "gains", "model_choice", "scores_of_run"]
-
 
 def gains(small: Mapping[str, float], large: Mapping[str, float]) -> dict[str, float]:
     """What each client gains by the larger model: its score with it minus its score with the smaller one.

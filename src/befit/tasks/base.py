@@ -20,20 +20,6 @@ Batch = dict[str, Tensor]
 Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
-__all__ = [
-    "Batch",
-    "Examples",
-    "Record",
-    "Reduction",
-    "Task",
-    "batches",
-    "by_value",
-    "draw",
-    "inference",
-    "model_device",
-    "record_name",
-]
-
 
 class Examples(Protocol):
     """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply."""

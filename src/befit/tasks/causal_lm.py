@@ -28,12 +28,10 @@ from befit.tasks.base import (
 from befit.tasks.choices import Options, choice_metrics
 from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, plain_prompt, render
+from befit.tasks.prompts import CHATS, TEMPLATES, chat_text, render
 from befit.tasks.text_metrics import GENERATED, LIKELIHOOD, compare
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["CausalLM", "plain_prompt"]
 
 IGNORED = -100
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from befit.tasks.base import Task
     from befit.tasks.examples import PaddedExamples
 
-__all__ = ["Options", "choice_metrics", "log_likelihoods"]
-
 
 @dataclass(frozen=True)
 class Options:

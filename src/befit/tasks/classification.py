@@ -25,8 +25,6 @@ from befit.tasks.base import (
     record_name,
 )
 
-__all__ = ["Classification", "class_index"]
-
 
 def class_index(label: Any, label_names: Sequence[str], where: str) -> int:
     """The class of a record's label, given as index or as name. Raises DataError for anything else.

@@ -14,8 +14,6 @@ from befit.tasks.base import Batch
 if TYPE_CHECKING:
     from befit.tasks.choices import Options
 
-__all__ = ["PaddedExamples", "StackedExamples", "pad_right"]
-
 
 @dataclass(frozen=True)
 class StackedExamples:

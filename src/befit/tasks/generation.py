@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
 
-__all__ = ["greedy", "stop_tokens"]
-
 
 def stop_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer: the tokenizer's own and those that the checkpoint's generation settings name."""

@@ -14,8 +14,6 @@ from befit.tasks.classification import Classification
 from befit.tasks.examples import StackedExamples
 from befit.tasks.images import ImagePreprocessor
 
-__all__ = ["ImageClassification"]
-
 
 class ImageClassification(Classification):
     """Records hold `image` (see `befit.tasks.images.read_image` for what it may be) and `label`.

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from befit.core.errors import DataError
 
-__all__ = ["ImagePreprocessor", "read_image"]
-
 # ITU-R BT.601, the weights that PIL uses for "L", so that an array and the same picture as a file agree.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-__all__ = ["METEORS", "meteor", "unavailable"]
-
 METEORS = ("meteor_exact_stem", "meteor_nltk")
 _CORPORA = {"tokenizers/punkt_tab/english": "punkt_tab", "corpora/wordnet": "wordnet", "corpora/omw-1.4": "omw-1.4"}
 

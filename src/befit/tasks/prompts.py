@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["CHATS", "PROMPTS", "chat_text", "plain_prompt", "prompt_problem", "render"]
-
 _ALPACA = {
     True: "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"

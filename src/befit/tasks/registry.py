@@ -25,8 +25,6 @@ from befit.tasks.meteor import unavailable
 if TYPE_CHECKING:
     from befit.tasks.base import Task
 
-__all__ = ["TaskKind", "get_task", "make_task", "register_task", "task_names"]
-
 Factory = TypeVar("Factory", bound=Callable[..., Any] | str)
 
 

@@ -17,8 +17,6 @@ from befit.tasks.examples import PaddedExamples, pad_right
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["TextClassification"]
-
 
 class TextClassification(Classification):
     """Records hold `text`, perhaps `text_pair`, and `label`.

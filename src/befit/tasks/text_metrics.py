@@ -12,8 +12,6 @@ from typing import Any
 from befit.core.errors import DataError
 from befit.tasks.meteor import METEORS, meteor
 
-__all__ = ["GENERATED", "LIKELIHOOD", "METRICS", "compare", "normal", "parsed_choice"]
-
 # Of a generated answer; those of the likelihood of given answers are `befit.tasks.choices`.
 GENERATED = (
     "exact_match",

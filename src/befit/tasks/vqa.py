@@ -21,8 +21,6 @@ from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forwa
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
-__all__ = ["VQA"]
-
 Told = tuple[list[int], list[int], int]  # tokens, labels, and how many tokens stand before the first answer
 
 

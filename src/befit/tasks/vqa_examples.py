@@ -14,8 +14,6 @@ from befit.tasks.base import Batch
 from befit.tasks.examples import PaddedExamples
 from befit.tasks.images import ImagePreprocessor
 
-__all__ = ["VqaExamples", "VqaProcessor", "VqaPrompt", "forward_arguments", "squared", "stacked"]
-
 
 @dataclass(frozen=True)
 class VqaProcessor:

@@ -9,8 +9,6 @@ from typing import Any
 
 from befit.tasks.text_metrics import GENERATED, compare, normal, parsed_choice
 
-__all__ = ["POOLED", "SCORE", "VQA_METRICS", "Answered", "answered_choice", "pooled_f1", "task_scores", "vqa_metrics"]
-
 SCORE, POOLED = "vqa_score", "token_f1_pooled"
 VQA_METRICS = (SCORE, POOLED)
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -11,8 +11,6 @@ from befit.tasks.prompts import chat_text, render
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_metrics import POOLED
 
-__all__ = ["MARK", "as_record", "checked_turns", "dialogue", "images_of", "judging"]
-
 MARK = "<image>"  # where an image stands in a record's text
 
 Turns = Sequence[Mapping[str, str]]

@@ -15,8 +15,6 @@ from typing import Any
 from befit.core.errors import DataError
 from befit.core.schema import show
 
-__all__ = ["FIELDS", "choice_list", "vqa_fields", "vqa_input", "vqa_record"]
-
 FIELDS = ("images", "image", "conversation", "conversations", "messages", "choices", "form", "metric", "task")
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant"}
 METRICS = {"F1": "token_f1_pooled", "RougeL": "rougeL"}  # as FedMosaic's scenario files have them

@@ -12,8 +12,6 @@ from befit.core.values import Tick
 if TYPE_CHECKING:
     from befit.protocol.site import Site
 
-__all__ = ["Blend"]
-
 
 @dataclass(frozen=True)
 class Blend:

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["inverse_hessian_product", "rate_hypergradient", "twice_differentiable"]
-
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
-__all__ = ["Pass", "TrainingDiverged", "TrainingReport", "train"]
-
 
 class TrainingDiverged(RuntimeError):
     """The loss is not a finite number any more."""

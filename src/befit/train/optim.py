@@ -15,8 +15,6 @@ from befit.core.values import State, Tick
 if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
 
-__all__ = ["MOMENTS", "dump_moments", "learning_rate", "load_moments", "make_optimiser"]
-
 MOMENTS = "optimiser"  # the part of a client's memory that holds them
 
 

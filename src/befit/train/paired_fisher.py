@@ -23,8 +23,6 @@ from befit.train.persample import sample_gradients
 if TYPE_CHECKING:
     from befit.protocol.site import Site
 
-__all__ = ["Correlation", "Damping", "PairedFisher", "Statistics", "Variances", "estimate", "group_traces"]
-
 _LOG = logging.getLogger(__name__)
 _DEFAULT_DELTA = {"relative": 1e-4, "absolute": 1e-8, "quantile": 0.05}
 # What the gradients of one micro-batch may take.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
-__all__ = ["sample_gradients"]
-
 
 def sample_gradients(
     site: Site,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
-__all__ = ["L2", "Distil", "Guide", "ProductDistance", "Term", "Tilt"]
-
 Guide = Callable[["Batch", Tensor], Tensor]
 
 

@@ -7,8 +7,8 @@ from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
 from befit.cost.arguments import chosen_methods
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Use
 from befit.methods.parts.recipe.recipe import Recipe
+from befit.protocol.method import Use
 from befit.protocol.registry import METHODS, MethodEntry
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from befit.core.errors import DataError, did_you_mean
 from befit.data.files.readers import SUFFIXES, is_dataset, is_readable, suffix_of
 
-__all__ = ["ALL", "Sources", "client_entries", "client_sources"]
-
 Sources = dict[str, list[Path]]
 
 ALL = "all"  # one file with everything, of which validation and test are held out

@@ -21,8 +21,6 @@ from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["held_out", "load_files"]
-
 PUBLIC = "public records"  # a key beside the clients' ids, which never have a space
 Splits = dict[str, list[Item]]
 

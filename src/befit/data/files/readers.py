@@ -15,8 +15,6 @@ from befit.core.errors import DataError, map_all
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["SUFFIXES", "Row", "is_dataset", "is_readable", "read_rows", "read_table", "suffix_of", "table_rows"]
-
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
 
 

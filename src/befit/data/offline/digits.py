@@ -28,8 +28,6 @@ from befit.data.partition import (
 from befit.data.partition_sizes import classes_per_client, dirichlet_balanced, quantity
 from befit.data.registry import benchmark
 
-__all__ = ["digits", "private_partition", "public_digits"]
-
 PUBLIC = 500  # file indices 0-499 train the backbone; the file roughly follows writers
 SIZES = {"train": 500, "val": 150, "test": 647}
 SOURCE = {"id": "sklearn.datasets.load_digits", "rows": 1797, "licence": "CC BY 4.0 (UCI)"}

@@ -26,8 +26,6 @@ from befit.data.offline.digits_vqa_tasks import (
 from befit.data.partition import partition_hash
 from befit.data.registry import benchmark
 
-__all__ = ["BLOCKS", "deal", "digits_vqa", "digits_vqa_hetero", "pool_of"]
-
 BLOCKS = {"public": range(500), "train": range(500, 1150), "test": range(1150, 1797)}  # indices in the file
 PUBLIC = 2000
 PUBLIC_SEED = "public"  # not that of the backbones' own records

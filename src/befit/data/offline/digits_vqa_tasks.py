@@ -14,19 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "NAMES",
-    "NEWCOMER_TASKS",
-    "QUESTIONS",
-    "SMALL",
-    "STREAMS",
-    "STYLES",
-    "Pool",
-    "generated_records",
-    "make_record",
-    "task_records",
-]
-
 Image = NDArray[np.float32]
 Pool = Mapping[int, Sequence[int]]  # digit -> the file indices of its images
 

@@ -17,19 +17,6 @@ from befit.core.storage import atomic_write
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "BABEL",
-    "CLIENT_LANGUAGES",
-    "KINDS",
-    "PUBLIC_LANGUAGES",
-    "STRINGS_SHA256",
-    "Name",
-    "fold",
-    "name_hash",
-    "name_strings",
-    "pinned_babel",
-]
-
 BABEL = "2.18.0"  # releases change the strings
 STRINGS_SHA256 = "584128c550181453549f68ede3cd5c8c8789adaaa9bf99c547adb8c0501f6b9f"
 KINDS = ("language", "territory", "currency", "script")

@@ -28,8 +28,6 @@ from befit.data.offline.name_strings import (
 from befit.data.partition import Partition, generator, lda_equal, lda_mixtures, partition_hash, read_stored, stored_text
 from befit.data.registry import benchmark
 
-__all__ = ["names", "names_small", "split_pools"]
-
 SMALL = ("en", "de", "ru", "hi", "zh")
 # Twelfths of all keys: where a name goes depends on its key alone, never on the language.
 POOLS = {

@@ -21,8 +21,6 @@ from befit.data.offline.name_strings import BABEL, pinned_babel
 from befit.data.offline.skills_tasks import CLIENT_PAIRS, HELD_OUT, NEWCOMER_PAIRS, answer, generated_records
 from befit.data.registry import benchmark
 
-__all__ = ["WORDS_SHA256", "english_words", "halves", "skills"]
-
 WORDS_SHA256 = "9af9f64a701a86bf5a363a07c3a0b45b99fb733a33db8bb5fd8b3999af88e0b2"
 
 

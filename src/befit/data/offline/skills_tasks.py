@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from random import Random
 from typing import Any
 
-__all__ = ["CLIENT_PAIRS", "HELD_OUT", "NEWCOMER_PAIRS", "OPERATIONS", "answer", "generated_records", "random_words"]
-
 
 def swap_ends(text: str) -> str:
     """

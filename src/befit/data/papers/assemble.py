@@ -19,8 +19,6 @@ from befit.data.registry import get
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-__all__ = ["assemble", "content_hash", "digest", "ordered", "same_text", "shuffled", "source_entry"]
-
 
 def digest(values: Any) -> str:
     """SHA-256 of the canonical JSON; bytes count by their own SHA-256."""

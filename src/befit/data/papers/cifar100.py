@@ -21,8 +21,6 @@ from befit.data.papers.source import Place, Source, read_split
 from befit.data.partition import Partition, Rounding, dirichlet_shares, generator, redraw_until, split_by_shares
 from befit.data.registry import benchmark
 
-__all__ = ["FINE_LABELS", "cifar100"]
-
 CIFAR = Source("uoft-cs/cifar100", "no explicit licence", config="cifar100", revision="aadb3af")
 RECORD = 2 + 3 * 32 * 32  # bytes of a record of the binary version: coarse label, fine label, planes of R, G and B
 _WORDS = """

@@ -20,8 +20,6 @@ from befit.data.registry import benchmark
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["commonsense"]
-
 
 def commonsense(
     root: str = "",

@@ -11,8 +11,6 @@ from befit.core.schema import show
 from befit.data.files.readers import Row
 from befit.data.papers.source import Source, text_of
 
-__all__ = ["TASKS", "Question", "Task", "rendered"]
-
 CONVERTED = "*/{split}/*.parquet"  # of branches that the hub converted: CONFIG/SPLIT/0000.parquet
 
 

@@ -14,8 +14,6 @@ from befit.data.papers.source import Place, Source, read_split
 from befit.data.partition import natural
 from befit.data.registry import benchmark
 
-__all__ = ["LANGUAGES", "aya_users", "fedaya_38", "language_code"]
-
 BENCH = Source(
     "aya_38c_25k.json of the data that rui-ye/FedLLM-Bench links to",
     "Fed-Aya Apache-2.0, FedLLM-Bench as a whole CC BY-NC 4.0",

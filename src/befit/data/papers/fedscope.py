@@ -18,8 +18,6 @@ from befit.data.papers.source import Place, Source, check_fields, read_split, te
 from befit.data.partition import iid
 from befit.data.registry import benchmark
 
-__all__ = ["fedscope_5"]
-
 GSM8K = Source("openai/gsm8k", "MIT", "gsm8k", "main")
 DOLLY = Source(
     "databricks/databricks-dolly-15k", "CC BY-SA 3.0", "databricks-dolly-15k", files="databricks-dolly-15k.jsonl"

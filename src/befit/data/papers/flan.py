@@ -21,8 +21,6 @@ from befit.data.papers.assemble import assemble, content_hash, digest, ordered, 
 from befit.data.papers.source import Place, Source, check_fields, read_split, text_of
 from befit.data.registry import benchmark
 
-__all__ = ["TASKS", "flan_8", "flan_feddpa", "groups"]
-
 _SAME = ("arc_challenge", "cosmos_qa", "definite_pronoun_resolution", "glue_qqp", "hellaswag")
 # FLAN has no mnli, only mnli_matched and mnli_mismatched.
 TASKS = {name: name for name in (*_SAME, "mnli", "squad_v1", "sst2")} | {"mnli": "mnli_matched"}

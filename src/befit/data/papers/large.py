@@ -22,8 +22,6 @@ from befit.data.registry import benchmark
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["authors_clients", "fed_llm_large_52", "fedaya_8"]
-
 TEXTS = Source(
     "the text data of the repository snumprlab/fedmosaic",
     "Aya Apache-2.0, ChatbotIT CC BY-NC 4.0, FLAN data as its sources",

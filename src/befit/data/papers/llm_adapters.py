@@ -12,8 +12,6 @@ from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import ordered
 from befit.data.papers.source import Place, Source, check_fields
 
-__all__ = ["LLM_ADAPTERS", "adapters_rows", "as_published"]
-
 FIELDS = ("instruction", "input", "output", "answer")
 FOLDERS = {"arc_challenge": "ARC-Challenge", "arc_easy": "ARC-Easy"}  # the others are called as here
 LLM_ADAPTERS = Source(

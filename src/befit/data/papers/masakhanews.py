@@ -16,8 +16,6 @@ from befit.data.papers.source import Place, Source, check_fields, read_split
 from befit.data.partition import lda_equal, lda_mixtures
 from befit.data.registry import benchmark
 
-__all__ = ["LABELS", "LANGUAGES", "masakhanews_320"]
-
 # Its main branch is a loading script, which `datasets` refuses from version 4 on: the converted branch is Parquet.
 NEWS = Source("masakhane/masakhanews", "AFL-3.0", revision="refs/convert/parquet")
 LANGUAGES = tuple(

@@ -11,8 +11,6 @@ from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
 from befit.tasks.vqa_records import vqa_record
 
-__all__ = ["PUBLIC", "conversation_text", "public_records", "public_texts"]
-
 PUBLIC = 5000
 
 

@@ -13,8 +13,6 @@ from befit.core.errors import DataError
 from befit.core.schema import show
 from befit.core.storage import read_json
 
-__all__ = ["DRAKE", "DRAKE_NEWCOMERS", "HFLB", "SMALL", "Part", "Scenario", "read_scenario", "tasks_of"]
-
 EMPTY = "dummy"  # a dataset of this name is a time without data
 
 

@@ -23,8 +23,6 @@ from befit.data.registry import benchmark
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["sni_10"]
-
 SNI = Source("Muennighoff/natural-instructions", "Apache-2.0; instances as their sources", revision="a29a975")
 FILES = Source(
     "a clone of the repository allenai/natural-instructions",

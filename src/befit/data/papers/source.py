@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow
 
-__all__ = ["Place", "Source", "check_fields", "load_table", "read_split", "split_files", "text_of"]
-
 WHERE = "docs/benchmarks.md has the files of every benchmark"
 
 

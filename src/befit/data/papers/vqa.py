@@ -18,8 +18,6 @@ from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
 from befit.tasks.vqa_records import vqa_record
 
-__all__ = ["streams_of_questions"]
-
 LICENCE = "each source its own; some for research only"
 LAYOUT = "DATASET/train/dataset-N.json, DATASET/test/dataset-N.json and DATASET's images"
 SOURCES = {

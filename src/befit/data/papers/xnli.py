@@ -20,8 +20,6 @@ from befit.data.registry import benchmark
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["LANGUAGES", "xnli_600"]
-
 XNLI = Source(
     "facebook/xnli", "CC BY-NC 4.0", config="all_languages", revision="b8dd5d7af51114dbda02c0e3f6133f332186418e"
 )

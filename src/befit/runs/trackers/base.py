@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from befit.core.errors import ConfigError
 
-__all__ = ["EXTRAS", "Tracker", "check_trackers", "make_tracker"]
-
 EXTRAS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # its name is that of library and extra
 
 

@@ -11,8 +11,6 @@ from typing import Any, final
 
 from befit.core.version import __version__
 
-__all__ = ["MLflow", "TensorBoard", "WeightsAndBiases"]
-
 PROJECT = "befit"
 
 

@@ -16,8 +16,6 @@ from befit.runs.trackers.base import Tracker, check_trackers, make_tracker
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Follower", "round_values", "tracked"]
-
 NAMED = 50  # beyond so many clients only their mean and the worst are sent
 Observer = Callable[[dict[str, Any]], None]
 

@@ -21,8 +21,6 @@ from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.seed import FEDERATED, LOCAL, Seed, changed, end_of, federated_rounds
 from befit.studies.compare.execute import Runner
 
-__all__ = ["Finished", "ablate"]
-
 
 @dataclass(frozen=True)
 class Finished:

@@ -21,8 +21,6 @@ from befit.report.table import Table
 if TYPE_CHECKING:
     from befit.studies.ablations.seed import Client, Seed
 
-__all__ = ["Ablation", "Entry", "Findings", "Measured", "Row", "build", "evenly", "get", "names", "register"]
-
 Factory = TypeVar("Factory", bound=type)
 
 Row = dict[str, Any]  # plain values: numbers, text, true, false, null

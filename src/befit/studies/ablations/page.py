@@ -19,8 +19,6 @@ from befit.report.page import environment
 from befit.report.sections import values_table
 from befit.report.table import Table, csv_text, escape_markdown
 
-__all__ = ["write_ablation"]
-
 
 def write_ablation(path: Path, results: Mapping[str, Any], tables: Sequence[Table], figures: Sequence[Figure]) -> None:
     """Write all four files, each whole or not at all. Raises RunError for a directory that cannot be written."""

@@ -39,8 +39,6 @@ from befit.studies.compare.cells import Cell
 from befit.studies.compare.execute import Runner, find_folder
 from befit.train.paired_fisher import PairedFisher
 
-__all__ = ["FEDERATED", "LOCAL", "Client", "Pair", "Seed", "changed", "end_of", "federated_rounds"]
-
 _LOG = logging.getLogger(__name__)
 FEDERATED, LOCAL = "federated alone", "local alone"
 _BRANCHES = ("rank", "alpha", "rounds_local", "rounds_fedit", "weights")  # options that decide the two branches

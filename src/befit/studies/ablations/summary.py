@@ -12,8 +12,6 @@ from befit.report.ablation_figures import Bars, Line
 from befit.report.table import PLAIN, Cell, Unit, difference
 from befit.studies.ablations.base import Row
 
-__all__ = ["clients_of", "curve", "gain", "mean_bars", "number", "over_seeds", "seeds_of", "thin_lines"]
-
 
 def over_seeds(rows: Iterable[Row], value: str | Callable[[Row], float | None], unit: Unit = PLAIN) -> Cell:
     """The mean over seeds of the means over clients, with its standard deviation where there are several seeds.

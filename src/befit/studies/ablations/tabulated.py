@@ -13,8 +13,6 @@ from befit.report.table import Cell, Table, Unit, decimals, score
 from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.summary import clients_of, curve, mean_bars, number, over_seeds, seeds_of, thin_lines
 
-__all__ = ["ENDS", "PERCENT", "Column", "Groups", "Tabulated", "between", "extremes", "label_of", "mean"]
-
 Groups = Mapping[tuple[Any, ...], Sequence[Row]]  # rows by their values of the axes
 Column = tuple[str, Callable[[Sequence[Row]], Cell]]  # its header, and its cell for the rows of one choice
 PERCENT = Unit(lambda x: NOTHING if x is None else f"{100 * x:.1f}%", lambda x: f"{100 * (x or 0):.1f}")

@@ -10,8 +10,6 @@ from befit.report.results import RunResults, newcomers_of
 from befit.report.tables import OVER_TIME
 from befit.report.words import OVER_TIME_NOTE
 
-__all__ = ["COMPARED", "GROUPS", "Group", "scores_beside"]
-
 
 @dataclass(frozen=True)
 class Group:

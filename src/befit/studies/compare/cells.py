@@ -17,8 +17,6 @@ from befit.protocol.registry import get_method
 from befit.runs.loading import resolve_model
 from befit.runs.provenance import settings_hash
 
-__all__ = ["Cell", "Collector", "PlannedRun", "slug"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -14,8 +14,6 @@ from befit.runs.estimate import Seen, estimate
 from befit.runs.runner import shared
 from befit.studies.compare.plan import Plan
 
-__all__ = ["check_plan"]
-
 
 def check_plan(plan: Plan, data: bool = True) -> dict[str, Any]:
     """Runs, cells, combinations that are left out and why, and warnings. Reads no weights.

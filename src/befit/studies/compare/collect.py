@@ -16,8 +16,6 @@ from befit.studies.compare.beside import scores_beside
 from befit.studies.compare.cells import Cell, PlannedRun
 from befit.studies.compare.execute import find_folder
 
-__all__ = ["Finished", "Scores", "collect"]
-
 
 @dataclass(frozen=True)
 class Scores:

@@ -19,8 +19,6 @@ from befit.studies.compare.results import Comparison
 from befit.studies.compare.study import is_study, read_study
 from befit.studies.compare.summary import limit_of
 
-__all__ = ["Compared", "compare", "make_plan"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from befit.runs.shared_stages import forget_shared_stages, repeated_keys, shared
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
 
-__all__ = ["CellFailure", "execute", "find_folder"]
-
 Tell = Callable[[dict[str, Any]], None]
 
 

@@ -11,8 +11,6 @@ from befit.core.errors import did_you_mean
 from befit.studies.compare.cells import Collector
 from befit.studies.compare.study import Axis, Grid, label_text
 
-__all__ = ["GridTable", "add_grid"]
-
 SEPARATOR = " · "  # between the labels of a grid's run
 
 

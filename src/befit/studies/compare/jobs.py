@@ -12,8 +12,6 @@ from typing import Any
 
 from befit.runs.workers import parent
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run cells until the parent closes the pipe, or dies."""

@@ -13,8 +13,6 @@ from befit.studies.compare.collect import Finished
 from befit.studies.compare.results import Comparison, OtherMetrics, OtherRun, OtherSeed
 from befit.studies.compare.series import metrics_of, pools_of
 
-__all__ = ["UNPARSABLE", "client_scores", "other_metrics"]
-
 UNPARSABLE = "unparsable"  # measured with choice_parse, without being asked for
 
 

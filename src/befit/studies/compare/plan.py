@@ -18,8 +18,6 @@ from befit.studies.compare.cells import Cell, Collector, PlannedRun
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
 
-__all__ = ["Cell", "GridTable", "Plan", "PlannedRun", "plan_config", "plan_study"]
-
 SIZE = (
     "rank",
     "alpha",

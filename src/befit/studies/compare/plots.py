@@ -17,8 +17,6 @@ from befit.report.svg import MUTED, TEXT, draw, run_ink
 from befit.studies.compare.results import Comparison
 from befit.studies.compare.tables import clients_of
 
-__all__ = ["client_gains", "over_communication", "plots_of", "run_means"]
-
 MANY_CLIENTS = 24  # beyond, their distribution is drawn instead of single cells
 MANY_RUNS = 12  # beyond, spread is left to the plot of the means, or it would hide the points
 FAR = 30.0  # ratio of the most to the least bytes from which their axis is logarithmic

@@ -6,27 +6,6 @@ from typing import Any, NotRequired, TypedDict
 
 from befit.core.metrics import Spread
 
-__all__ = [
-    "Against",
-    "AtBudget",
-    "BudgetRow",
-    "Budgets",
-    "Comparison",
-    "Grid",
-    "GroupScores",
-    "OtherMetrics",
-    "OtherRun",
-    "OtherSeed",
-    "Point",
-    "RunScores",
-    "Scored",
-    "SeedScores",
-    "SignedTest",
-    "SpreadOfSeeds",
-    "TTest",
-    "Wins",
-]
-
 
 class TTest(TypedDict):
     """A paired t test of differences, one for each of n seeds.

@@ -15,8 +15,6 @@ from befit.report.comparison import run_title
 from befit.runs.groups import Rows, at_budgets, measured_budgets
 from befit.studies.compare.collect import Finished, Scores
 
-__all__ = ["Series", "Setup", "metrics_of", "pools_of", "setups_of"]
-
 _SIZE = ("rank", "alpha", "budgets")  # options in which a method at one budget may differ from itself at another
 _SAME = ("benchmark", "data", "model", "families", "limit", "stream")  # settings that runs must share to be comparable
 _Members = list[tuple[Finished, dict[str, Any], str]]  # a run, its shared settings, and the others as text

@@ -11,8 +11,6 @@ from scipy import stats
 from befit.core.metrics import spread
 from befit.studies.compare.results import SignedTest, TTest
 
-__all__ = ["LEAST_PAIRS", "LEVEL", "holm", "paired", "reach", "signed_ranks"]
-
 LEVEL = 0.05
 LEAST_PAIRS = 6  # with five pairs the smallest p of the signed-rank test is 2 / 2^5 = 0.0625, above any use
 

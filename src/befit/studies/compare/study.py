@@ -30,8 +30,6 @@ from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
 
-__all__ = ["Axis", "Grid", "Head", "RunEntry", "Study", "is_study", "label_text", "read_study"]
-
 _TOP = ("study", "plugins", "base", "seeds", "runs", "grids")
 
 

@@ -25,8 +25,6 @@ from befit.studies.compare.results import Against, Comparison, Grid, Point, RunS
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
-__all__ = ["FEW_SEEDS", "limit_of", "sentences", "summarise", "verdict"]
-
 FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
 
 

@@ -15,21 +15,6 @@ from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL
 from befit.studies.compare.summary import limit_of, verdict
 from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
-__all__ = [
-    "all_tables",
-    "basis_note",
-    "beside_tables",
-    "client_table",
-    "clients_of",
-    "cost_table",
-    "difference_cell",
-    "difference_table",
-    "failure_table",
-    "grid_table",
-    "other_tables",
-    "summary_table",
-]
-
 _COST_NOTE = (
     "Means over seeds; bytes of training as encoded for the wire, all clients together (1 MB = 1e6 bytes); steps are "
     "mini-batches of one client over all stages."

@@ -16,8 +16,6 @@ from befit.studies.compare.collect import Finished
 from befit.studies.compare.results import AtBudget, BudgetRow, Budgets, GroupScores, Scored, SpreadOfSeeds, Wins
 from befit.studies.compare.series import Setup, metrics_of, pools_of, setups_of
 
-__all__ = ["budget_means", "wins_of"]
-
 Grouped = Callable[[Mapping[str, Rows]], dict[str, Any]]  # one seed's rows by run to its groups
 _DIGITS = 12  # means that agree to so many are equal: adding the same scores in another order changes the last ones
 

@@ -10,8 +10,6 @@ from befit.report.numbers import listing
 from befit.report.table import Table, mean_cell
 from befit.studies.compare.results import AtBudget, Comparison, GroupScores, Wins
 
-__all__ = ["budget_tables", "win_rows", "wins_tables"]
-
 FEW_GROUPS, MANY_METHODS = 8, 8  # more methods than these in no more groups: groups are the columns
 WINS_NOTE = (
     "The best method in a group has strictly the highest score, over all of the group's test examples and as the mean "

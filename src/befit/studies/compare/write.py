@@ -26,8 +26,6 @@ from befit.studies.compare.summary import limit_of, summarise
 from befit.studies.compare.tables import all_tables, failure_table
 from befit.studies.compare.wins_tables import win_rows
 
-__all__ = ["client_rows", "render_latex", "render_markdown", "render_page", "write_comparison"]
-
 
 def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) -> Comparison | None:
     """Read all finished cells and write all five files, each whole or not at all; what compare.json holds.

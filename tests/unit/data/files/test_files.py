@@ -22,8 +22,9 @@ from befit.data.federation import ClientData, Federation
 from befit.data.files.load import held_out, load_files
 from befit.data.files.readers import read_rows
 from befit.data.records import input_record
+from befit.runs.artifacts import predict
 from befit.runs.loading import load_federation
-from befit.runs.runner import check, predict, run
+from befit.runs.runner import check, run
 from befit.tasks.images import read_image
 from tests.unit.models.tiny_models import save_bert
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from befit.protocol.site import Site
     from befit.tasks.base import Batch
 
-__all__ = ["ALLOCATION", "Allocator", "Orthogonality", "Timetable"]
-
 ALLOCATION = "allocation"  # the part of a client's memory that an allocator goes on from
 _KEPT = "choice/all/kept"
 _AVERAGES = ("sensitivity", "uncertainty")

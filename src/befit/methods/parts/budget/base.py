@@ -23,8 +23,6 @@ from befit.protocol.method import Deployment, Method, federated_stage, run_stage
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Personal, SharedPrefix, Stage
 
-__all__ = ["MethodBlock", "base_slots", "base_stages", "fixed", "load_base", "make_base", "with_base", "with_layout"]
-
 MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
 BASE, FIXED = "base", "fixed"

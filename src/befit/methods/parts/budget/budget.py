@@ -12,8 +12,6 @@ from befit.adapters.keys import join
 from befit.adapters.layout import ModuleShape
 from befit.core.values import State
 
-__all__ = ["affordable", "compact", "expand", "keep", "kept_ranks", "order"]
-
 
 def order(scales: Tensor) -> Tensor:
     """Indices of all entries, the largest first; of equal ones the earlier first, so that budgets nest.

@@ -17,8 +17,6 @@ from befit.tasks import get_task
 from befit.tasks.base import Batch
 from befit.tasks.causal_lm import IGNORED
 
-__all__ = ["Moments", "features", "linears"]
-
 EPSILON = 1e-5
 
 

@@ -20,8 +20,6 @@ from befit.core.errors import ConfigError, ModelError
 from befit.core.seeds import derive_seed
 from befit.core.values import State, TensorSpec
 
-__all__ = ["GENERATOR", "Generator", "GeneratorTraining", "fit", "generate", "generator_parameters"]
-
 GENERATOR = "generator"
 _W1, _B1, _SLOPE, _W2, _B2 = (
     f"{GENERATOR}/{name}" for name in ("first/W", "first/b", "activation/slope", "second/W", "second/b")

@@ -20,8 +20,6 @@ from befit.tasks.base import Batch, Examples
 from befit.train.hypergrad import rate_hypergradient, twice_differentiable
 from befit.train.loop import TrainingDiverged
 
-__all__ = ["MetaStep", "Part", "improve", "in_two", "rated_optimiser", "train_at"]
-
 
 @dataclass(frozen=True)
 class Part:

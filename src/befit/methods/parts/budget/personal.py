@@ -19,18 +19,6 @@ from befit.protocol.check import Context, Problem, unknown_clients
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
 
-__all__ = [
-    "WEIGHTS",
-    "Budgets",
-    "budgeted_layout",
-    "fine_tune",
-    "make_budgets",
-    "pruned",
-    "restored",
-    "steps_for",
-    "trained",
-]
-
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
 
 

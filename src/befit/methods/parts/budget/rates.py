@@ -21,8 +21,6 @@ from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
 from befit.core.values import TensorSpec
 
-__all__ = ["ETA", "RATES", "VALIDATION", "RateNet", "rate_multiples", "ratenet_parameters"]
-
 RATES, VALIDATION = "rates", "validation"
 ETA = f"{RATES}/eta/value"
 _LAYERS = ("first", "second", "third")

@@ -16,8 +16,6 @@ from befit.protocol.site import Site
 from befit.train.loop import TrainingDiverged
 from befit.train.optim import learning_rate, make_optimiser
 
-__all__ = ["Prior", "ScaleSearch", "Search", "column_norms", "search", "stationary_scale"]
-
 _WEIGHTS = slot(BUDGETED) & factor("A", "B")
 _HEADS = slot(SCALES) & ~factor("lambda")
 _SCALES = slot(SCALES) & factor("lambda")

@@ -38,21 +38,6 @@ from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 from befit.train.optim import MOMENTS
 
-__all__ = [
-    "TIES",
-    "FineTune",
-    "OnBase",
-    "Predict",
-    "SearchAlone",
-    "TrainAlone",
-    "deploy_budgets",
-    "features_of",
-    "generator_of",
-    "load_scales",
-    "resume",
-    "updated_memory",
-]
-
 LEARNT = "scales/all/lambda"
 TIES = Diagnostic(
     "alarm",

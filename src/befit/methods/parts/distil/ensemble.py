@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Examples
 
-__all__ = [
-    "TeacherLogits",
-    "blend_teachers",
-    "budget_of",
-    "lessons",
-    "mean_logits",
-    "public_of",
-    "students",
-    "with_states",
-]
-
 
 @dataclass(frozen=True)
 class TeacherLogits:

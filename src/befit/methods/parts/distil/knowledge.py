@@ -20,21 +20,6 @@ from befit.tasks.base import Examples
 if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
 
-__all__ = [
-    "KNOWLEDGE",
-    "LOSSES",
-    "OWN",
-    "TOKENS",
-    "VALUES",
-    "Knowledge",
-    "Lesson",
-    "best_lessons",
-    "distil_adapter",
-    "lower_loss_targets",
-    "predict_public",
-    "target_of",
-]
-
 OWN = ""
 KNOWLEDGE = "knowledge"
 LOSSES, VALUES, TOKENS = (f"{KNOWLEDGE}/public/{name}" for name in ("losses", "values", "tokens"))

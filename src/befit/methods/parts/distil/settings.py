@@ -18,8 +18,6 @@ from befit.train.optim import learning_rate
 if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
 
-__all__ = ["Distillation"]
-
 
 @dataclass(frozen=True)
 class Distillation:

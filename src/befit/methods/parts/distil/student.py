@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from befit.protocol.settings import TrainSettings
     from befit.tasks.base import Examples, Task
 
-__all__ = ["ModelAndTask", "Student", "forward_rows", "seeded_dropout", "soft_loss", "view"]
-
 
 class ModelAndTask(Protocol):
     """A model and the task in its terms: a client's site, or a backbone at the server."""

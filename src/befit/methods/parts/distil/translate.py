@@ -18,8 +18,6 @@ from befit.core.errors import ModelError
 from befit.methods.parts.mosaic.align.tokens import IGNORED, matched_answers, piece_of, tokenizer_of
 from befit.tasks.base import Batch, Task
 
-__all__ = ["View", "same_rows", "spread", "translate_rows"]
-
 
 @dataclass(frozen=True)
 class View:

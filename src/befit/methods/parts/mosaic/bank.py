@@ -24,22 +24,6 @@ from befit.methods.parts.mosaic.mixing import ServerBank
 from befit.methods.parts.mosaic.relevance import mixture
 from befit.methods.parts.mosaic.sketch import SKETCH
 
-__all__ = [
-    "BASES",
-    "EVERYBODY",
-    "GROUPS",
-    "WEIGHTS",
-    "absorb",
-    "described",
-    "differing",
-    "members",
-    "mixed",
-    "received_before",
-    "received_by",
-    "remembered",
-    "server_bank",
-]
-
 _LOG = logging.getLogger(__name__)
 
 Members = dict[str, list[str]]

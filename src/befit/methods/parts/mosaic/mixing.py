@@ -19,8 +19,6 @@ from befit.merge.nash import nash_weights
 from befit.methods.parts.mosaic.relevance import newcomer_weights, relevance, similarities
 from befit.methods.parts.mosaic.sketch import Sketch
 
-__all__ = ["Equal", "Mixing", "Nash", "Relevance", "ServerBank", "make_mixing"]
-
 _CHUNK = 2**22  # entries of a stack whose products are summed at a time
 
 

@@ -55,8 +55,6 @@ from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
-__all__ = ["ARRIVED", "BOTH", "Arrival", "Mosaic", "newcomer_mixture"]
-
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)
 

@@ -17,8 +17,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from befit.core.errors import PayloadMismatch
 
-__all__ = ["ROWS", "mixture", "mixtures", "newcomer_weights", "relevance", "similarities"]
-
 _CHUNK = 2**24  # entries of what is normalised at a time: 64 MiB
 
 

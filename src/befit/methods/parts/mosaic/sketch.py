@@ -23,17 +23,6 @@ from befit.core.seeds import derive_seed
 from befit.core.values import Payload, Scalar, TensorSpec, Tick
 from befit.protocol.site import Backbone, Site, shuffled_batches
 
-__all__ = [
-    "SKETCH",
-    "Sketch",
-    "agreement",
-    "check_agreed",
-    "disturbed",
-    "last_gradient",
-    "mean_sketch",
-    "newcomer_sketch",
-]
-
 SKETCH = "sketch/last/gradient"
 ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
 

@@ -15,24 +15,12 @@ from befit.core.errors import IncompatibleAdapters
 from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import LocalTraining, Use
+from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
-from befit.protocol.method import Diagnostic, Needs
+from befit.protocol.method import Diagnostic, Needs, Use
 from befit.protocol.site import Site
 from befit.protocol.stage import Personal, SharedPrefix, Stage
 from befit.train.loop import Pass
-
-__all__ = [
-    "GUARD",
-    "RANGE",
-    "WEIGHT",
-    "BranchMerge",
-    "MergeBranches",
-    "alone",
-    "check_same_start",
-    "keep_best",
-    "two_branches",
-]
 
 WEIGHT = Diagnostic(
     "share",

@@ -14,15 +14,12 @@ from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
 from befit.adapters.layout import REFERENCES, Layout
 from befit.adapters.state import fingerprint, rename
 from befit.core.values import ClientInfo, Payload, State, Tick
-from befit.protocol.method import Use
 from befit.protocol.site import Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.train.loop import Pass, train
 
 if TYPE_CHECKING:
     from befit.methods.parts.recipe.recipe import Recipe
-
-__all__ = ["Adopt", "LocalTraining", "PersonalStage", "Remember", "Use", "start_of", "trained"]
 
 
 class PersonalStage(Protocol):

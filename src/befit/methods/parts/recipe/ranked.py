@@ -24,8 +24,6 @@ from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 from befit.train.terms import Term
 
-__all__ = ["FixedRank", "RankRule", "Ranked", "rank_of", "rank_problems", "to_rank"]
-
 MergeRanks = Callable[[Sequence[Update], MergeContext], State]
 
 

@@ -21,8 +21,6 @@ from befit.protocol.stage import Exchange, Message, SharedPrefix, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
-__all__ = ["Recipe"]
-
 
 @final
 @dataclass(frozen=True)

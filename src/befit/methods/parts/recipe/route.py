@@ -12,8 +12,6 @@ from befit.adapters.keys import Selector, slot, to_slot
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.server_opt import PRIVATE
 
-__all__ = ["Broadcast", "LeaveOneOut", "MergeRule", "Route"]
-
 MergeRule = Callable[[Sequence[Update]], State]
 
 

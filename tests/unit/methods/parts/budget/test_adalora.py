@@ -19,9 +19,10 @@ from befit.methods.adalora import AdaLora
 from befit.methods.fedl2p import FedL2P
 from befit.methods.lora import Lora
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
-from befit.methods.parts.recipe.personal import LocalTraining, Use
+from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import final_download
+from befit.protocol.method import Use
 from befit.protocol.serve import deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter

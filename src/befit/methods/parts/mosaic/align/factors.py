@@ -20,18 +20,6 @@ from befit.adapters.pq import polar
 from befit.core.errors import DataError
 from befit.methods.parts.mosaic.align.features import Pairs
 
-__all__ = [
-    "DownSums",
-    "UpSums",
-    "add_batch",
-    "closed_form",
-    "project",
-    "regulariser",
-    "site_losses",
-    "train_down",
-    "turn",
-]
-
 
 def regulariser(A: Tensor) -> Tensor:
     """`||A A^T - I_r||_F^2 / (r (r - 1))`: how far the rows (r, d) are from orthonormal.

@@ -18,8 +18,6 @@ from befit.methods.parts.mosaic.align.tokens import Pooling, matched_rows
 from befit.protocol.site import Backbone
 from befit.tasks.base import Batch, Examples
 
-__all__ = ["Paired", "Pairs", "paired_sites"]
-
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """By site: inputs (n, d_pivot) and (n, d_other) of its module in either model, float32; sites whose modules read the
 same tensor (q, k and v of a block, say) share it."""

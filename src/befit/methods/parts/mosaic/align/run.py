@@ -34,8 +34,6 @@ from befit.methods.parts.mosaic.align.features import Paired, Pairs
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.protocol.site import ServerSite
 
-__all__ = ["Aligned", "align", "align_or_load", "aligned_bases", "load", "path_of", "save"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 from befit.core.errors import ConfigError
 from befit.core.schema import Mark
 
-__all__ = ["Alignment"]
-
 
 @dataclass(frozen=True)
 class Alignment:

@@ -11,8 +11,6 @@ from torch import Tensor
 from befit.core.errors import ModelError
 from befit.tasks.base import Batch, Task
 
-__all__ = ["Match", "Pooling", "match_pieces", "matched_answers", "matched_rows", "piece_of", "pool", "tokenizer_of"]
-
 IGNORED = -100
 Match = tuple[list[int], list[int]]
 
