@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from befit.adapters.state import fingerprint
-from befit.core.errors import NotEnoughReplies, PayloadMismatch
-from befit.core.values import ClientInfo, Cost, Failure, Payload, State, TensorSpec, Tick, Update
-from befit.protocol.guard import Guard
+from befit.core.errors import NotEnoughReplies
+from befit.core.values import ClientInfo, Failure, Payload, State, Tick, Update
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 
@@ -95,13 +94,6 @@ def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
         assert failure.kind == "refused"
         assert failure.client == "client-01" or failure.client == attacked.engine.clients()[1].id
         assert any(part in failure.reason for part in reason.split("|")), failure.reason
-
-
-def test_a_reply_above_the_size_limit_is_refused_with_both_sizes() -> None:
-    update = Update(ClientInfo("a", "", 1), Payload({"s/m/A": torch.ones(4)}), cost=Cost(bytes_up=16))
-    with pytest.raises(PayloadMismatch, match=r"16 bytes; guard\.max_bytes is 15"):
-        Guard(max_bytes=15).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
-    Guard(max_bytes=16).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
 
 
 class Crashing(LocalEngine):
