@@ -44,7 +44,7 @@ class RemoteEngine:
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
-    max_bytes         the largest reply that the method declares, in bytes of its arrays: a larger one is not looked into
+    max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
     """
 
     span = 2**31  # a stage that needs no server between its rounds travels as one message

@@ -31,14 +31,14 @@ def capped(counts: Sequence[int], share: float | None) -> list[int]:
 
 
 def dominating(counts: Mapping[str, int]) -> str | None:
-    """A sentence about the client that says it has more than half of all examples, if there is one among several.
+    """A sentence about the client that says it has more than half of all examples, if there is one among three or more.
 
-    >>> dominating({"a": 30, "b": 10})
+    >>> dominating({"a": 30, "b": 5, "c": 5})
     'client a says it has 30 of all 40 training examples: a mean by examples is then mostly its own'
     """
     total = sum(counts.values())
     for client, count in counts.items():
-        if len(counts) > 1 and 2 * count > total:
+        if len(counts) > 2 and 2 * count > total:
             return (
                 f"client {client} says it has {count} of all {total} training examples: a mean by examples is then "
                 "mostly its own"
