@@ -46,12 +46,13 @@ from common import HERE, RESULTS
 RAW, PAGE = RESULTS / "attacks.jsonl", HERE.parent / "docs" / "attacks.md"
 ROUNDS, STEPS, LR, ALPHA = 10, 5, 5e-3, 1.0
 SEEDS, TUNING = range(5), range(100, 103)
+CLIPS, TRIED = (1.0, 2.0), ("clip", "median", "trimmed-mean", "geometric-median", "multi-krum")  # on the latter
 FEDERATIONS = {5: 1, 10: 2}  # clients and how many of them attack
 METHODS = {"fedit": "FedIT", "potara": "Potara", "ditto": "Ditto", "fedsa": "FedSA-LoRA", "fedp2eft": "FedP2EFT"}
 METHODS["fedmosaic"] = "FedMosaic"
 CLIP = 1.0  # chosen on the seeds of TUNING, see the page
 RULES = ("median", "trimmed-mean", "geometric-median", "krum", "multi-krum")
-CHOSEN = "median"  # of those rules, likewise; of FedMosaic multi-krum, the only one that keeps clients apart
+CHOSEN = "multi-krum"  # of those rules, likewise
 ABSENT, HONEST = "absent", "honest"
 
 
@@ -177,7 +178,7 @@ class Memo:
             self.after_first(point)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=10)
 def host_of(clients: int, seed: int) -> Host:
     return Host(
         load_experiment(
@@ -202,7 +203,9 @@ def flipped(site: Site) -> Site:
     """The site with every training label y replaced by the last one minus y."""
 
     def examples(split: str) -> StackedExamples:
-        columns = site.examples(split).columns
+        whole = site.examples(split)
+        assert isinstance(whole, StackedExamples)
+        columns = whole.columns
         labels = columns["labels"]
         return StackedExamples({**columns, "labels": 9 - labels if split == "train" else labels})
 
@@ -272,43 +275,38 @@ def _fedit(host: Host, server: Payload, clients: Sequence[str]) -> float:
 
 def plan(quick: bool) -> Iterator[Setting]:
     """The most telling runs first, and every part for all seeds before the next begins."""
-    cases = (HONEST, ABSENT, *ATTACKS)
-    methods = [name for name in METHODS if name != "fedit"]  # which comes with potara
-    for seed in SEEDS[:1] if quick else SEEDS:
-        for method in methods:
-            for defence in ("guard", chosen(method)):
-                for attack in cases:
-                    yield Setting(method, 5, attack, defence, seed)
+    methods = ["potara", *(name for name in METHODS if name not in ("fedit", "potara"))]  # FedIT comes with Potara
+    first = ("guard", CHOSEN)
     if quick:
+        yield from _runs(methods, 5, first, SEEDS[:1])
         return
-    for seed in SEEDS:
-        for defence in ("clip", *RULES):
-            for attack in cases:
-                yield Setting("potara", 5, attack, defence, seed)
-    for order in (["potara"], [name for name in methods if name != "potara"]):
-        for seed in SEEDS:
-            for method in order:
-                for defence in ("guard", chosen(method)):
-                    for attack in cases:
-                        yield Setting(method, 10, attack, defence, seed)
+    for method in methods:
+        yield from _runs([method], 5, first)
+    yield from _runs(["potara"], 5, ("clip", *RULES))
+    for method in methods:
+        yield from _runs([method], 10, first)
     for clients in FEDERATIONS:
-        for seed in SEEDS:
-            for method in methods:
-                for defence in ("clip", "multi-krum") if method == "fedmosaic" else ("clip", *RULES):
-                    for attack in cases:
-                        yield Setting(method, clients, attack, defence, seed)
+        yield from _runs(methods, clients, ("clip", *RULES))
+
+
+def _runs(
+    methods: Sequence[str], clients: int, defences: Sequence[str], seeds: Sequence[int] = SEEDS
+) -> Iterator[Setting]:
+    for seed in seeds:
+        for method in methods:
+            for defence in defences:
+                if method == "fedmosaic" and defence not in ("guard", "clip", "multi-krum"):
+                    continue  # whose server keeps clients apart
+                for attack in (ABSENT, HONEST, *ATTACKS) if defence == "guard" else (HONEST, *ATTACKS):
+                    yield Setting(method, clients, attack, defence, seed)
 
 
 def tuning() -> Iterator[Setting]:
     for seed in TUNING:
-        for clip in (1.0, 2.0):
-            for defence in ("clip", *RULES):
-                for attack in (HONEST, ABSENT, "noise", "x-10", "labels"):
+        for clip in CLIPS:
+            for defence in TRIED:
+                for attack in (ABSENT, "x-10"):
                     yield Setting("fedit", 5, attack, defence, seed, clip)
-
-
-def chosen(method: str) -> str:
-    return "multi-krum" if method == "fedmosaic" else CHOSEN
 
 
 Table = dict[Setting, float]
@@ -348,11 +346,10 @@ _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
 def cost(table: Table, setting: Setting, seeds: Sequence[int]) -> str:
-    """Points that the attack takes from the honest clients, with the half-width of the 95 % interval over seeds."""
-    if setting.attack == HONEST:  # what the defence costs where nobody attacks
-        against = setting._replace(defence="guard", clip=CLIP)
-    else:
-        against = setting._replace(attack=ABSENT)
+    """Points that the attack and the defence take from the honest clients, with the half-width of the 95 % interval."""
+    against = setting._replace(defence="guard", clip=CLIP, attack=HONEST if setting.attack == HONEST else ABSENT)
+    if setting.seed in TUNING:  # where only clipping was tried without a rule
+        against = setting._replace(defence="clip", attack=ABSENT)
     pairs = [(table.get(against._replace(seed=seed)), table.get(setting._replace(seed=seed))) for seed in seeds]
     lost = [100 * (without - there) for without, there in pairs if without is not None and there is not None]
     if not lost:
@@ -379,40 +376,30 @@ def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 def write_page() -> None:
     table, refused = read()
     lines = [HEAD.strip(), ""]
+    columns = (HONEST, *ATTACKS)
     for clients, hostile in FEDERATIONS.items():
         rows = []
         for method, title in METHODS.items():
-            for defence in ("guard", chosen(method)):
+            for defence in ("guard", CHOSEN):
                 first = Setting(method, clients, ABSENT, defence, 0)
-                name = "guard alone" if defence == "guard" else f"clip and {defence}"
-                cells = [cost(table, first._replace(attack=attack), SEEDS) for attack in ATTACKS]
-                if any(cells):
-                    rows.append([title, name, level(table, first, SEEDS), *cells])
-        if rows:
-            lines += [
-                f"## {hostile} of {clients} clients",
-                "",
-                *markdown(["method", "defence", "absent", *ATTACKS], rows),
-                "",
-            ]
+                cells = [cost(table, first._replace(attack=attack), SEEDS) for attack in columns]
+                rows.append([f"{title}, {NAMES[defence]}", level(table, first, SEEDS), *cells])
+        lines += _section(f"## {hostile} of {clients} clients", "method and defence", rows)
         for method, title in METHODS.items():
             rows = []
             for defence in ("guard", "clip", *RULES):
                 first = Setting(method, clients, ABSENT, defence, 0)
-                cells = [cost(table, first._replace(attack=attack), SEEDS) for attack in (HONEST, *ATTACKS)]
-                if any(cells):
-                    name = {"guard": "guard alone", "clip": "clip"}.get(defence, f"clip and {defence}")
-                    rows.append([name, level(table, first, SEEDS), *cells])
-            if len(rows) > 2:
-                lines += [f"### {title}, every rule, {hostile} of {clients}", ""]
-                lines += [*markdown(["defence", "absent", "nobody attacks", *ATTACKS], rows), ""]
+                cells = [cost(table, first._replace(attack=attack), SEEDS) for attack in columns]
+                rows.append([NAMES[defence], level(table, first, SEEDS), *cells])
+            if sum(any(row[1:]) for row in rows) > 2:
+                lines += _section(f"### Every rule: {title}, {hostile} of {clients}", "defence", rows)
     rows = []
-    for clip in (1.0, 2.0):
-        for defence in ("clip", *RULES):
-            first = Setting("fedit", 5, ABSENT, defence, 0, clip)
-            cells = [cost(table, first._replace(attack=attack), TUNING) for attack in ("noise", "x-10", "labels")]
-            rows.append([f"{clip:g}", defence, level(table, first, TUNING), *cells])
-    lines += [TUNED.strip(), "", *markdown(["clip", "rule", "absent", "noise", "x-10", "labels"], rows), ""]
+    for clip in CLIPS:
+        for defence in TRIED:
+            first = Setting("fedit", 5, ABSENT, defence, TUNING[0], clip)
+            numbers = [level(table, first, TUNING), level(table, first._replace(attack="x-10"), TUNING)]
+            rows.append([f"{clip:g}", NAMES[defence], *numbers])
+    lines += [TUNED.strip(), "", *markdown(["clip", "defence", "absent", "x-10"], rows), ""]
     counts = {
         attack: [n for one, n in refused.items() if one.attack == attack and one.seed in SEEDS] for attack in ATTACKS
     }
@@ -421,14 +408,24 @@ def write_page() -> None:
     PAGE.write_text("\n".join(lines))
 
 
+NAMES = {"guard": "guard alone", "clip": "clip"} | {rule: f"clip, {rule}" for rule in RULES}
+
+
+def _section(title: str, first: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    if not any(any(row[1:]) for row in rows):
+        return []
+    return [title, "", *markdown([first, "absent", "nobody attacks", *ATTACKS], rows), ""]
+
+
 HEAD = f"""
 # Attacks
 
 What hostile clients cost the honest ones. Digits, Dirichlet partition with alpha {ALPHA:g}, {ROUNDS} rounds of {STEPS}
 steps at a learning rate of {LR:g}, methods at their defaults; seeds 0 to 4, of partition, run and choice of attackers.
-A number is the mean accuracy of the honest clients without the attackers minus that with them, under the same defence,
-in points, with the 95 % interval over seeds (Student's t); above 3 in bold. *absent* is that accuracy without them;
-*nobody attacks* is what the defence costs where everybody is honest, against the guard alone.
+A number is the mean accuracy of the honest clients in a run without the attackers and without a defence, which is in
+the column *absent*, minus that with both, in points, with the 95 % interval over seeds (Student's t); above 3 in bold.
+So it holds the price of the defence too, which *nobody attacks* has alone: there everybody is honest, with the defence
+and without.
 
 *Guard alone* is the default. *Clip* is `guard.clip: {CLIP:g}` with `federation.max_weight` 2 / clients; a rule comes
 on top of both, with `guard.attackers` as many as there are. What the rules are: [robust.md](robust.md).
@@ -446,7 +443,8 @@ far; runs that are missing are left out.
 TUNED = """
 ## How the settings were chosen
 
-On seeds 100 to 102, FedIT, 1 of 5; `clip` and the rule were fixed before any other seed was run with them.
+On seeds 100 to 102, FedIT, 1 of 5, mean accuracy of the honest clients; `clip` and the rule were fixed before any other
+seed was run.
 """
 
 
