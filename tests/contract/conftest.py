@@ -17,6 +17,7 @@ from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method, method_names
+from befit.protocol.settings import GuardSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
@@ -161,13 +162,17 @@ def play(host: Host, tmp_path: Path) -> Play:
         journal: Memo | None = None,
         store: ClientStore | None = None,
         min_replies: int | float = 0.5,
+        guard: GuardSettings = GuardSettings(),  # noqa: B008 frozen
+        max_weight: float | None = None,
     ) -> Outcome:
         made = built(method) if isinstance(method, str) else method
         site = host.install(made)
         kept = store or ClientStore(None)
         memo = journal or Memo()
         engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
-        schedule = Schedule(rounds, seed, cohort, min_replies, every, spool_bytes=spool_bytes)
+        schedule = Schedule(
+            rounds, seed, cohort, min_replies, every, guard=guard, max_weight=max_weight, spool_bytes=spool_bytes
+        )
         memo.spool = tmp_path / "spool"
         return Outcome(federate(made, engine, site, schedule, memo), kept, engine, memo)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from befit.adapters.state import fingerprint
-from befit.core.errors import NotEnoughReplies, PayloadMismatch
-from befit.core.values import ClientInfo, Cost, Failure, Payload, State, TensorSpec, Tick, Update
-from befit.protocol.guard import Guard
+from befit.core.errors import NotEnoughReplies
+from befit.core.values import ClientInfo, Failure, Payload, State, Tick, Update
+from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 
@@ -97,11 +97,84 @@ def test_a_malformed_reply_is_refused_and_the_others_are_as_without_that_client(
         assert any(part in failure.reason for part in reason.split("|")), failure.reason
 
 
-def test_a_reply_above_the_size_limit_is_refused_with_both_sizes() -> None:
-    update = Update(ClientInfo("a", "", 1), Payload({"s/m/A": torch.ones(4)}), cost=Cost(bytes_up=16))
-    with pytest.raises(PayloadMismatch, match=r"16 bytes; guard\.max_bytes is 15"):
-        Guard(max_bytes=15).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
-    Guard(max_bytes=16).check(update, {"s/m/A": TensorSpec((4,))}, (), 2.0)
+def boasting(by: float, client: int = 1) -> type[LocalEngine]:
+    """An engine in which one client's update is so many times as long."""
+
+    class Boasting(LocalEngine):
+        def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+            victim = self.clients()[client].id
+            for reply in super().exchange(requests, at):
+                if isinstance(reply, Update) and reply.client.id == victim:
+                    start = requests[victim].arrays
+                    longer = {
+                        key: start[key] + by * (array - start[key]) for key, array in reply.payload.arrays.items()
+                    }
+                    reply = replace(reply, payload=Payload(longer, reply.payload.scalars))
+                yield reply
+
+    return Boasting
+
+
+CLIPPED = GuardSettings(clip=1.0, rule="multi-krum", attackers=1)
+
+
+def honest_mean(done: Any) -> float:
+    hostile = done.engine.clients()[1].id
+    last = {score.client: score.metrics["accuracy"] for _, score in done.journal.scores if score.client != hostile}
+    return sum(last.values()) / len(last)
+
+
+def test_what_the_guard_lets_through_ruins_a_mean_and_not_what_clipping_and_a_rule_make(play: Play) -> None:
+    alone = honest_mean(play("fedit", rounds=6, engine_class=Absent))
+    ruined = play("fedit", rounds=6, engine_class=boasting(-10))
+    defended = play("fedit", rounds=6, engine_class=boasting(-10), guard=CLIPPED)
+    assert not ruined.journal.failures and not defended.journal.failures
+    assert honest_mean(ruined) < alone - 0.2
+    assert honest_mean(defended) > alone - 0.05
+
+
+def test_a_client_that_grows_without_end_is_refused_and_the_others_are_as_without_it(play: Play) -> None:
+    """x90 in every round: measured by what it was sent, which grows with it, each of them was let through."""
+    attacked = play("fedit", engine_class=boasting(90))
+    assert attacked.prints()["server"] == play("fedit", engine_class=Absent).prints()["server"]
+    assert [failure.kind for failure in attacked.journal.failures] == ["refused"] * ROUNDS
+
+
+def test_a_client_that_claims_all_examples_counts_for_half_where_weights_are_capped(play: Play) -> None:
+    class Claiming(LocalEngine):
+        def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+            for reply in super().exchange(requests, at):
+                if isinstance(reply, Update) and reply.client.id == self.clients()[1].id:
+                    reply = replace(reply, client=replace(reply.client, num_examples=2**31 - 1))
+                yield reply
+
+    believed = play("fedit", rounds=1, engine_class=Claiming)
+    own = believed.journal.updates[1][1].payload.arrays
+    liked = play("fedit", rounds=1, engine_class=Claiming, max_weight=0.5)
+    replies = {update.client.id: update.payload.arrays for _, update in liked.journal.updates}
+    counts = {info.id: info.num_examples for info in liked.engine.clients()}
+    liar, *others = sorted(replies, key=lambda client: client != liked.engine.clients()[1].id)
+    total = sum(counts[client] for client in others)
+    for key, array in believed.server.arrays.items():
+        torch.testing.assert_close(array, own[key], rtol=1e-4, atol=1e-6)
+        rest = sum(replies[client][key] * (counts[client] / total) for client in others)
+        torch.testing.assert_close(liked.server.arrays[key], (replies[liar][key] + rest) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("scaffold", "median"),
+        ("flexlora", "trimmed-mean"),
+        ("relora", "geometric-median"),
+        ("fedsa", "krum"),
+        ("fedmosaic", "multi-krum"),
+    ],
+)
+def test_rules_work_with_servers_that_do_more_than_a_mean(play: Play, name: str, rule: Any) -> None:
+    done = play(name, rounds=1, guard=GuardSettings(clip=1.5, rule=rule, attackers=1), spool_bytes=0)
+    assert not done.journal.failures and done.server.arrays
+    assert all(torch.isfinite(array).all() for array in done.server.arrays.values())
 
 
 class Crashing(LocalEngine):

@@ -16,7 +16,7 @@ from befit.core.errors import ConfigError
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, at_least, between, not_empty, plain
 from befit.data.limit import LimitSettings
-from befit.protocol.settings import TrainSettings
+from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.tasks.prompts import prompt_problem
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -43,9 +43,9 @@ _MIN_REPLIES = Rule(
     lambda value: value >= 1 if isinstance(value, int) else 0 < value <= 1,
     "must be a share above 0 and up to 1.0, or a whole number of clients from 1",
 )
+_SHARE = Rule(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 _METRICS = not_empty("must name at least one metric, or be null")
 _FIELD = Rule(lambda value: bool(value.strip()), "must name a field of the records, or be null")
-_ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 _TRACKERS = Rule(lambda value: set(value) <= set(TRACKERS), f"must be a list of {', '.join(TRACKERS)}")
 
 
@@ -169,12 +169,14 @@ class FederationSettings:
     seed         seed of adapters, cohorts and batches
     min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
                  number counts clients
+    max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
     """
 
     rounds: Annotated[int, POSITIVE] = 10
     cohort: Annotated[int | None, POSITIVE] = None
     seed: Annotated[int, _SEED] = 0
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
+    max_weight: Annotated[float | None, _SHARE] = None
 
 
 @dataclass(frozen=True)
@@ -246,19 +248,6 @@ class WireSettings:
 
 
 @dataclass(frozen=True)
-class GuardSettings:
-    """When a reply is refused.
-
-    max_norm_ratio  largest norm of a reply, as a multiple of the norm of what the client received or of the initial
-                    adapters, whichever is larger
-    max_bytes       largest encoded reply; null: no limit
-    """
-
-    max_norm_ratio: Annotated[float, _ABOVE_ONE] = 100.0
-    max_bytes: Annotated[int | None, POSITIVE] = None
-
-
-@dataclass(frozen=True)
 class CheckpointSettings:
     """How often a run saves what it needs to resume.
 
@@ -301,7 +290,7 @@ class Experiment:
     evaluate    measurements
     engine      what runs the clients
     wire        how arrays travel
-    guard       when a reply is refused
+    guard       what is done about replies that may be wrong or hostile
     checkpoint  how often a run is saved
     report      what a finished run shows
     trackers    where the numbers of a run are sent too: tensorboard, wandb, mlflow

@@ -13,6 +13,9 @@ from befit.config.experiment import CheckpointSettings, Experiment
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import remote_host
+from befit.protocol.guard import declared_bytes
+from befit.protocol.method import run_stages
+from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import Run, run
@@ -48,9 +51,16 @@ def run_at_sites(
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
-        metric, most = host.task.metric, experiment.guard.max_bytes
+        metric, most = host.task.metric, largest_reply(host, method, wire)
         return RemoteEngine(
             link, host.infos, name, label, settings, method_of(method), wire, metric, most
         ), RemoteMemories()
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
+
+
+def largest_reply(host: Host, block: Mapping[str, Any], wire: torch.dtype) -> int:
+    """The arrays of the largest reply that a method's stages declare, in bytes as they travel."""
+    method = host.build(block)
+    layouts = [method.layout.specs(backbone.model.shapes) for backbone in host.backbones.values()]
+    return max(declared_bytes(stage.reply.specs(layout), wire) for stage in run_stages(method) for layout in layouts)

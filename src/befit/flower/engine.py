@@ -44,7 +44,7 @@ class RemoteEngine:
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
-    max_bytes         largest reply that is looked into, in bytes of its arrays; None for no limit
+    max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
     """
 
     span = 2**31  # a stage that needs no server between its rounds travels as one message
@@ -59,7 +59,7 @@ class RemoteEngine:
         method: Mapping[str, Any],
         wire: torch.dtype,
         metric: str,
-        max_bytes: int | None = None,
+        max_bytes: int,
     ) -> None:
         self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
@@ -113,9 +113,9 @@ class RemoteEngine:
                 yield client, data, {}, down
                 continue
             try:
-                if self._max_bytes is not None and len(data) > self._max_bytes + _FRAME:
+                if len(data) > self._max_bytes + _FRAME:
                     raise PayloadMismatch(
-                        f"client {client} sent {len(data)} bytes; guard.max_bytes is {self._max_bytes}"
+                        f"client {client} sent {len(data)} bytes; the largest reply declared has {self._max_bytes}"
                     )
                 header, arrays = checked(data, {**expected, "client": client, "request": request})
             except (Lost, PayloadMismatch) as refusal:

@@ -6,9 +6,9 @@ from befit.core.lazy import lazy
 
 if TYPE_CHECKING:
     from befit.protocol.federate import Schedule
-    from befit.protocol.guard import Guard
     from befit.protocol.method import Deployment, Method, Needs, Use
     from befit.protocol.registry import build_method, get_method, method_names, register
+    from befit.protocol.settings import GuardSettings
     from befit.protocol.site import ServerSite, Site
     from befit.protocol.stage import Exchange, Message, Personal, Stage
     from befit.protocol.store import read_payload
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Deployment",
     "Exchange",
-    "Guard",
+    "GuardSettings",
     "Message",
     "Method",
     "Needs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from befit.adapters.layout import ModelShapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.data.federation import Federation
-from befit.protocol.settings import TrainSettings
+from befit.merge.robust import least_replies
+from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.weights import dominating
 
 if TYPE_CHECKING:
     from befit.protocol.method import Method
@@ -34,14 +37,19 @@ class Problem:
 class Context:
     """What a method is to run on, as far as it is known before a run.
 
-    families  the family of every client and newcomer that takes part or is measured, by its name in the configuration
-    shapes    of each family's model; of none or some of them where models have not been looked at
+    families    the family of every client and newcomer that takes part or is measured, by its name in the configuration
+    shapes      of each family's model; of none or some of them where models have not been looked at
+    cohort      clients in a round; None: all of them
+    max_weight  largest share of one client in a mean by examples
     """
 
     federation: Federation
     families: Mapping[str, str]
     train: TrainSettings
     shapes: Mapping[str, ModelShapes] = field(default_factory=dict[str, ModelShapes])
+    guard: GuardSettings = GuardSettings()  # noqa: RUF009 frozen
+    cohort: int | None = None
+    max_weight: float | None = None
 
     def members(self, family: str) -> list[str]:
         """The clients and newcomers of a family."""
@@ -61,7 +69,34 @@ def check(method: Method, context: Context) -> list[Problem]:
         except ModelError as error:
             problems.append(Problem("error", "", str(error)))
             del fitting[family]
-    return [*problems, *method.check(replace(context, shapes=fitting))]
+    return [*problems, *_trust(method, context), *method.check(replace(context, shapes=fitting))]
+
+
+def _trust(method: Method, context: Context) -> Iterator[Problem]:
+    """Rules that cannot be kept here, and a client that counts for more than all others."""
+    guard, clients = context.guard, context.federation.clients
+    if all(stage.up is None for stage in method.plan()):
+        return
+    if context.max_weight is None and (sentence := dominating({client.id: len(client.train) for client in clients})):
+        yield Problem(
+            "warning", "federation.max_weight", f"{sentence}; 0.5 lets no client count for more than all others"
+        )
+    if guard.rule == "none":
+        return
+    if method.needs.individual_updates and guard.rule != "multi-krum":
+        text = (
+            f"the rule {guard.rule} makes one update of all, and here the server needs each client's own; multi-krum "
+            "leaves the least likely ones out, and guard.clip shortens what is long"
+        )
+        yield Problem("error", "guard.rule", text)
+    families = Counter(context.families.get(client.id, "") for client in clients)
+    fewest, needed = (
+        min(*families.values(), context.cohort or len(clients), len(clients)),
+        least_replies(guard.attackers),
+    )
+    if fewest < needed:
+        text = f"the rule {guard.rule} needs {needed} clients of one backbone in a round for this many, not {fewest}"
+        yield Problem("error", "guard.attackers", text)
 
 
 def _unmet(method: Method, context: Context) -> Iterator[str]:

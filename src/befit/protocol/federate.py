@@ -10,17 +10,20 @@ from typing import Any, Protocol
 
 import torch
 
-from befit.adapters.state import norm, specs_of
+from befit.adapters.keys import EVERYTHING, select
+from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
-from befit.protocol.guard import Guard, reference_norm
+from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, federated_stage, run_stages
 from befit.protocol.serve import later_personal_stages
+from befit.protocol.settings import GuardSettings
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
+from befit.protocol.weights import capped
 
 Event = Callable[[dict[str, Any]], None]
 
@@ -35,7 +38,8 @@ class Schedule:
     min_replies: int | float = 0.5
     evaluate_every: int = 0
     split: str = "test"
-    guard: Guard = field(default_factory=Guard)
+    guard: GuardSettings = field(default_factory=GuardSettings)
+    max_weight: float | None = None
     spool_bytes: int = 2**22
     most_rounds: int | None = None
 
@@ -138,8 +142,8 @@ def _round(
 ) -> Payload:
     """Dispatch, collect, check, aggregate."""
     cohort = sample_cohort(engine.clients(), schedule.cohort if stage.federated else None, at)
-    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at), stage.federated)
-    check = _Check(stage, schedule.guard, site, requests)
+    requests = _Requests(cohort, lambda info: stage.exchange.dispatch(server, info, at))
+    check = _Check(stage, site, requests)
     failures: list[Failure] = []
     with Spool(journal.spool, schedule.spool_bytes) as replies:
         for done, reply in enumerate(engine.exchange(requests, at), start=1):
@@ -158,17 +162,23 @@ def _round(
                 replies.add(checked)
             else:
                 failures.append(checked)
+        good, reasons = check.replies(replies.updates()).judged(schedule.guard)
+        failures += [
+            Failure(update.client.id, at.stage, at.last, "refused", reasons[update.client.id], cost=update.cost)
+            for update in replies.updates()
+            if update.client.id in reasons
+        ]
         failures.sort(key=lambda failure: failure.client)
         for failure in failures:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
-        if len(replies) < needed:
+        if len(good.updates) < needed:
             first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
             raise NotEnoughReplies(
-                f"stage {at.stage}, round {at.last}: {len(replies)} of {len(cohort)} clients gave a "
+                f"stage {at.stage}, round {at.last}: {len(good.updates)} of {len(cohort)} clients gave a "
                 f"usable reply, {needed} are needed (federation.min_replies){first}"
             )
-        updates = replies.updates()
+        updates = good.updates
         for update in updates:
             journal.trained(at, update)
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
@@ -183,28 +193,30 @@ def _round(
                 "loss": sum(losses) / len(losses) if losses else None,
             }
         )
-        return stage.exchange.aggregate(server, updates, site, at)
+        return stage.exchange.aggregate(server, _weighed(good.trusted(schedule.guard), schedule.max_weight), site, at)
+
+
+def _weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
+    """Updates whose clients have no larger share of all examples than this."""
+    counts = capped([update.client.num_examples for update in updates], share)
+    return [
+        replace(update, client=replace(update.client, num_examples=count))
+        for update, count in zip(updates, counts, strict=True)
+    ]
 
 
 class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
-    in memory. Where replies are checked against them, their norms are kept, so that none is made again for that."""
+    in memory. The last one is kept, for a reply is mostly checked before the next request is made."""
 
-    def __init__(
-        self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload], checked: bool = False
-    ) -> None:
-        self._cohort, self._make, self._checked = {info.id: info for info in cohort}, make, checked
-        self._norms: dict[str, float] = {}
+    def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
+        self._cohort, self._make = {info.id: info for info in cohort}, make
+        self._last: tuple[str, Payload] | None = None
 
     def __getitem__(self, client: str) -> Payload:
-        payload = self._make(self._cohort[client])
-        if self._checked and client not in self._norms:
-            self._norms[client] = norm(payload.arrays)
-        return payload
-
-    def norm(self, client: str) -> float:
-        """The norm of what this client was sent."""
-        return self._norms[client] if client in self._norms else norm(self[client].arrays)
+        if self._last is None or self._last[0] != client:
+            self._last = client, self._make(self._cohort[client])
+        return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cohort)
@@ -216,12 +228,14 @@ class _Requests(Mapping[str, Payload]):
 class _Check:
     """Turns a reply that must not reach the method into a Failure: not asked for, sent twice, or malformed."""
 
-    def __init__(self, stage: Stage, guard: Guard, site: ServerSite, requests: _Requests) -> None:
+    def __init__(self, stage: Stage, site: ServerSite, requests: _Requests) -> None:
         self._declared = {backbone: stage.reply.specs(specs_of(start)) for backbone, start in site.starts.items()}
-        self._norms = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
-        self._numbers = stage.reply.numbers
-        self._guard, self._requests = guard, requests
+        self._initial = {backbone: reference_norm(start) for backbone, start in site.starts.items()}
+        trains = EVERYTHING if stage.trains is None else stage.trains
+        self._trained = {backbone: select(start, trains) for backbone, start in site.starts.items()}
+        self._numbers, self._requests = stage.reply.numbers, requests
         self._seen: set[str] = set()
+        self._sizes: dict[str, Sizes] = {}
 
     def __call__(self, reply: Update | Failure, at: Tick) -> Update | Failure:
         if isinstance(reply, Failure):
@@ -232,12 +246,27 @@ class _Check:
                 twice = "a second reply" if client in self._seen else "a reply that nobody asked for"
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
-            declared, start = self._declared[reply.client.backbone], self._norms[reply.client.backbone]
-            reference = max(start, self._requests.norm(client)) if declared else 0.0
-            self._guard.check(reply, declared, self._numbers, reference)
+            check_declared(client, reply.payload, self._declared[reply.client.backbone], self._numbers)
         except PayloadMismatch as refusal:
             return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)
+        self._sizes[client] = sizes_of(reply.payload.arrays, self._start(reply))
         return reply
+
+    def replies(self, updates: Sequence[Update]) -> Replies:
+        """The replies that were let through, to be judged together."""
+        return Replies(updates, self._start, self._sizes, self._initial)
+
+    def _start(self, reply: Update) -> State:
+        """What a reply's update started from: what the client was sent, else the initial values of what it trains."""
+        declared = self._declared[reply.client.backbone]
+        if not declared:
+            return {}
+        known = {**self._trained[reply.client.backbone], **self._requests[reply.client.id].arrays}
+        return {
+            key: known[key]
+            for key, spec in declared.items()
+            if key in known and known[key].shape == spec.shape and known[key].is_floating_point()
+        }
 
 
 def sample_cohort(clients: Sequence[ClientInfo], size: int | None, at: Tick) -> list[ClientInfo]:

@@ -1,51 +1,177 @@
-"""Every reply is checked before it reaches a method: only what was declared, in shape, finite and of sane size."""
+"""Every reply is checked before it reaches a method: only what was declared, in shape, finite and of sane size.
+
+The size is that of the *update*, and it is judged when all replies of a round are there, against what is usual among
+them: nothing that one client says or grows can move that by much. Updates that are too long are refused, or shortened,
+and a rule can keep those from steering that are neither (`befit.merge.robust`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from befit.adapters.state import norm
-from befit.core.errors import PayloadMismatch
+from befit.adapters.keys import slot_of
+from befit.adapters.state import norm, weighted_mean
+from befit.core.errors import NotEnoughReplies, PayloadMismatch
 from befit.core.values import Payload, State, TensorSpec, Update
+from befit.merge import robust
+from befit.protocol.settings import GuardSettings
+from befit.protocol.spool import LazyPayload
 
 _WEIGHTS = 0.02  # root mean square at which transformers start their weights
+_MAJORITY = 3  # fewest updates among which one cannot set what is usual
+_FEW = (
+    100.0  # times the initial adapters: the limit where there are fewer updates than that, and of the rest of a reply
+)
+_STILL = 1e-3  # times the initial adapters: shorter updates count as this long, where hardly anything moves
+
+_REST = ""  # stands for the arrays of a reply that are no update, such as a loss or a gradient
+
+Sizes = dict[str, float]  # norm of an update, slot by slot: slots hold quantities of different kinds
+Reasons = dict[str, str]  # why a reply is refused, by client
 
 
 @dataclass(frozen=True)
-class Guard:
-    """Limits on a reply.
+class Replies:
+    """The good replies of a round, sorted by client id, and what is known of them.
 
-    max_norm_ratio  its norm over the larger of the norms of what the client was sent and of the initial adapters
-    max_bytes       its size on the wire; None for no limit
+    starts    gives what a client's update started from: the arrays that it was sent, and the initial ones of those that
+              it trains and was not sent. All other arrays of a reply are no update
+    sizes     of each update, by client, see `sizes_of`
+    initial   norm of the initial adapters, by backbone
     """
 
-    max_norm_ratio: float = 100.0
-    max_bytes: int | None = None
+    updates: Sequence[Update]
+    starts: Callable[[Update], State]
+    sizes: Mapping[str, Sizes]
+    initial: Mapping[str, float]
 
-    def check(
-        self, update: Update, declared: Mapping[str, TensorSpec], numbers: Collection[str], reference: float
-    ) -> None:
-        """Raise PayloadMismatch, with the reason, for a reply that must not reach the method.
+    def judged(self, guard: GuardSettings) -> tuple[Replies, Reasons]:
+        """The replies of sane size, and the reasons against all others."""
+        reasons: Reasons = {}
+        for backbone, own in self._families().items():
+            initial, usual = self.initial[backbone], self._usual(own)
+            for update in own:
+                client = update.client.id
+                for slot, size in self.sizes[client].items():
+                    if slot == _REST:
+                        limit, what = max(guard.max_norm_ratio, _FEW) * max(initial, usual.get(slot, 0.0)), "the rest"
+                    elif usual:
+                        limit, what = guard.max_norm_ratio * usual[slot], f"the update of slot {slot}"
+                    else:
+                        limit, what = max(guard.max_norm_ratio, _FEW) * initial, f"the update of slot {slot}"
+                    if not size <= limit:
+                        reasons[client] = (
+                            f"client {client}: {what} has norm {size:.3g}, and {limit:.3g} is the most that this round "
+                            "allows (guard.max_norm_ratio)"
+                        )
+        return replace(self, updates=[update for update in self.updates if update.client.id not in reasons]), reasons
 
-        declared, numbers  names of the arrays, with their shape and dtype, and of the plain numbers
-        reference          the larger of the two norms described above
+    def trusted(self, guard: GuardSettings) -> list[Update]:
+        """The updates as they go to the method: clipped, and what the rule makes of them.
+
+        Raises NotEnoughReplies where a rule has too few of one backbone.
         """
-        client, arrays = update.client.id, update.payload.arrays
-        check_declared(client, update.payload, declared, numbers)
-        if self.max_bytes is not None and update.cost.bytes_up > self.max_bytes:
-            raise PayloadMismatch(
-                f"client {client} sent {update.cost.bytes_up} bytes; guard.max_bytes is {self.max_bytes}"
-            )
-        size = norm(arrays)
-        if size > self.max_norm_ratio * reference:
-            raise PayloadMismatch(
-                f"client {client} sent arrays of norm {size:.3g}, more than {self.max_norm_ratio:g} "
-                f"times the {reference:.3g} it started from (guard.max_norm_ratio)"
-            )
+        replies = self if guard.clip is None else replace(self, updates=self._clipped(guard.clip))
+        if guard.rule == "none":
+            return list(replies.updates)
+        trusted: list[Update] = []
+        for own in replies._families().values():
+            if len(own) < (least := robust.least_replies(guard.attackers)):
+                raise NotEnoughReplies(
+                    f"{len(own)} good replies of one backbone are too few for the rule {guard.rule}: with "
+                    f"guard.attackers {guard.attackers} it needs {least}"
+                )
+            trusted += replies._ruled(own, guard)
+        return sorted(trusted, key=lambda update: update.client.id)
+
+    def _families(self) -> dict[str, list[Update]]:
+        """Updates by backbone: those of different width cannot be compared."""
+        families: dict[str, list[Update]] = {}
+        for update in self.updates:
+            families.setdefault(update.client.backbone, []).append(update)
+        return families
+
+    def _usual(self, own: Sequence[Update]) -> Sizes:
+        """The median norm of each slot; nothing where there are too few updates."""
+        if len(own) < _MAJORITY:
+            return {}
+        least = _STILL * self.initial[own[0].client.backbone]
+        each = [self.sizes[update.client.id] for update in own]
+        return {slot: max(least, statistics.median(sizes[slot] for sizes in each)) for slot in each[0]}
+
+    def _clipped(self, clip: float) -> list[Update]:
+        clipped: list[Update] = []
+        for own in self._families().values():
+            usual = self._usual(own)
+            for update in own:
+                sizes = self.sizes[update.client.id]
+                ratios = {slot: clip * usual[slot] / sizes[slot] for slot in usual.keys() - {_REST} if sizes[slot]}
+                if min(ratios.values(), default=1.0) < 1:
+                    arrays = partial(_shortened, update, self.starts, ratios)
+                    update = replace(update, payload=LazyPayload(arrays, update.payload.scalars))
+                clipped.append(update)
+        return sorted(clipped, key=lambda update: update.client.id)
+
+    def _ruled(self, own: Sequence[Update], guard: GuardSettings) -> list[Update]:
+        """What a rule makes of the updates of one backbone."""
+        reads = [partial(self._read, update) for update in own]
+        if guard.rule in ("krum", "multi-krum"):
+            order = robust.most_central(robust.squared_distances(reads), guard.attackers)
+            kept = order[: 1 if guard.rule == "krum" else len(own) - guard.attackers]
+            return [own[index] for index in sorted(kept)]
+        if guard.rule == "geometric-median":
+            weights = robust.geometric_weights(robust.squared_distances(reads))
+            centre = weighted_mean((robust.change(*read()) for read in reads), weights)
+        else:
+            changes = [robust.change(*read()) for read in reads]
+            trimmed = partial(robust.trimmed_mean, attackers=guard.attackers)
+            rule = robust.median if guard.rule == "median" else trimmed
+            centre = {key: rule([change[key] for change in changes]) for key in changes[0]}
+        return [
+            replace(update, payload=LazyPayload(partial(_moved, update, self.starts, centre), update.payload.scalars))
+            for update in own
+        ]
+
+    def _read(self, update: Update) -> tuple[State, State]:
+        return update.payload.arrays, self.starts(update)
+
+
+def sizes_of(reply: State, start: State) -> Sizes:
+    """The norm of an update in each slot, and that of the rest of the reply under no name."""
+    squares: Sizes = {}
+    for key, array in reply.items():
+        if array.is_floating_point():
+            slot = slot_of(key) if key in start else _REST
+            size = float((array - start[key] if key in start else array).norm())
+            squares[slot] = squares.get(slot, 0.0) + size * size
+    return {slot: math.sqrt(square) for slot, square in squares.items()}
+
+
+def _moved(update: Update, starts: Callable[[Update], State], by: State) -> State:
+    """The client's start moved by a change; what is no update as it came."""
+    return {**update.payload.arrays, **{key: value + by[key] for key, value in starts(update).items()}}
+
+
+def _shortened(update: Update, starts: Callable[[Update], State], ratios: Sizes) -> State:
+    """The reply with the update of each slot times its ratio, where that is below one."""
+    reply, start = update.payload.arrays, starts(update)
+    near = {key: value for key, value in start.items() if ratios.get(slot_of(key), 1.0) < 1}
+    return {**reply, **{key: torch.lerp(value, reply[key], ratios[slot_of(key)]) for key, value in near.items()}}
+
+
+def declared_bytes(declared: Mapping[str, TensorSpec], wire: torch.dtype) -> int:
+    """The arrays of a reply that is as declared, in bytes as they travel."""
+    kinds = {name: getattr(torch, name) for name in {spec.dtype for spec in declared.values()}}
+    return sum(
+        math.prod(spec.shape) * (wire if kinds[spec.dtype].is_floating_point else kinds[spec.dtype]).itemsize
+        for spec in declared.values()
+    )
 
 
 def reference_norm(initial: State) -> float:

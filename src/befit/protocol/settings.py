@@ -1,4 +1,5 @@
-"""What local training may spend, and how: the block `train` of a configuration."""
+"""What local training may spend, and what the server does about replies that it does not trust: the blocks `train` and
+`guard` of a configuration."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Annotated, Literal
 
 from befit.core.schema import POSITIVE, Rule, at_least, between
 
+_ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
 
 
@@ -38,3 +40,25 @@ class TrainSettings:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     schedule_over: Literal["stage", "round"] = "stage"
     warmup_steps: Annotated[int, at_least(0)] = 0
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What the server does about replies of which some may be wrong or hostile (docs/robust.md).
+
+    An update is a reply minus what the client was sent, slot by slot; arrays that were not sent count from the initial
+    adapters. Usual is the median of the norms of a round's updates, where there are at least three of one backbone.
+
+    max_norm_ratio  a reply is refused if its update is longer than this many times the usual; of one or two replies,
+                    if longer than this many times the initial adapters, 100 at least
+    clip            updates longer than this many times the usual are shortened to that; null: none is
+    rule            how updates become one if some of them may be anything: median, trimmed-mean and geometric-median
+                    give all clients' replies the centre of the updates; krum and multi-krum leave replies out; none: as
+                    the method does
+    attackers       f, how many of a round's replies the rule allows for: fewer than half
+    """
+
+    max_norm_ratio: Annotated[float, _ABOVE_ONE] = 20.0
+    clip: Annotated[float | None, POSITIVE] = None
+    rule: Literal["none", "median", "trimmed-mean", "geometric-median", "krum", "multi-krum"] = "none"
+    attackers: Annotated[int, at_least(0)] = 1

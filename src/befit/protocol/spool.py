@@ -15,7 +15,7 @@ from befit.core.wire import payload_bytes
 from befit.protocol.store import read_payload, write_scratch
 
 
-class _Stored(Payload):
+class LazyPayload(Payload):
     """A payload whose arrays are made each time they are asked for."""
 
     __slots__ = ("_read",)
@@ -57,7 +57,7 @@ class Spool:
         else:
             self._held += size
             read = PackedState.of(update.payload.arrays).unpack
-        update = replace(update, payload=_Stored(read, update.payload.scalars))
+        update = replace(update, payload=LazyPayload(read, update.payload.scalars))
         self._updates.append(update)
 
     def updates(self) -> Sequence[Update]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from befit.data.long_prompts import left_out_sentence
+from befit.protocol.weights import dominating
 from befit.report.comparison import run_title
 from befit.report.diagnostics import choice_notes, shares
 from befit.report.numbers import counts_examples, listing, plain
@@ -95,6 +96,7 @@ def facts(results: RunResults) -> list[tuple[str, str]]:
         "metric": f"{results['metric'].replace('_', ' ')} on the {results.get('split', 'test')} split",
         "seed": results.get("seed"),
         "partition": partition,
+        "weights": dominating({client: row.get("train_examples", 0) for client, row in results["clients"].items()}),
         "training data": left_out_sentence(results["left_out"]) if "left_out" in results else None,
     }
     return [(name, plain(str(value))) for name, value in known.items() if value not in (None, "")]

@@ -10,14 +10,28 @@ from typing import TYPE_CHECKING
 from befit.core.errors import ConfigError, DataError, did_you_mean
 from befit.core.schema import show
 from befit.data.federation import ClientData, Federation
-from befit.protocol.check import Problem, client_hint
+from befit.protocol.check import Context, Problem, client_hint
 from befit.tasks.base import Record, record_name
 
 if TYPE_CHECKING:
+    from befit.adapters.layout import ModelShapes
     from befit.config.experiment import EvaluateSettings, Experiment
 
 OWN_MODEL = "model"
 MOST_VALUES = 100
+
+
+def context_of(
+    experiment: Experiment,
+    federation: Federation,
+    families: Mapping[str, str],
+    shapes: Mapping[str, ModelShapes],
+) -> Context:
+    """What methods are to run on, see `befit.protocol.check`."""
+    settings = experiment.federation
+    return Context(
+        federation, families, experiment.train, shapes, experiment.guard, settings.cohort, settings.max_weight
+    )
 
 
 def family_settings(

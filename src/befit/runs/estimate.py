@@ -24,7 +24,7 @@ from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_prefix_of
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_clients, family_experiment, family_settings, refuse
+from befit.runs.clients import check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
 
@@ -67,7 +67,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     members = family_settings(experiment, known, whole="limit" not in federation.manifest)
     newcomers = {client.id: client.info for client in federation.newcomers} if experiment.evaluate.newcomers else {}
     arriving = family_settings(experiment, newcomers, whole=False)
-    context = Context(federation, {**members, **arriving}, experiment.train)
+    context = context_of(experiment, federation, {**members, **arriving}, {})
     refuse((label, problem) for label, method in runs for problem in check(method, context))
     name = runs[0][0]
     families: list[dict[str, Any]] = []

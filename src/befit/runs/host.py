@@ -21,7 +21,7 @@ from befit.protocol.method import Method
 from befit.protocol.per_family import each_family
 from befit.protocol.registry import build_method
 from befit.protocol.site import Backbone, ServerSite, Site
-from befit.runs.clients import check_clients, check_families, family_experiment, family_settings, values_of
+from befit.runs.clients import check_clients, check_families, context_of, family_experiment, family_settings, values_of
 from befit.runs.loading import drops, load_federation, load_model, resolve_model
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Host:
     def context(self) -> Context:
         """What methods are to run on here."""
         shapes = {backbone.name: backbone.model.shapes for backbone in self.backbones.values()}
-        return Context(self.federation, self.families, self.experiment.train, shapes)
+        return context_of(self.experiment, self.federation, self.families, shapes)
 
     def install(self, method: Method) -> ServerSite:
         """Put the method's slots on every backbone; returns the server's site."""

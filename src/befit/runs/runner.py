@@ -31,7 +31,6 @@ from befit.data.limit import limit_sentence
 from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
-from befit.protocol.guard import Guard
 from befit.protocol.method import Method, run_stages
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
@@ -307,7 +306,7 @@ def pick_threads(host: Host) -> int:
 
 
 def schedule_of(experiment: Experiment) -> Schedule:
-    federation, evaluate, guard = experiment.federation, experiment.evaluate, experiment.guard
+    federation, evaluate = experiment.federation, experiment.evaluate
     return Schedule(
         rounds=federation.rounds,
         seed=federation.seed,
@@ -315,7 +314,8 @@ def schedule_of(experiment: Experiment) -> Schedule:
         min_replies=federation.min_replies,
         evaluate_every=evaluate.every,
         split=evaluate.split,
-        guard=Guard(guard.max_norm_ratio, guard.max_bytes),
+        guard=experiment.guard,
+        max_weight=federation.max_weight,
         spool_bytes=experiment.engine.spool_mib * 2**20,
         most_rounds=experiment.limit.rounds,
     )

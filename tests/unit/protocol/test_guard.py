@@ -1,0 +1,230 @@
+"""What the server does about replies that are well formed and may still be wrong or hostile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from befit.core.errors import NotEnoughReplies
+from befit.core.values import ClientInfo, Payload, State, TensorSpec, Update
+from befit.data.federation import ClientData
+from befit.data.registry import build
+from befit.merge import robust
+from befit.protocol.check import Context, Problem, check
+from befit.protocol.guard import Replies, declared_bytes, sizes_of
+from befit.protocol.registry import build_method
+from befit.protocol.settings import GuardSettings, TrainSettings
+from befit.protocol.weights import capped, dominating
+
+KEY = "shared/block.00.q_proj/A"
+START = {KEY: torch.tensor([30.0, 40.0])}  # norm 50
+GUARD = GuardSettings()
+
+
+def replies(
+    moved: Mapping[str, State], start: State = START, initial: float = 1.0, backbones: Mapping[str, str] | None = None
+) -> Replies:
+    """What clients sent that all started from one place."""
+    updates = [
+        Update(ClientInfo(client, (backbones or {}).get(client, "tiny"), 10), Payload(arrays))
+        for client, arrays in sorted(moved.items())
+    ]
+    sizes = {update.client.id: sizes_of(update.payload.arrays, start) for update in updates}
+    return Replies(updates, lambda update: start, sizes, dict.fromkeys({"tiny", *(backbones or {}).values()}, initial))
+
+
+def steps(**lengths: float) -> dict[str, State]:
+    """Updates of these lengths, all in one direction."""
+    return {client: {KEY: START[KEY] + torch.tensor([length, 0.0])} for client, length in lengths.items()}
+
+
+def sent(updates: list[Update]) -> dict[str, list[float]]:
+    return {update.client.id: (update.payload.arrays[KEY] - START[KEY]).tolist() for update in updates}
+
+
+def refused(given: Replies, guard: GuardSettings = GUARD) -> set[str]:
+    kept, reasons = given.judged(guard)
+    assert {update.client.id for update in kept.updates} == {u.client.id for u in given.updates} - reasons.keys()
+    return set(reasons)
+
+
+def test_what_is_measured_is_the_change_and_not_the_reply() -> None:
+    """Against the start's norm of 50, a step of 21 would be little; the median of the four steps is 1."""
+    assert refused(replies(steps(a=1.0, b=1.0, c=0.9, d=21.0))) == {"d"}
+    assert not refused(replies(steps(a=1.0, b=1.0, c=0.9, d=19.0)))
+
+
+def test_what_an_attacker_grew_in_former_rounds_is_no_measure_of_the_next() -> None:
+    """x90 every round: each would be inside 100 times what was sent down, which grows with it."""
+    grown = {KEY: 1e4 * START[KEY]}
+    moved = {client: {KEY: grown[KEY] + length} for client, length in {"a": 1.0, "b": 1.0, "c": 90.0}.items()}
+    assert refused(replies(moved, grown)) == {"c"}
+
+
+def test_the_reason_says_how_long_it_was_and_which_key_decides() -> None:
+    _, reasons = replies(steps(a=1.0, b=1.0, c=50.0)).judged(GUARD)
+    assert reasons == {
+        "c": "client c: the update of slot shared has norm 50, and 20 is the most that this round allows "
+        "(guard.max_norm_ratio)"
+    }
+
+
+@pytest.mark.parametrize("lengths", [{"a": 90.0}, {"a": 90.0, "b": 1.0}])
+def test_without_a_majority_the_initial_adapters_are_the_measure(lengths: dict[str, float]) -> None:
+    assert not refused(replies(steps(**lengths), initial=1.0))
+    assert refused(replies(steps(**lengths), initial=0.8)) == {"a"}  # 100 times 0.8
+
+
+def test_where_hardly_anybody_moves_a_client_that_does_is_kept() -> None:
+    assert not refused(replies(steps(a=0.0, b=0.0, c=0.019), initial=1.0))
+    assert refused(replies(steps(a=0.0, b=0.0, c=0.021), initial=1.0)) == {"c"}  # 20 times a thousandth
+
+
+def test_slots_are_judged_each_by_itself() -> None:
+    """A control variate of norm 1000 leaves no room for an adapter of norm 100 beside it."""
+    start = {"shared/m/A": torch.zeros(1), "control/m/A": torch.zeros(1)}
+    moved = {
+        client: {"shared/m/A": torch.tensor([length]), "control/m/A": torch.tensor([1000.0])}
+        for client, length in {"a": 1.0, "b": 1.0, "c": 100.0}.items()
+    }
+    assert refused(replies(moved, start)) == {"c"}
+
+
+def test_what_is_no_update_has_a_wide_limit_of_its_own() -> None:
+    """A loss of 40 times the usual is an honest one; of 1000 times, and of the adapters, it is not."""
+    moved = {
+        client: {**arrays, "validation/loss/value": torch.tensor([loss])}
+        for (client, arrays), loss in zip(steps(a=1, b=1, c=1, d=1).items(), (0.1, 0.2, 4.0, 1e4), strict=True)
+    }
+    assert refused(replies(moved)) == {"d"}
+
+
+def test_numbers_that_overflow_are_too_long() -> None:
+    far = {client: {KEY: torch.tensor([value, 0.0])} for client, value in {"a": 1.0, "b": 1.0, "c": 3e38}.items()}
+    assert sizes_of(far["c"], {KEY: torch.tensor([-3e38, 0.0])}) == {"shared": math.inf}
+    assert refused(replies(far)) == {"c"}
+
+
+def test_backbones_are_judged_apart() -> None:
+    other = {"d": "large", "e": "large", "f": "large"}
+    assert not refused(replies(steps(a=1, b=1, c=1, d=100, e=100, f=100), backbones=other))
+    assert refused(replies(steps(a=1, b=1, c=1, d=1, e=100, f=100))) == {"e", "f"}
+
+
+def test_clipping_shortens_what_is_long_and_leaves_the_rest_untouched() -> None:
+    moved = steps(a=1.0, b=2.0, c=3.0, d=-19.0, e=2.0)
+    moved["d"] |= {"shared/ids/x": torch.tensor([7]), "validation/loss/value": torch.tensor([5.0])}
+    given = replies(moved)
+    found = given.trusted(replace(GUARD, clip=1.0))
+    for client, length in {"a": 1.0, "b": 2.0, "c": 2.0, "d": -2.0, "e": 2.0}.items():
+        assert sent(found)[client] == pytest.approx([length, 0.0])
+    assert [one is two for one, two in zip(found, given.updates, strict=True)] == [True, True, False, False, True]
+    assert found[3].payload.arrays["shared/ids/x"].tolist() == [7]
+    assert found[3].payload.arrays["validation/loss/value"].tolist() == [5.0]
+
+
+def test_nothing_is_clipped_without_a_majority() -> None:
+    given = replies(steps(a=1.0, b=50.0))
+    assert given.trusted(replace(GUARD, clip=1.0)) == list(given.updates)
+
+
+def test_by_default_the_method_gets_the_replies_themselves() -> None:
+    given = replies(steps(a=1.0, b=2.0, c=19.0))
+    assert all(one is two for one, two in zip(given.trusted(GUARD), given.updates, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("median", 2.0), ("trimmed-mean", 2.0), ("geometric-median", 2.0), ("krum", None)]
+)
+def test_a_rule_gives_every_reply_the_centre_of_the_updates(rule: str, expected: float | None) -> None:
+    given = replies(steps(a=1.0, b=2.0, c=3.0, d=2.0, e=19.0))
+    found = sent(given.trusted(GuardSettings(rule=rule, attackers=1)))  # type: ignore[arg-type]
+    if rule == "krum":  # one reply alone, as it came
+        assert found in ({"b": [2.0, 0.0]}, {"d": [2.0, 0.0]})
+    else:
+        wanted = {"trimmed-mean": (2 + 2 + 3) / 3}.get(rule, expected)
+        assert found == {client: pytest.approx([wanted, 0.0], abs=1e-4) for client in "abcde"}
+
+
+def test_multi_krum_leaves_out_as_many_replies_as_there_may_be_attackers() -> None:
+    given = replies(steps(a=1.0, b=2.0, c=3.0, d=2.0, e=19.0, f=-15.0))
+    found = given.trusted(GuardSettings(rule="multi-krum", attackers=2))
+    assert [update.client.id for update in found] == ["a", "b", "c", "d"]
+    assert all(update in given.updates for update in found)
+
+
+def test_a_client_that_was_sent_something_else_is_moved_from_there() -> None:
+    """The centre of the updates is 2: a client that started at 100 ends at 102."""
+    given = replies(steps(a=1.0, b=2.0, c=3.0))
+    starts = {"a": START, "b": START, "c": {KEY: torch.tensor([100.0, 0.0])}}
+    given = replace(given, starts=lambda update: starts[update.client.id])
+    updates = [replace(given.updates[2], payload=Payload({KEY: torch.tensor([103.0, 0.0])}))]
+    given = replace(given, updates=[*given.updates[:2], *updates])
+    found = given.trusted(GuardSettings(rule="median", attackers=1))
+    assert found[2].payload.arrays[KEY].tolist() == [102.0, 0.0]
+
+
+def test_a_rule_without_enough_replies_ends_the_round() -> None:
+    with pytest.raises(NotEnoughReplies, match=r"2 good replies .* guard.attackers 1 it needs 3"):
+        replies(steps(a=1.0, b=1.0)).trusted(GuardSettings(rule="median"))
+    assert robust.least_replies(1) == 3
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.5, 100), (0.4, 66), (0.9, 900)])
+def test_no_client_has_more_than_its_share_of_a_mean(share: float, most: int) -> None:
+    found = capped([2**31 - 1, 60, 40], share)
+    assert found == [most, 60, 40] and found[0] / sum(found) <= share < (found[0] + 1) / (sum(found) + 1)
+
+
+def test_a_share_that_cannot_be_kept_makes_all_alike() -> None:
+    assert capped([30, 10, 20], 0.2) == [10, 10, 10]
+    assert capped([30, 0, 20], 0.2) == [20, 0, 20]
+
+
+def test_only_a_majority_of_the_examples_is_told_of() -> None:
+    assert dominating({"a": 20, "b": 10, "c": 10}) is None and dominating({"a": 30, "b": 1}) is None
+    assert "client a says it has 21 of all 41" in str(dominating({"a": 21, "b": 10, "c": 10}))
+
+
+def test_the_size_of_a_reply_follows_from_its_declaration() -> None:
+    declared = {"s/m/A": TensorSpec((4, 2)), "s/ids/x": TensorSpec((3,), "int64")}
+    assert declared_bytes(declared, torch.float32) == 32 + 24
+    assert declared_bytes(declared, torch.bfloat16) == 16 + 24
+
+
+def problems(method: str, guard: GuardSettings = GUARD, clients: int = 5, **more: float | None) -> list[Problem]:
+    federation = build("digits", None, {"clients": clients})
+    families = {client.id: "model" for client in federation.clients}
+    return check(build_method(method), Context(federation, families, TrainSettings(), guard=guard, **more))  # type: ignore[arg-type]
+
+
+def test_a_rule_that_the_clients_are_too_few_for_is_refused_before_a_run() -> None:
+    rule = GuardSettings(rule="median", attackers=2)
+    assert not problems("fedit", rule)
+    (small,) = problems("fedit", rule, cohort=4)
+    (few,) = problems("fedit", rule, clients=4)
+    assert small.severity == few.severity == "error" and small.key == few.key == "guard.attackers"
+    assert "needs 5 clients" in small.text and "not 4" in small.text
+    assert not problems("local", rule, clients=4)  # which sends nothing
+
+
+def test_a_rule_that_makes_one_of_all_is_refused_where_the_server_keeps_clients_apart() -> None:
+    (found,) = [one for one in problems("rela", GuardSettings(rule="median")) if one.severity == "error"]
+    assert found.key == "guard.rule" and "multi-krum" in found.text
+    assert not [one for one in problems("rela", GuardSettings(rule="multi-krum")) if one.severity == "error"]
+
+
+def test_a_client_with_most_of_the_examples_is_warned_of_unless_weights_are_capped() -> None:
+    federation = build("digits", None, {"clients": 3})
+    first, *others = federation.clients
+    few = tuple(replace(client, train=list(client.train)[:5]) for client in others)
+    large = replace(federation, clients=(ClientData(first.id, first.train, first.val, first.test), *few))
+    context = Context(large, {client.id: "model" for client in large.clients}, TrainSettings())
+    (warning,) = check(build_method("fedit"), context)
+    assert (warning.severity, warning.key) == ("warning", "federation.max_weight") and first.id in warning.text
+    assert not check(build_method("fedit"), replace(context, max_weight=0.5))
+    assert not check(build_method("local"), context)
