@@ -8,6 +8,8 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
+_LONGEST = 300  # of what another library says
+_MOST_PROBLEMS = 1000  # after which reading stops: nobody mends so many by hand
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
 
@@ -62,6 +64,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean: {close[0]}?" if close else ""
 
 
+def brief(error: BaseException | str) -> str:
+    """What an error of another library says, for a sentence of ours: its first line, shortened; else its class.
+
+    >>> brief(ValueError("x is bad\\n  here is all of x")), brief(EOFError())
+    ('x is bad', 'EOFError')
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][: _LONGEST - 1]}…"
+
+
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
     """`function` of every value. Where any raises a DataError, one DataError lists what is wrong with all of them.
 
@@ -74,6 +86,8 @@ def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> lis
             results.append(function(value))
         except DataError as error:
             problems.append(str(error))
+            if len(problems) == _MOST_PROBLEMS:
+                raise DataError(f"{listed(problems)}\n  and perhaps more: reading stopped here") from error
     if problems:
         raise DataError(listed(problems))
     return results
