@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -334,7 +335,7 @@ def _config(first: Checkpoint, modules: Sequence[MergedModule], base: str | None
 
 def _pattern(name: str) -> str:
     """A pattern that PEFT matches with this module alone."""
-    return "^" + name.replace(".", r"\.")
+    return "^" + re.escape(name)
 
 
 def _plain(value: float) -> int | float:
