@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from befit.core.errors import PayloadMismatch
-from befit.core.jsonfile import parse_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
     from befit.core.values import State
 
-_HEADER = 2**24  # characters: settings, scalars and a few numbers
 PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
 
 
@@ -31,9 +29,10 @@ def unpack(data: bytes, what: str) -> tuple[dict[str, Any], State]:
     from befit.core.wire import from_bytes
 
     arrays, metadata = from_bytes(data, what)
-    if "header" not in metadata:
-        raise PayloadMismatch(f"{what} has no header; it is not befit's")
-    header = parse_json(metadata["header"], f"the header of {what}", PayloadMismatch, _HEADER)
+    try:
+        header = json.loads(metadata["header"])
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise PayloadMismatch(f"{what} has no header") from error
     if not isinstance(header, dict):
         raise PayloadMismatch(f"{what} has a header that is no mapping")
     return header, arrays
