@@ -40,6 +40,7 @@ import pyarrow.parquet
 import torch
 from PIL import Image
 from safetensors.torch import save
+from transformers.utils.logging import disable_progress_bar
 
 from befit.config.experiment import load_experiment
 from befit.core.errors import BefitError, PayloadMismatch
@@ -153,7 +154,7 @@ def change_value(rng: random.Random, value: Any) -> Any:
             case 2 if isinstance(here, dict):
                 here[str(rng.choice(("", "x" * 300, "\x1b[31m", "\ud800", "task", "steps")))] = rng.choice(HOSTILE)
             case 3 if isinstance(inner, (int, float)) and not isinstance(inner, bool):
-                here[key] = rng.choice((-inner, inner + 1, inner * 1e6, inner / 3, str(inner), [inner]))
+                here[key] = rng.choice((-inner, inner + 1, inner * 10**6, str(inner), [inner]))
             case _:
                 here[key] = rng.choice(HOSTILE)
     return value
@@ -372,6 +373,7 @@ def adapters(folder: Path) -> Kind:
 
 
 def models(folder: Path) -> Kind:
+    disable_progress_bar()
     made = {
         "text-classification": save_bert(folder / "bert"),
         "causal-lm": save_llama(folder / "llama"),

@@ -8,7 +8,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
-_LONGEST = 300  # of what another library says
+_BRIEF = 300  # characters of what another library says
 _MOST_PROBLEMS = 1000  # after which reading stops: nobody mends so many by hand
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
@@ -71,7 +71,7 @@ def brief(error: BaseException | str) -> str:
     ('x is bad', 'EOFError')
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][: _LONGEST - 1]}…"
+    return lines[0] if len(lines[0]) <= _BRIEF else f"{lines[0][: _BRIEF - 1]}…"
 
 
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
