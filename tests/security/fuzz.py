@@ -108,6 +108,11 @@ class Count:
 # --- changes
 
 
+def hostile(rng: random.Random) -> Any:
+    """A value of its own: what is put into one input may be changed there."""
+    return copy.deepcopy(rng.choice(HOSTILE))
+
+
 def change_bytes(rng: random.Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
     """One to four random edits."""
     value = bytearray(data)
@@ -145,18 +150,18 @@ def change_value(rng: random.Random, value: Any) -> Any:
             key = rng.choice(list(here)) if isinstance(here, dict) else rng.randrange(len(here))
             inner = here[key]
         if here is None:
-            return rng.choice(HOSTILE)
+            return hostile(rng)
         match rng.randrange(6):
             case 0:
                 del here[key]
             case 1 if isinstance(here, dict):
-                here[str(rng.choice(HOSTILE))[:400]] = here.pop(key)
+                here[str(hostile(rng))[:400]] = here.pop(key)
             case 2 if isinstance(here, dict):
-                here[str(rng.choice(("", "x" * 300, "\x1b[31m", "\ud800", "task", "steps")))] = rng.choice(HOSTILE)
+                here[str(rng.choice(("", "x" * 300, "\x1b[31m", "\ud800", "task", "steps")))] = hostile(rng)
             case 3 if isinstance(inner, (int, float)) and not isinstance(inner, bool):
                 here[key] = rng.choice((-inner, inner + 1, inner * 10**6, str(inner), [inner]))
             case _:
-                here[key] = rng.choice(HOSTILE)
+                here[key] = hostile(rng)
     return value
 
 
