@@ -26,7 +26,6 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -69,10 +68,11 @@ HOSTILE = (
     {"a": {"b": {}}}, {"": 0}, "[" * 200, "(", "(([a-z.0-9_])+)+!", ".*" * 30, "__proto__", "\N{GREEK SMALL LETTER MU}",
 )  # fmt: skip
 TOKENS = (
-    b"{", b"}", b"[", b"]", b":", b",", b'"', b"'", b"\\", b"\n", b"\r", b"\t", b"\0", b"\xff", b"\xef\xbb\xbf", b"&a ",
-    b"*a", b"<<: *a", b"!!python/object/apply:os.system [x]", b"!!int x", b"? ", b"- ", b"| ", b"> ", b"%", b"#", b"---\n",
-    b"\\ud800", b"\\u0000", b"[" * 100, b"- " * 100, b"{a: " * 100, b"9" * 50, b"9" * 5000, b"1e999", b"-", b".nan", b".inf",
-    b"NaN", b"null", b"true", b"\xed\xa0\x80", b"\xe2\x80\xae", b'""', b"{}", b"\x80", b"\x1f\x8b", b"9223372036854775808",
+    b"{", b"}", b"[", b"]", b":", b",", b'"', b"'", b"\\", b"\n", b"\r", b"\t", b"\0", b"\xff", b"&a ",
+    b"\xef\xbb\xbf", b"*a", b"<<: *a", b"!!python/object/apply:os.system [x]", b"!!int x", b"? ", b"- ", b"| ", b"> ",
+    b"%", b"#", b"---\n", b"\\ud800", b"\\u0000", b"[" * 100, b"- " * 100, b"{a: " * 100, b"9" * 50, b"9" * 5000,
+    b"1e999", b"-", b".nan", b".inf", b"NaN", b"null", b"true", b"\xed\xa0\x80", b"\xe2\x80\xae", b"{}", b"\x80",
+    b"\x1f\x8b", b"9223372036854775808",
 )  # fmt: skip
 
 
@@ -448,14 +448,14 @@ def watched() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def feed(read: Callable[[Files], None], files: Files) -> tuple[str, str]:
+def feed(read: Callable[[Files], None], files: Files, seconds: float) -> tuple[str, str]:
     """What becomes of one input (accepted, refused, crash or hang), and why."""
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         read(files)
         outcome = "accepted", ""
     except BefitError as error:
-        text = str(error)
+        text = f"{type(error).__name__}: {error}"
         outcome = ("refused", text) if len(text) <= LONGEST else ("crash", f"{len(text)} characters: {text[:300]}")
     except Hang:
         outcome = "hang", traceback.format_exc()
@@ -469,14 +469,20 @@ def feed(read: Callable[[Files], None], files: Files) -> tuple[str, str]:
 
 
 def fuzz(
-    name: str, seed: int, first: int, go_on: Callable[[int], bool], out: Path | None, tell: Callable[[str], None]
+    name: str,
+    seed: int,
+    first: int,
+    go_on: Callable[[int], bool],
+    out: Path,
+    tell: Callable[[str], None],
+    seconds: float,
 ) -> Count:
     """Inputs from number `first` as long as `go_on` of their count says; what is found goes to `out`."""
     count = Count()
     with tempfile.TemporaryDirectory() as folder, watched():
         kind = KINDS[name](Path(folder))
         for files in kind.seeds:
-            outcome, why = feed(kind.read, files)
+            outcome, why = feed(kind.read, files, seconds)
             if outcome in ("crash", "hang"):
                 raise RuntimeError(f"a valid input of the kind {name} is no longer read: {why}")
         number = first
@@ -484,9 +490,9 @@ def fuzz(
             rng = random.Random(f"{seed} {name} {number}")
             files = kind.change(rng, rng.choice(kind.seeds), kind.seeds)
             start = time.process_time()
-            outcome, why = feed(kind.read, files)
+            outcome, why = feed(kind.read, files, seconds)
             spent = time.process_time() - start
-            if outcome in ("accepted", "refused") and spent > SECONDS:
+            if outcome in ("accepted", "refused") and spent > seconds:
                 outcome, why = "hang", f"{spent:.1f} s of computing that no signal could interrupt"
             count.inputs += 1
             count.slowest = max(count.slowest, spent)
@@ -498,7 +504,7 @@ def fuzz(
                 count.first_mib = resident_mib()
             if outcome in ("crash", "hang"):
                 tell(f"{name} {number}: {outcome}: {why.strip().splitlines()[-1][:200]}")
-                if out is not None and count.crashes + count.hangs <= 100:
+                if count.crashes + count.hangs <= 100:
                     keep(out / f"{name}-{seed}-{number}", files, why)
             number += 1
         count.last_mib = resident_mib()
@@ -529,18 +535,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = given.only.split(",")
     seconds = 60 * given.minutes / len(names)
     found = 0
-    print(f"{'kind':10}{'inputs':>10}{'accepted':>10}{'refused':>10}{'crashes':>9}{'hangs':>7}{'slowest s':>11}{'MiB':>8}")
+    print(
+        f"{'kind':10}{'inputs':>10}{'accepted':>10}{'refused':>10}{'crashes':>9}{'hangs':>7}{'slowest s':>11}{'MiB':>8}"
+    )
     for name in names:
         start = time.monotonic()
 
         def go_on(count: int, start: float = start) -> bool:
             return count < given.inputs if given.inputs is not None else time.monotonic() - start < seconds
 
-        count = fuzz(name, given.seed, given.first, go_on, given.out, partial(print, file=sys.stderr))
+        count = fuzz(name, given.seed, given.first, go_on, given.out, partial(print, file=sys.stderr), SECONDS)
         found += count.crashes + count.hangs
         grown = f"{count.last_mib - count.first_mib:+.1f}"
-        numbers = (count.inputs, count.accepted, count.refused, count.crashes, count.hangs, f"{count.slowest:.2f}", grown)
-        print(f"{name:10}" + "".join(f"{n:>{w}}" for n, w in zip(numbers, (10, 10, 10, 9, 7, 11, 8), strict=True)), flush=True)
+        numbers = (
+            count.inputs,
+            count.accepted,
+            count.refused,
+            count.crashes,
+            count.hangs,
+            f"{count.slowest:.2f}",
+            grown,
+        )
+        print(
+            f"{name:10}" + "".join(f"{n:>{w}}" for n, w in zip(numbers, (10, 10, 10, 9, 7, 11, 8), strict=True)),
+            flush=True,
+        )
     return int(found > 0)
 
 

@@ -65,13 +65,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def brief(error: BaseException | str) -> str:
-    """What an error of another library says, for a sentence of ours: its first line, shortened; else its class.
+    """What an error of another library says, for a sentence of ours: its first line, printable and shortened; else its
+    class.
 
     >>> brief(ValueError("x is bad\\n  here is all of x")), brief(EOFError())
     ('x is bad', 'EOFError')
     """
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= _BRIEF else f"{lines[0][: _BRIEF - 1]}…"
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0][: _BRIEF + 1]
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
 
 
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:

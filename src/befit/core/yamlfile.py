@@ -18,7 +18,7 @@ import yaml
 from befit.core.errors import ConfigError
 from befit.core.jsonfile import MOST_LEVELS, whole_number
 
-MOST_CHARACTERS, MOST_VALUES = 1_000_000, 50_000  # of a document, about a second of PyYAML each
+MOST_CHARACTERS, MOST_VALUES = 1_000_000, 30_000  # of a document, about a second of PyYAML each
 _LONGEST = 200  # of what an error quotes
 
 _RESOLVERS = (

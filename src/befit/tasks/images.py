@@ -26,7 +26,7 @@ from befit.core.errors import DataError, brief
 
 # Those that PIL reads by itself: PostScript, for one, it would give to an interpreter.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
-_RATIO, _PIXELS = 30, 2**25  # pixels for a byte, as no photograph has, in a picture that takes a second to read
+_RATIO, _PIXELS = 30, 2**24  # pixels for a byte, as no photograph has, in a picture that takes half a second to read
 # ITU-R BT.601, the weights that PIL uses for "L", so that an array and the same picture as a file agree.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 

@@ -155,7 +155,7 @@ def _load_parquet(path: Path) -> pyarrow.Table:
             # In small parts, since a few bytes may stand for as many copies of a long text as there are rows.
             for batch in () if is_bomb else file.iter_batches(batch_size=1024):
                 batches.append(batch)
-                unpacked += batch.nbytes
+                unpacked += sum(map(_size, batch.columns))
                 if is_bomb := unpacked > most:
                     break
             if not is_bomb:
@@ -163,6 +163,13 @@ def _load_parquet(path: Path) -> pyarrow.Table:
     except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {brief(error)}") from error
     raise _bomb(path, "save it as .jsonl")
+
+
+def _size(column: pyarrow.Array) -> int:
+    """Bytes of a column as values: of a dictionary's, as often as they are repeated."""
+    import pyarrow
+
+    return (column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column).nbytes
 
 
 def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
