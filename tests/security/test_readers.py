@@ -38,11 +38,12 @@ def outcome(read: Callable[[], object]) -> tuple[str, str]:
         return feed(lambda files: read() and None, {}, 20)
 
 
-def refused(read: Callable[[], object], words: str) -> None:
-    """It is refused in two seconds of computing, by an error of befit's that says these words and not much else."""
+def refused(read: Callable[[], object], *words: str) -> None:
+    """It is refused in time, by an error of befit's that says these words and not much else."""
     became, text = outcome(read)
     assert became == "refused", text
-    assert words in text
+    for each in words:
+        assert each in text
     assert len(text) < 1500 and text.replace("\n", " ").isprintable()
 
 
@@ -89,8 +90,7 @@ YAML = {
 @pytest.mark.parametrize("name", YAML)
 def test_yaml(name: str) -> None:
     text, words = YAML[name]
-    refused(lambda: parse_yaml(text), "ConfigError: 1 problem in the configuration\n  ")
-    refused(lambda: parse_yaml(text), words)
+    refused(lambda: parse_yaml(text), "ConfigError: 1 problem in the configuration\n  ", words)
 
 
 def test_a_configuration_that_is_no_utf_8_text_is_named(tmp_path: Path) -> None:
@@ -129,8 +129,7 @@ def test_json_of_every_reader(name: str, tmp_path: Path) -> None:
     words = "nested more than 64 levels" if data == deep else words
     for file in ("run.json", "a.json", "a.jsonl"):
         (tmp_path / file).write_bytes(data)
-    refused(lambda: read_json(tmp_path / "run.json"), f"RunError: {tmp_path / 'run.json'}: ")
-    refused(lambda: read_json(tmp_path / "run.json"), words)
+    refused(lambda: read_json(tmp_path / "run.json"), f"RunError: {tmp_path / 'run.json'}: ", words)
     if data:
         refused(lambda: read_rows(tmp_path / "a.json", ()), f"DataError: {tmp_path / 'a.json'}: ")
         refused(lambda: read_rows(tmp_path / "a.jsonl", ()), f"DataError: {tmp_path / 'a.jsonl'}, line 1: {words}"[:60])
@@ -150,8 +149,11 @@ def test_half_a_surrogate_pair_is_refused_where_it_would_be_written_again(tmp_pa
 def test_a_gzip_bomb_is_refused_and_ordinary_records_are_not(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"0" * 30_000_000 + b'"}', 1))
-    refused(lambda: read_rows(path, ("text",)), f"{path} unpacks to more than 100 times its size")
-    refused(lambda: read_rows(path, ("text",)), "run gunzip and name the unpacked file")
+    refused(
+        lambda: read_rows(path, ("text",)),
+        f"{path} unpacks to more than 100 times its size",
+        "run gunzip and name the unpacked file",
+    )
     rows = [{"text": f"the film is {number} times as good as the book", "label": number % 2} for number in range(5_000)]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), 9))
     assert len(read_rows(path, ("text",))) == 5_000
@@ -393,9 +395,9 @@ def test_weights_of_adapters(name: str, tmp_path: Path) -> None:
 
 
 def test_numbers_whose_product_is_not_finite_are_one_sentence(tmp_path: Path) -> None:
-    huge = {name: 1e200 * value.double() for name, value in FACTORS.items()}
-    folders = [adapter(tmp_path / "a", weights=huge), adapter(tmp_path / "b")]
-    refused(lambda: merge_checkpoints(folders, tmp_path / "out", Merge(space="knots")), "numbers too large to multiply")
+    """Such as those of an alpha of 1e308, which is finite, and no float32."""
+    folders = [adapter(tmp_path / "a", {"lora_alpha": 1e308}), adapter(tmp_path / "b")]
+    refused(lambda: merge_checkpoints(folders, tmp_path / "out", Merge(space="knots")), "too large to multiply", "a, ")
 
 
 def test_many_patterns_for_many_modules_are_refused_before_they_are_matched(tmp_path: Path) -> None:

@@ -183,9 +183,9 @@ class _Source:
         try:
             yield from merged
         except torch.linalg.LinAlgError as error:
-            paths = ", ".join(str(checkpoint.folder / WEIGHTS) for checkpoint in self._opened)
+            folders = ", ".join(str(checkpoint.folder) for checkpoint in self._opened)
             raise PayloadMismatch(
-                f"{paths}: {self._name} holds numbers too large to multiply; one is damaged"
+                f"{folders}: {self._name} has weights or an alpha too large to multiply; leave the damaged one out"
             ) from error
 
     def lap(self) -> float:
