@@ -8,6 +8,8 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
+_BRIEF = 300  # characters of what another library says
+_MOST_PROBLEMS = 1000  # after which reading stops: nobody mends so many by hand
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
 
@@ -62,6 +64,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean: {close[0]}?" if close else ""
 
 
+def brief(error: BaseException | str) -> str:
+    """What an error of another library says, for a sentence of ours: its first line, printable and shortened; else its
+    class.
+
+    >>> brief(ValueError("x is bad\\n  here is all of x")), brief(EOFError())
+    ('x is bad', 'EOFError')
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0][: _BRIEF + 1]
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
+
+
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
     """`function` of every value. Where any raises a DataError, one DataError lists what is wrong with all of them.
 
@@ -74,6 +88,8 @@ def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> lis
             results.append(function(value))
         except DataError as error:
             problems.append(str(error))
+            if len(problems) == _MOST_PROBLEMS:
+                raise DataError(f"{listed(problems)}\n  and perhaps more: reading stopped here") from error
     if problems:
         raise DataError(listed(problems))
     return results

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import RunError
+from befit.core.jsonfile import parse_json
 
 
 def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
@@ -80,10 +81,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_bytes(path))
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON: {error}") from error
+    return parse_json(read_bytes(path), str(path), RunError)
 
 
 def finite(value: Any) -> Any:

@@ -17,6 +17,7 @@ from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError, RunError, did_you_mean, map_all
+from befit.core.jsonfile import parse_json
 from befit.core.storage import atomic_write, read_bytes, read_json, write_shared
 from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
@@ -138,7 +139,7 @@ def read_deployment(folder: Path) -> Deployment:
     """What `write_client` keeps in full in a client's folder."""
     path = folder / "deployment.safetensors"
     arrays, metadata = from_bytes(read_bytes(path), str(path))
-    use = json.loads(metadata["use"])
+    use = parse_json(metadata["use"], str(path), RunError)
     return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 
 
