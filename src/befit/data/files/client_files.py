@@ -26,8 +26,9 @@ def client_sources(
              client to a file, a folder or {train, val, test}
     trains   whether each needs training data, as clients do and newcomers do not
 
-    An id is any printable name; see `befit.core.names`. A client's folder has train, perhaps val (or validation) and test: files, shards such as
-    `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError that names the client.
+    An id is any printable name, see `befit.core.names`. A client's folder has train, perhaps val (or validation) and
+    test: files, shards such as `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError
+    that names the client.
     """
     given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
     if not given:
@@ -50,8 +51,8 @@ def client_sources(
         if not path.exists()
     ]
     if missing:
-        listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
-        raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
+        first = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
+        raise DataError(first + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
     return sources_of
 
 

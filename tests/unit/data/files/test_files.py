@@ -497,7 +497,8 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
         (["a.jsonl", "a/train.jsonl"], "two clients a:"),
         (["a.jsonl", "b.doc"], "{root}/b.doc is no client"),
         (["train.jsonl", "test.jsonl"], "{root}/test.jsonl is a split"),
-        (["a b.jsonl"], "client 'a b': an id is ASCII letters"),
+        (["a\tb.jsonl"], "'a\\tb' is no client's id: it must be a printable name"),
+        (["Ana.jsonl", "ana.jsonl"], "'Ana' and 'ana' are the same name but for case"),
         ([], "{root} has no clients"),
     ],
 )
