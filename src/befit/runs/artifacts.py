@@ -26,6 +26,7 @@ from befit.models.source import find_model
 from befit.protocol.method import Deployment
 from befit.protocol.registry import build_method
 from befit.report.structure import write_structure
+from befit.report.table import escape_markdown
 from befit.runs.clients import OWN_MODEL, family_experiment
 from befit.runs.directory import finished
 from befit.runs.host import Host
@@ -40,7 +41,8 @@ _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".ms
 def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
     """The client's model in its folder: a PEFT checkpoint or, where all weights were trained, a model directory; and
     the deployment in full for `predict`."""
-    note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
+    whose = f"{escape_markdown(client)} of {escape_markdown(host.federation.name)}"
+    note = f"Trained by the befit method {method} for client {whose}."
     _write_one(folder, "", deployed, host, client, note)
     for name, other in deployed.others.items():
         _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
@@ -57,7 +59,7 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
     """`adapter` of a deployment, `model` of one that changes all weights, or an adapter with its model inside."""
     backbone = host.backbone_of(client)
     model, base = backbone.model, family_experiment(host.experiment, backbone.name).model
-    rest, name = deployed, base.id
+    rest, name = deployed, public_name(base.id)
     if is_whole(deployed, model):
         rest = without_whole(deployed, model)
         target = folder / f"adapter{suffix}" / "model" if rest.slots else folder / f"model{suffix}"
@@ -75,6 +77,15 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
                 note=note,
                 label_names=host.federation.label_names,
             )
+
+
+def public_name(model: str) -> str:
+    """What an adapter says of the model it is for: its id, or of a folder on this machine the last part of its path.
+
+    >>> public_name("owner/name"), public_name("/home/somebody/models/small")
+    ('owner/name', 'small')
+    """
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def export_name(folder: Path) -> str:

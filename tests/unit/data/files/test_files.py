@@ -755,8 +755,8 @@ def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_ch
     config.write_text(text)
     experiment = load_experiment(config)
     assert [one.id for one in load_federation(experiment).newcomers] == ["c"]
-    config.write_text(text.replace("newcomers: new", "newcomers: {c d: new}"))
-    with pytest.raises(ConfigError, match=r"data\.newcomers\.c d: a client's id is"):
+    config.write_text(text.replace("newcomers: new", "newcomers: {'c ': new}"))
+    with pytest.raises(ConfigError, match=r"data\.newcomers: 'c ' is no client's id"):
         load_experiment(config)
 
 
