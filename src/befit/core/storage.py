@@ -49,10 +49,15 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None
 def remove_litter(folder: Path) -> None:
     """Remove what processes that were killed in the middle of a write left in a folder and those inside it.
 
-    Only for whoever holds the folder's lock: another process may be writing.
+    Only for whoever holds the folder's lock. Folders inside it with a lock of their own are left alone.
     """
-    for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    for root, folders, names in os.walk(folder):
+        if ".lock" in names and Path(root) != folder:
+            folders.clear()
+            continue
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                (Path(root) / name).unlink(missing_ok=True)
 
 
 def _make_folder(folder: Path) -> None:

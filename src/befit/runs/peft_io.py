@@ -235,9 +235,7 @@ def _plain(value: Any) -> Any:
 def _card(base: str, note: str, loader: str, label_names: Sequence[str]) -> str:
     labels = {index: name for index, name in enumerate(label_names)}
     shown = repr(labels).replace("`", "\\x60")  # no label ends the block of code
-    more = (
-        f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={shown},\n" if labels else ""
-    )
+    more = f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={shown},\n" if labels else ""
     return (
         f"---\nlibrary_name: peft\nbase_model: {json.dumps(base)}\ntags:\n- lora\n- befit\n---\n\n"
         f"# LoRA adapter\n\n{note.strip()}\n\n"

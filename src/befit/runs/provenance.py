@@ -18,7 +18,7 @@ import torch
 from befit.config.experiment import Experiment, load_experiment, to_dict, to_yaml
 from befit.core.errors import Damaged, RunError
 from befit.core.plugins import plugin_hash
-from befit.core.storage import atomic_write, check_folder, read_sealed, write_sealed
+from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.runs.host import Host
 
 
@@ -84,7 +84,10 @@ def settings_hash(experiment: Experiment) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock the directory for this process; raises RunError while another has it. A crash unlocks it."""
+    """Lock the directory for this process, and remove what a crash left there of files that it was writing.
+
+    Raises RunError while another process has it. A crash unlocks it.
+    """
     check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("w") as file:
@@ -92,6 +95,7 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"{path} is in use by another process that is still running") from None
+        remove_litter(path)
         yield
 
 

@@ -25,7 +25,7 @@ from befit.core.errors import ConfigError, NotTrained, RunError
 from befit.core.metrics import group_keys
 from befit.core.names import folder_name
 from befit.core.schema import plain
-from befit.core.storage import read_sealed, remove_litter, write_json, write_sealed
+from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
@@ -134,7 +134,6 @@ def run(
         threads(pick_threads(host)),
         tracked(experiment.trackers, path, name, to_dict(experiment), observer) as observer,
     ):
-        remove_litter(path)
         identify(path, host)
         write_json(path / "env.json", environment(host))
         alike = repeated_keys(shared_stages_key(experiment, block) for block in configs.values())
