@@ -114,7 +114,7 @@ def identify(path: Path, host: Host) -> None:
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
-    write_sealed(path / "run.json", {**now, "settings": _settings(host.experiment)})
+    write_sealed(path / "run.json", {**now, "settings": _settings(load_experiment(path / "config.yaml"))})
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
