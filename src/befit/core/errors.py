@@ -54,6 +54,10 @@ class RunError(BefitError, RuntimeError):
     """A run directory that is missing, incomplete, of another configuration, or cannot be written."""
 
 
+class Damaged(RunError):
+    """A file that a run goes on from, and that is missing or not as it was written; names the file."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suggestion to append to an error, or the empty string.
 

@@ -7,15 +7,15 @@ into logs, results and the report.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from befit.core.errors import PayloadMismatch
+from befit.core.text import readable
 from befit.core.values import Cost, Scalar
 
 Header = Mapping[str, Any]
-_MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME, _LONGEST_REASON = 2**31, 1000, 200, 500
+_MOST_EXAMPLES, _MOST_NAMES, _LONGEST_NAME = 2**31, 1000, 200
 # The other keys of a client's row of results; a metric may not have such a name.
 COLUMNS = frozenset(
     {
@@ -87,17 +87,6 @@ def cost(header: Header, up: int, down: int) -> Cost:
     if not (0 <= seconds < math.inf and 0 <= memory < math.inf):
         raise PayloadMismatch(f"it reports impossible costs: {seconds} s and {memory} MiB")
     return Cost(up, down, seconds, memory)
-
-
-def readable(value: Any, longest: int = _LONGEST_REASON) -> str:
-    """A text from elsewhere for a log or a terminal: one line, shortened, without control characters.
-
-    >>> readable("a\\n\\x1b[2Jb")
-    'a [2Jb'
-    """
-    text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
-    text = "".join(letter for letter in text if letter.isprintable())
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _text(header: Header, key: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, PayloadMismatch
 from befit.core.plugins import plugin_hash
-from befit.core.storage import read_json, write_json
+from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import Failure, Payload, State, Update
 from befit.core.version import __version__
 from befit.core.wire import cast
@@ -219,9 +219,9 @@ class Reply:
         """outbound.json for people; .outbound.json, which the next one goes on from."""
         claim(self._site)
         kept = self._folder / ".outbound.json"
-        outbound = Outbound(read_json(kept) if kept.exists() else None)
+        outbound = Outbound(read_sealed(kept) if kept.exists() else None)
         note(outbound, self._site.client)
-        write_json(kept, outbound.saved())
+        write_sealed(kept, outbound.saved())
         write_json(self._folder / "outbound.json", outbound.as_dict())
 
 

@@ -14,6 +14,7 @@ from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch
 from befit.core.seeds import derive_seed
+from befit.core.text import readable
 from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
@@ -173,7 +174,8 @@ def _round(
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
         if len(good.updates) < needed:
-            first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
+            why = failures[0] if failures else None
+            first = f"; {why.client}: {why.kind}: {readable(why.reason)}" if why else ""
             raise NotEnoughReplies(
                 f"stage {at.stage}, round {at.last}: {len(good.updates)} of {len(cohort)} clients gave a "
                 f"usable reply, {needed} are needed (federation.min_replies){first}"

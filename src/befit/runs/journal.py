@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
@@ -19,6 +20,17 @@ _LOG = logging.getLogger(__name__)
 def kept_path(run: Path, round_: int) -> Path:
     """Where a run directory keeps the server's state after a federated round; see `checkpoint.keep`."""
     return run / "kept" / f"{round_:05d}.safetensors"
+
+
+def untrained_text(clients: Sequence[str], lack: str) -> str:
+    """One line for all clients that never took part.
+
+    >>> untrained_text(["a", "b"], "score")
+    '2 clients were not trained in this run and have no score; first: a'
+    """
+    were = "client was" if len(clients) == 1 else "clients were"
+    have = "has" if len(clients) == 1 else "have"
+    return f"{len(clients):,} {were} not trained in this run and {have} no {lack}; first: {clients[0]}"
 
 
 Observer = Callable[[dict[str, Any]], None]
@@ -45,6 +57,7 @@ class RunJournal:
         self._committed, self._keep = committed, keep
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
+        self._untrained: list[str] = []
         self._point, self.outbound = directory.restore(store)
         for line in directory.read("ledger"):
             if line["purpose"] == "train":
@@ -100,15 +113,18 @@ class RunJournal:
         )
 
     def failed(self, failure: Failure) -> None:
-        _LOG.warning(
-            "client %s, stage %s, round %d: %s: %s%s",
-            failure.client,
-            failure.stage,
-            failure.round,
-            failure.kind,
-            failure.reason,
-            f"\n{failure.traceback}" if failure.traceback else "",
-        )
+        if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
+            self._untrained.append(failure.client)
+        else:
+            _LOG.warning(
+                "client %s, stage %s, round %d: %s: %s%s",
+                failure.client,
+                failure.stage,
+                failure.round,
+                failure.kind,
+                failure.reason,
+                f"\n{failure.traceback}" if failure.traceback else "",
+            )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
@@ -121,6 +137,9 @@ class RunJournal:
             self._observer({**event, "run": self._name, **sums})
 
     def completed(self, point: Checkpoint, force: bool) -> None:
+        if self._untrained:
+            _LOG.warning("%s", untrained_text(self._untrained, "score"))
+            self._untrained = []
         if (point.stage, point.round) in self._keep:
             write_payload(kept_path(self._directory.path, point.round), point.server)
         if force or self._directory.due():

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from befit.core.errors import BefitError
-from befit.core.storage import read_json, write_json
+from befit.core.names import folder_name
+from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Failure, Payload, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import export_name, write_client
+from befit.runs.directory import finished
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
@@ -55,10 +57,11 @@ def measure_newcomers(
     """
     rows: dict[str, dict[str, Any]] = {}
     for done, info in enumerate(host.newcomers, start=1):
-        file = path / "newcomers" / info.id / "result.json"
-        if not file.exists():
-            write_json(file, _measure(host, method, label, server, stages, file.parent, info))
-        rows[info.id] = read_json(file)
+        file = path / "newcomers" / folder_name(info.id) / "result.json"
+        if (row := finished(file)) is None:
+            write_sealed(file, _measure(host, method, label, server, stages, file.parent, info))
+            row = read_sealed(file)
+        rows[info.id] = row
         if observer:
             observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
     metric = host.task.metric
@@ -128,7 +131,7 @@ def _measure(
         return row
     row |= {**scored.metrics, "unchanged": dict(scored.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
-    row["adapter"] = f"newcomers/{info.id}/{export_name(folder)}"
+    row["adapter"] = f"newcomers/{folder.name}/{export_name(folder)}"
     return row
 
 

@@ -17,7 +17,7 @@ import torch
 
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, load_experiment, to_dict
-from befit.core.errors import RunError
+from befit.core.errors import Damaged, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast
 from befit.protocol.method import Deployment
@@ -109,7 +109,7 @@ class PoolEngine:
         return failure
 
     def store(self) -> PoolStore:
-        return PoolStore(self._workers)
+        return PoolStore(self._workers, self._home)
 
     def _spread(
         self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
@@ -142,8 +142,8 @@ class PoolEngine:
 class PoolStore:
     """The workers' stores as one, for checkpoints; see `befit.protocol.store.ClientStore`."""
 
-    def __init__(self, workers: Sequence[_ClientWorker]) -> None:
-        self._workers = workers
+    def __init__(self, workers: Sequence[_ClientWorker], home: Mapping[str, _ClientWorker]) -> None:
+        self._workers, self._home = workers, home
 
     def commit(self) -> dict[str, str]:
         return {client: name for answer in self._ask({"do": "commit"}) for client, name in answer["files"].items()}
@@ -152,7 +152,12 @@ class PoolStore:
         self._ask({"do": "settle"})
 
     def restore(self, files: Mapping[str, str], serial: int) -> None:
-        self._ask({"do": "restore", "files": dict(files), "serial": serial})
+        of: dict[_ClientWorker, dict[str, str]] = {worker: {} for worker in self._workers}
+        for client, name in files.items():
+            of[self._home[client]][client] = name
+        for worker in self._workers:
+            worker.send({"do": "restore", "files": of[worker], "serial": serial})
+        self._answers()
 
     @property
     def serial(self) -> int:
@@ -161,7 +166,19 @@ class PoolStore:
     def _ask(self, header: dict[str, Any]) -> list[dict[str, Any]]:
         for worker in self._workers:
             worker.send(header)
-        return [worker.receive()[0] for worker in self._workers]
+        return self._answers()
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """One of every worker; what went wrong is raised when all have answered."""
+        answers, problem = [], None
+        for worker in self._workers:
+            try:
+                answers.append(worker.receive()[0])
+            except Damaged as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return answers
 
 
 class _ClientWorker:
@@ -181,6 +198,8 @@ class _ClientWorker:
     def receive(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if (answer := self._worker.receive()) is None:
             raise self._lost()
+        if answer[0].get("kind") == "damaged":
+            raise Damaged(answer[0]["reason"])
         if answer[0].get("kind") == "error":
             raise RunError(f"a worker process failed: {answer[0]['reason']}")
         return answer
@@ -213,6 +232,8 @@ def work(line: Line) -> None:
     while (question := line.receive()) is not None:
         try:
             answer, sent = ({"kind": "error", "reason": reason}, {}) if reason else _answer(engine, store, *question)
+        except Damaged as error:
+            answer, sent = {"kind": "damaged", "reason": str(error)}, {}
         except Exception as error:
             answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}
         try:
@@ -233,8 +254,7 @@ def _answer(
         store.settle()
         return {}, {}
     if do == "restore":
-        mine = {client: name for client, name in header["files"].items() if store.has(name)}
-        store.restore(mine, header["serial"])
+        store.restore(header["files"], header["serial"])
         return {}, {}
     if do == "serial":
         return {"serial": store.serial}, {}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -21,10 +21,11 @@ from befit.config.experiment import (
     run_names,
     to_dict,
 )
-from befit.core.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, NotTrained, RunError
 from befit.core.metrics import group_keys
+from befit.core.names import folder_name
 from befit.core.schema import plain
-from befit.core.storage import read_json, write_json
+from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
@@ -37,10 +38,10 @@ from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
 from befit.runs.artifacts import export_name, write_client
 from befit.runs.clients import family_experiment
-from befit.runs.directory import RunDirectory
+from befit.runs.directory import RunDirectory, finished
 from befit.runs.groups import Rows, by_budget, by_group, by_record
 from befit.runs.host import Host
-from befit.runs.journal import Observer, RunJournal
+from befit.runs.journal import Observer, RunJournal, untrained_text
 from befit.runs.loading import resolve_model
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
@@ -111,8 +112,9 @@ def run(
         )
     path = free_directory(experiment.name) if out is None else Path(out)
     check_directory(path, experiment, resume)
-    if resume and (path / "report.html").exists():
-        return Run(path, read_json(path / "results.json"))
+    done = resume and (path / "report.html").exists() and (path / "run.json").exists()
+    if done and (results := finished(path / "results.json")) is not None:
+        return Run(path, cast(RunResults, results))
     name, *labels = run_names(experiment)
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     if host is None:
@@ -143,7 +145,7 @@ def run(
         write_results(path, host, name, results, baselines)
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
-    return Run(path, read_json(path / "results.json"))
+    return Run(path, cast(RunResults, read_sealed(path / "results.json")))
 
 
 def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]:
@@ -164,8 +166,7 @@ def run_method(
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
-    if done.exists():
-        results = read_json(done)
+    if (results := finished(done)) is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
             observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
@@ -208,6 +209,7 @@ def run_method(
         newcomers: dict[str, Any] = {}
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
+        directory.forget_previous(store)
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
@@ -217,7 +219,7 @@ def run_method(
         if client in missing:
             row["adapter"] = None
         elif engines is None:
-            row["adapter"] = f"clients/{client}/{export_name(path / 'clients' / client)}"
+            row["adapter"] = f"clients/{folder_name(client)}/{export_name(path / 'clients' / folder_name(client))}"
     results["failures"] += [
         {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
         for client, error in missing.items()
@@ -229,7 +231,7 @@ def run_method(
     if newcomers:
         results["newcomers"] = newcomers
     write_json(path / "outbound.json", journal.outbound.as_dict())
-    write_json(done, results)
+    write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
 
@@ -254,15 +256,21 @@ def export_clients(
 ) -> dict[str, Exception]:
     """Write every client's adapter. A client that has none, or a broken one, is returned with the reason."""
     missing: dict[str, Exception] = {}
+    untrained: list[str] = []
     for client, request in requests.items():
         try:
             deployed = engine.deployment(client, request, at)
-            write_client(path / "clients" / client, deployed, host, label, client)
+            write_client(path / "clients" / folder_name(client), deployed, host, label, client)
         except RunError:
             raise
+        except NotTrained as error:
+            missing[client] = error
+            untrained.append(client)
         except Exception as error:
             _LOG.warning("client %s gets no adapter: %s", client, error)
             missing[client] = error
+    if untrained:
+        _LOG.warning("%s", untrained_text(untrained, "adapter"))
     return missing
 
 
@@ -362,7 +370,7 @@ def write_results(
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
-    write_json(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
+    write_sealed(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
 
 
 def add_groups(
