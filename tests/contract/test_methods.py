@@ -102,7 +102,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
     method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
-    for rows in outcome.engine.outbound.as_dict().values():
+    for rows in outcome.journal.outbound.as_dict().values():
         for row in rows:
             if not row["shape"]:
                 assert row["bytes"] < 100  # plain numbers

@@ -8,6 +8,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
+_LONGEST = 500
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
 
@@ -60,6 +61,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean: {close[0]}?" if close else ""
+
+
+def readable(value: object, longest: int = _LONGEST) -> str:
+    """A text from elsewhere for a log, a file or a terminal: one line, at most so many letters, all of them printable.
+
+    So no control character is left, no direction of writing, and no half of a surrogate pair, which UTF-8 cannot have.
+
+    >>> readable("a\\n\\x1b[2Jb")
+    'a [2Jb'
+    """
+    text = re.sub(r"\s+", " ", str(value)[: 4 * longest])
+    text = "".join(letter for letter in text if letter.isprintable())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 EXAMPLES = "examples"  # the number of examples, as a metric
+LARGEST = 1e100  # beyond this no number is believed, for sums and squares of such could not be numbers any more
 TIED = 1e-5  # relative; float32 rounds at 6e-8, files keep six digits, and sums over a network add to either
 
 
@@ -63,6 +64,15 @@ def spread(values: Sequence[float]) -> Spread | None:
         return None
     sd = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "sd": sd, "n": len(values)}
+
+
+def believable(text: str) -> float:
+    """A number in a file of results, for `json.loads(..., parse_float=believable)`: none is larger than `LARGEST`.
+
+    >>> believable("0.5"), believable("-1e308")
+    (0.5, -1e+100)
+    """
+    return max(-LARGEST, min(LARGEST, float(text)))
 
 
 def group_keys(infos: Mapping[str, Mapping[str, str]]) -> list[str]:

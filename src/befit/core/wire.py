@@ -84,6 +84,6 @@ def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, s
         arrays = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise PayloadMismatch(f"{what} is not a readable safetensors file: {error}") from error
     return arrays, metadata

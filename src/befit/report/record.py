@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.errors import RunError
+from befit.core.metrics import believable
 from befit.core.storage import read_bytes, read_json
 from befit.report.numbers import count_text, plain
 from befit.report.results import ClientRow, RunResults, baseline_labels, newcomers_of
@@ -134,6 +135,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     lines = read_bytes(path).splitlines()
     try:
-        return [json.loads(line) for line in lines]
+        return [json.loads(line, parse_float=believable) for line in lines]
     except ValueError as error:
         raise RunError(f"{path} has a line that is not valid JSON: {error}") from error

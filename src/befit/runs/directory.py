@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from befit.core.errors import RunError
+from befit.core.metrics import believable
 from befit.core.storage import finite, read_bytes, read_json, write_json
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import ClientStore, read_payload, write_payload
@@ -146,4 +147,5 @@ def last_checkpoint(path: Path) -> Checkpoint:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All lines of a log."""
-    return [json.loads(line) for line in read_bytes(path).splitlines()] if path.exists() else []
+    lines = read_bytes(path).splitlines() if path.exists() else []
+    return [json.loads(line, parse_float=believable) for line in lines]
