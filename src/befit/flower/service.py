@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class SiteService:
         assert isinstance(update, Update)
         sent = cast(update.payload, wire)
         frame = reply.frame(
-            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": asdict(update.cost)},
+            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": _told(update.cost)},
             sent.arrays,
         )
         reply.note(at.stage, update, wire)  # first: what cannot be written here must not move the memory on
@@ -113,7 +113,7 @@ class SiteService:
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
         reply.note(at.stage, score)
-        values = {"metrics": dict(score.metrics), "examples": score.examples, "cost": asdict(score.cost)}
+        values = {"metrics": dict(score.metrics), "examples": score.examples, "cost": _told(score.cost)}
         return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
@@ -167,7 +167,7 @@ class SiteService:
         _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
         told = failure if self.site.errors == "text" else replace(failure, reason=WITHHELD)
         reply.note(stage, told)
-        values = {"error": told.kind, "reason": told.reason, "cost": asdict(told.cost)}
+        values = {"error": told.kind, "reason": told.reason, "cost": _told(told.cost)}
         return reply.frame({"kind": "failure", **values}, {})
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
@@ -212,6 +212,11 @@ class Reply:
         note(outbound, self._site.client)
         write_json(kept, outbound.saved())
         write_json(self._folder / "outbound.json", outbound.as_dict())
+
+
+def _told(cost: Cost) -> Header:
+    """What a site says of what a request took; bytes the server counts itself."""
+    return {"seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib}
 
 
 def _stage_of(header: Header) -> str:
