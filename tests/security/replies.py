@@ -257,8 +257,10 @@ BYTES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a table that is a list": safetensors(lambda table: b"[1, 2]"),
     "a table that nests": safetensors(lambda table: b'{"a":' * 10**5 + b"1" + b"}" * 10**5),
     "a table with two arrays of one name": safetensors(
-        lambda table: json.dumps(table)[:-1].encode()
-        + f", {json.dumps(_first(table))}: {json.dumps(table[_first(table)])}}}".encode()
+        lambda table: (
+            json.dumps(table)[:-1].encode()
+            + f", {json.dumps(_first(table))}: {json.dumps(table[_first(table)])}}}".encode()
+        )
     ),
     "a table in UTF-16": safetensors(lambda table: json.dumps(table).encode("utf-16")),
     "a table with a broken byte": safetensors(lambda table: json.dumps(table).encode() + b"\xff"),
