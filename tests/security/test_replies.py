@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import PayloadMismatch, readable
-from befit.core.values import Payload
+from befit.core.values import REFUSED, Failure, Payload, Score, Tick, Update
 from befit.flower import replies
 from befit.flower.at_sites import hello
 from befit.flower.engine import Lost, RemoteEngine, RemoteMemories, checked
@@ -26,8 +26,11 @@ from befit.flower.remote_clients import remote_host
 from befit.flower.server_app import run_over
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
-from befit.protocol.federate import federate
+from befit.protocol.engine import Checkpoint
+from befit.protocol.federate import _Check, _Requests, federate
+from befit.protocol.method import run_stages
 from befit.protocol.registry import build_method
+from befit.protocol.site import ServerSite
 from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
 from befit.runs.journal import RunJournal
@@ -85,7 +88,7 @@ class Federation:
 
     experiment: Experiment
     host: Host
-    hellos: dict[str, dict[str, Any]]
+    site: ServerSite
     line: Line
 
     def engine(self, lie: Lie | None = None, late: bool = False) -> RemoteEngine:
@@ -103,12 +106,37 @@ class Federation:
             examples={client.id: {"val": len(client.val), "test": len(client.test)} for client in clients},
         )
 
-    def play(self, path: Path, lie: Lie | None = None, late: bool = False) -> Payload:
-        """All rounds and the score, with a journal in `path`; returns the server's final memory."""
+    def play(self, path: Path, lie: Lie | None = None, late: bool = False) -> list[Checkpoint]:
+        """All rounds and the score, with a journal in `path`; returns where the server stood after each round."""
         method, engine = build_method(self.experiment.method), self.engine(lie, late)
-        with closing(RunDirectory(path, every_s=0)) as directory:
-            journal = RunJournal(directory, RemoteMemories(), "fedit", None)
-            return federate(method, engine, self.host.install(method), schedule_of(self.experiment), journal)
+        with closing(RunDirectory(path)) as directory:
+            journal = Remembering(directory, RemoteMemories(), "fedit", None)
+            federate(method, engine, self.site, schedule_of(self.experiment), journal)
+        return journal.points
+
+    def last(self, do: str, lie: Lie, before: Payload) -> dict[str, Update | Score | Failure]:
+        """What the server makes of the replies in the last round, or of the last scores, by client."""
+        method, at = build_method(self.experiment.method), Tick("federate", ROUNDS, ROUNDS, 0)
+        (stage,) = run_stages(method)
+        cohort = self.host.infos
+        requests = _Requests(cohort, lambda info: stage.exchange.dispatch(before, info, at), checked=True)
+        if do == "score":
+            return {reply.client: reply for reply in self.engine(lie).score(requests, at, "test")}
+        check = _Check(stage, schedule_of(self.experiment).guard, self.site, requests)
+        found = [check(reply, at) for reply in self.engine(lie).exchange(requests, at)]
+        return {reply.client if isinstance(reply, Failure) else reply.client.id: reply for reply in found}
+
+
+class Remembering(RunJournal):
+    """A journal that keeps all points at which the run has been."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.points: list[Checkpoint] = []
+
+    def completed(self, point: Checkpoint, force: bool) -> None:
+        super().completed(point, force)
+        self.points.append(point)
 
 
 @pytest.fixture(scope="module")
@@ -119,28 +147,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     line = Line(services)
     question = hello(experiment, "trial")
     hellos = {client: replies.hello(checked(line.answer(client, question), {}, "hello")[0]) for client in services}
-    return Federation(experiment, remote_host(experiment, hellos), hellos, line)
-
-
-@dataclass
-class Reference:
-    """An honest run, or one in which the other site's last training is late."""
-
-    server: Payload
-    lines: list[dict[str, Any]]
-    size: int
+    host = remote_host(experiment, hellos)
+    return Federation(experiment, host, host.install(build_method(experiment.method)), line)
 
 
 @pytest.fixture(scope="module")
-def honest(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    path = tmp_path_factory.mktemp("honest") / "run"
-    return Reference(federation.play(path), lines_of(path), size_of(path))
-
-
-@pytest.fixture(scope="module")
-def late(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    path = tmp_path_factory.mktemp("late") / "run"
-    return Reference(federation.play(path, late=True), lines_of(path), size_of(path))
+def honest(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> list[Checkpoint]:
+    return federation.play(tmp_path_factory.mktemp("honest") / "run")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -163,9 +176,8 @@ def check_texts(path: Path) -> None:
             assert all(letter.isprintable() or letter == "\n" for letter in text), file
 
 
-def some(to: str, *ends: str) -> Any:
-    lies = [lie for lie in CORPUS if lie.to == to and lie.end in ends]
-    return pytest.mark.parametrize("lie", lies, ids=[lie.name for lie in lies])
+def lies_about(to: str, *ends: str) -> list[Lie]:
+    return [lie for lie in CORPUS if lie.to == to and lie.end in ends]
 
 
 def test_the_corpus_is_large_and_every_lie_has_its_own_name() -> None:
@@ -173,39 +185,64 @@ def test_the_corpus_is_large_and_every_lie_has_its_own_name() -> None:
     assert len(FEW) == 20 and set(FEW) <= {lie.name for lie in CORPUS if lie.end != "used"}
 
 
-@some("train", "refused", "failure")
-def test_a_lie_about_training_costs_the_liar_one_round_and_nobody_anything(
-    lie: Lie, federation: Federation, late: Reference, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("do", ["train", "score"])
+def test_of_every_lie_there_is_a_failure_of_the_liar_and_nothing_else(
+    do: str, federation: Federation, honest: list[Checkpoint], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others' numbers are those of a run in which this reply was late, and nothing of it is kept but why."""
+    """Whatever one site sends, the other one's reply is used as ever; all that is kept is a line of why."""
     caplog.set_level(logging.INFO)
-    server = federation.play(tmp_path / "run", lie)
-    lines = lines_of(tmp_path / "run")
-    (failure,) = [line for line in lines if line["kind"] == "failure"]
-    assert (failure["client"], failure["round"]) == (LIAR, ROUNDS) and len(failure["reason"]) <= 500
-    assert (failure["error"] == "refused") == (lie.end == "refused")
-    assert same(server, late.server)
-    assert [line for line in lines if line is not failure] == [line for line in late.lines if line["kind"] != "failure"]
+    before = honest[0].server if do == "train" else honest[1].server
+    unchanged = federation.last(do, Lie("", "", lambda reply, earlier: reply), before)
+    lies, wrong = lies_about(do, "refused", "failure"), list[str]()
+    with closing(RunDirectory(tmp_path / "run")) as directory:
+        journal = RunJournal(directory, RemoteMemories(), "fedit", None)
+        for lie in lies:
+            found = federation.last(do, lie, before)
+            ours, failure = found[HONEST], found[LIAR]
+            if not isinstance(failure, Failure) or (failure.kind == REFUSED) != (lie.end == "refused"):
+                wrong.append(f"{lie.name}: {readable(failure)}")
+                continue
+            journal.failed(failure)
+            if not alike(ours, unchanged[HONEST]):
+                wrong.append(f"{lie.name}: the other reply")
+        journal.completed(Checkpoint(0, 1, before), force=True)
+    assert not wrong
     check_texts(tmp_path / "run")
     assert all(record.getMessage() == readable(record.getMessage(), 1000) for record in caplog.records)
-    checkpoint = (tmp_path / "run" / "checkpoint.json").read_text()
-    assert MARK not in checkpoint and size_of(tmp_path / "run") < late.size + 4000
-    resumed = RunJournal(RunDirectory(tmp_path / "run"), RemoteMemories(), "fedit", None).resume()
-    assert resumed is not None and same(resumed.server, server)
-
-
-@some("score", "refused")
-def test_a_lie_about_a_score_costs_the_liar_its_score(
-    lie: Lie, federation: Federation, honest: Reference, tmp_path: Path
-) -> None:
-    server = federation.play(tmp_path / "run", lie)
-    lines = lines_of(tmp_path / "run")
-    (failure,) = [line for line in lines if line["kind"] == "failure"]
-    assert failure["client"] == LIAR and failure["error"] == "refused" and len(failure["reason"]) <= 500
-    assert same(server, honest.server) and of(HONEST, lines) == of(HONEST, honest.lines)
-    assert not [line for line in of(LIAR, lines) if line["kind"] == "score"]
-    check_texts(tmp_path / "run")
     assert MARK not in (tmp_path / "run" / "checkpoint.json").read_text()
+    assert all(len(line["reason"]) <= 500 for line in lines_of(tmp_path / "run"))
+    assert len(lines_of(tmp_path / "run")) == len(lies)
+    resumed = RunJournal(RunDirectory(tmp_path / "run"), RemoteMemories(), "fedit", None)
+    rows = resumed.outbound.as_dict()[LIAR]
+    assert {row["name"] for row in rows} <= {"refused reply", "error", "reason", "seconds", "peak_memory_mib"}
+
+
+def alike(one: Any, other: Any) -> bool:
+    """The same reply but for what it took."""
+    if isinstance(one, Score):
+        return one.metrics == other.metrics and one.examples == other.examples
+    return same(one.payload, other.payload) and one.report == other.report
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_run_with_a_lie_in_it_has_the_others_numbers_to_the_bit(
+    name: str, federation: Federation, honest: list[Checkpoint], tmp_path: Path
+) -> None:
+    """Those of a run in which the liar's last training is late, or of the honest one where it lies about its score."""
+    (lie,) = [lie for lie in CORPUS if lie.name == name]
+    lied = federation.play(tmp_path / "lied", lie)
+    late = federation.play(tmp_path / "late", late=True) if lie.to == "train" else honest
+    assert same(lied[-1].server, late[-1].server)
+    (failure,) = [line for line in lines_of(tmp_path / "lied") if line["kind"] == "failure"]
+    assert failure["client"] == LIAR and failure["round"] == ROUNDS
+    if lie.to == "train":
+        ours, theirs = (lines_of(tmp_path / run) for run in ("lied", "late"))
+        assert [line for line in ours if line["kind"] != "failure"] == [
+            line for line in theirs if line["kind"] != "failure"
+        ]
+        assert size_of(tmp_path / "lied") < size_of(tmp_path / "late") + 4000
+    resumed = RunJournal(RunDirectory(tmp_path / "lied"), RemoteMemories(), "fedit", None).resume()
+    assert resumed is not None and same(resumed.server, lied[-1].server)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +266,7 @@ def whole_run(federation: Federation, path: Path, lie: Lie | None) -> Path:
     ).path
 
 
-@some("hello", "refused")
+@pytest.mark.parametrize("lie", lies_about("hello", "refused"), ids=lambda lie: lie.name)
 def test_a_lie_about_itself_is_refused_with_a_reason(lie: Lie, federation: Federation) -> None:
     question = hello(federation.experiment, "trial")
     reply = lie.make(federation.line.answer(LIAR, question), b"")
@@ -238,15 +275,16 @@ def test_a_lie_about_itself_is_refused_with_a_reason(lie: Lie, federation: Feder
     assert str(refused.value) == readable(refused.value, 1000)
 
 
-@some("export", "refused")
+@pytest.mark.parametrize("lie", lies_about("export", "refused"), ids=lambda lie: lie.name)
 def test_a_lie_about_an_adapter_is_in_the_results(lie: Lie, federation: Federation, tmp_path: Path) -> None:
     done = whole_run(federation, tmp_path / "run", lie)
-    results = json.loads((done / "results.json").read_text())
-    (failure,) = results["failures"]
-    assert failure["client"] == LIAR and failure["stage"] == "export" and failure["kind"] == "refused"
+    (failure,) = json.loads((done / "results.json").read_text())["failures"]
+    assert (failure["client"], failure["stage"], failure["kind"]) == (LIAR, "export", "refused")
 
 
-def test_a_second_reply_of_one_client_is_refused(federation: Federation, late: Reference, tmp_path: Path) -> None:
+def test_a_second_reply_of_one_client_is_refused(
+    federation: Federation, honest: list[Checkpoint], tmp_path: Path
+) -> None:
     class Twice(Line):
         def deliver(self, *question: Any) -> Iterator[tuple[str, bytes | Lost]]:
             for client, reply in super().deliver(*question):
@@ -254,13 +292,12 @@ def test_a_second_reply_of_one_client_is_refused(federation: Federation, late: R
                 if client == LIAR and question[0] == "train":
                     yield client, reply
 
-    once = federation.play(tmp_path / "once")
     federation.line.__class__ = Twice
     try:
         twice = federation.play(tmp_path / "twice")
     finally:
         federation.line.__class__ = Line
-    assert same(once, twice)
+    assert same(twice[-1].server, honest[-1].server)
     reasons = [line["reason"] for line in lines_of(tmp_path / "twice") if line["kind"] == "failure"]
     assert len(reasons) == ROUNDS and all("a second reply" in reason for reason in reasons)
 
