@@ -309,14 +309,13 @@ class Stop(Exception):
 def test_a_run_at_sites_of_which_one_lies_in_every_round_is_finished_resumed_and_reported(tmp_path: Path) -> None:
     """Over Flower's records, another lie each round, with a crash of the server in between; the other site's numbers
     are those of a run in which no training of the liar arrives."""
-    lies = [name for name in FEW if name.startswith("train")]
+    lies = [name for name in FEW if name.startswith("train")][::2]
     experiment = load_experiment(
         {
             **SMALL,
             "method": "fedit",
             "engine": {"kind": "flower", "deadline_s": 0.05},
             "federation": {"rounds": len(lies)},
-            "baselines": ["local"],
         }
     )
 
@@ -340,7 +339,7 @@ def test_a_run_at_sites_of_which_one_lies_in_every_round_is_finished_resumed_and
         return tamper
 
     lied, lost = grid(tmp_path / "lied"), grid(tmp_path / "lost")
-    lied.tamper = lying(stop_at=5)
+    lied.tamper = lying(stop_at=4)
     with pytest.raises(Stop):
         run_over(lied, experiment, tmp_path / "run", poll_s=0.01)
     lied.tamper = lying(stop_at=0)
