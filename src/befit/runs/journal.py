@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
@@ -43,6 +45,7 @@ class RunJournal:
 
     committed  called with every checkpoint, once it is durable
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
+    wire       dtype of floating-point arrays when they travel, for the list of what left clients
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class RunJournal:
         observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
         keep: Container[tuple[int, int]] = (),
+        wire: torch.dtype = torch.float32,
     ) -> None:
-        self._committed, self._keep = committed, keep
+        self._committed, self._keep, self._wire = committed, keep, wire
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
         self._untrained: list[str] = []
@@ -70,6 +74,9 @@ class RunJournal:
 
     def resume(self) -> Checkpoint | None:
         return self._point
+
+    def accepted(self, at: Tick, update: Update) -> None:
+        self.outbound.note(update, at.stage, self._wire)
 
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
@@ -98,6 +105,7 @@ class RunJournal:
                 },
             )
         self._spent(where, "score", score.cost)
+        self.outbound.note(score, at.stage, self._wire)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
         self._directory.log(
@@ -127,6 +135,7 @@ class RunJournal:
             )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
+        self.outbound.note(failure, failure.stage, self._wire)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
 

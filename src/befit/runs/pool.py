@@ -19,10 +19,8 @@ from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, load_experiment, to_dict
 from befit.core.errors import Damaged, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import cast
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
-from befit.runs.outbound import Outbound
 from befit.runs.workers import Line, Worker, parent
 
 _ABOUT = "about"
@@ -40,8 +38,6 @@ class PoolEngine:
         self, experiment: Experiment, method: Mapping[str, Any], infos: Sequence[ClientInfo], state: Path, workers: int
     ) -> None:
         self._infos = {info.id: info for info in infos}
-        self._wire = getattr(torch, experiment.wire.dtype)
-        self.outbound = Outbound()
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
         self._workers = [_ClientWorker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
         self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
@@ -75,21 +71,17 @@ class PoolEngine:
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         for client, header, arrays in self._spread("exchange", requests, at, {}):
             if header["kind"] == "failure":
-                yield self._failure(header["failure"])
+                yield _failure(header["failure"])
                 continue
-            update = Update(
+            yield Update(
                 self._infos[client], Payload(arrays, header["scalars"]), header["report"], Cost(**header["cost"])
             )
-            self.outbound.payload(client, at.stage, cast(update.payload, self._wire))
-            self.outbound.numbers(client, f"{at.stage} report", update.report)
-            yield update
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, header, _ in self._spread("score", requests, at, {"split": split}):
             if header["kind"] == "failure":
-                yield self._failure(header["failure"])
+                yield _failure(header["failure"])
                 continue
-            self.outbound.numbers(client, f"score {split}", {**header["metrics"], "examples": header["examples"]})
             yield Score(client, split, header["examples"], header["metrics"], Cost(**header["cost"]))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
@@ -102,11 +94,6 @@ class PoolEngine:
         own = {key: value for key, value in arrays.items() if "@" not in key}
         about = Payload(arrays).part(_ABOUT).arrays
         return Deployment(own, tuple(header["slots"]), mix_from(header["mixer"]), others, about)
-
-    def _failure(self, fields: dict[str, Any]) -> Failure:
-        failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
-        self.outbound.numbers(failure.client, failure.stage, {"failure": failure.reason})
-        return failure
 
     def store(self) -> PoolStore:
         return PoolStore(self._workers, self._home)
@@ -137,6 +124,10 @@ class PoolEngine:
                 if queues[worker]:
                     send(worker)
                 yield client, header, arrays
+
+
+def _failure(fields: dict[str, Any]) -> Failure:
+    return Failure(**{**fields, "cost": Cost(**fields["cost"])})
 
 
 class PoolStore:
@@ -226,7 +217,7 @@ def work(line: Line) -> None:
         method = host.build(setup[0]["method"])
         host.install(method)
         store = ClientStore(Path(setup[0]["state"]), experiment.engine.store == "memory")
-        engine = LocalEngine.of(host, method, store, Outbound())
+        engine = LocalEngine.of(host, method, store)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     while (question := line.receive()) is not None:

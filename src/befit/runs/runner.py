@@ -26,7 +26,7 @@ from befit.core.metrics import group_keys
 from befit.core.names import folder_name
 from befit.core.schema import plain
 from befit.core.storage import read_sealed, write_json, write_sealed
-from befit.core.values import Payload, Tick
+from befit.core.values import Failure, Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
 from befit.protocol.check import check as check_method
@@ -45,7 +45,6 @@ from befit.runs.journal import Observer, RunJournal, untrained_text
 from befit.runs.loading import resolve_model
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
-from befit.runs.outbound import Outbound
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
 from befit.runs.results import against_baselines, method_results
@@ -58,12 +57,10 @@ _LOG = logging.getLogger(__name__)
 class Remote(Engine, Protocol):
     """An engine whose clients are elsewhere. Their adapters are written where they are.
 
-    export  has every client write its adapter; returns the clients that could not, with the reason
+    export  has every client write its adapter; returns the failures of those that could not, by client
     """
 
-    outbound: Outbound
-
-    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]: ...
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Failure]: ...
 
 
 Engines = Callable[[str, Mapping[str, Any]], tuple[Remote, Memories]]
@@ -191,10 +188,10 @@ def run_method(
             for round_ in experiment.checkpoint.keep
             if stage.federated
         }
-        journal = RunJournal(directory, store, label, observer, committed, kept)
-        engine.outbound = journal.outbound
+        wire = getattr(torch, experiment.wire.dtype)
+        journal = RunJournal(directory, store, label, observer, committed, kept, wire)
         for info in host.infos if journal.resume() is None else ():
-            journal.outbound.hello(info)
+            journal.outbound.numbers(info.id, "hello", host.hello(info.id))
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
@@ -206,6 +203,11 @@ def run_method(
             missing = export_clients(path, host, label, engine, downloads, at)
         else:
             missing = engine.export(downloads, at)
+            for client in downloads:
+                if client in missing:
+                    journal.outbound.note(missing[client], "export", wire)
+                else:
+                    journal.outbound.numbers(client, "export", {"exported": True})
         newcomers: dict[str, Any] = {}
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
@@ -221,8 +223,8 @@ def run_method(
         elif engines is None:
             row["adapter"] = f"clients/{folder_name(client)}/{export_name(path / 'clients' / folder_name(client))}"
     results["failures"] += [
-        {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
-        for client, error in missing.items()
+        {"client": client, "stage": "export", "round": 0, "kind": failure.kind, "reason": failure.reason}
+        for client, failure in missing.items()
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
@@ -253,9 +255,9 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
 
 def export_clients(
     path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
-) -> dict[str, Exception]:
-    """Write every client's adapter. A client that has none, or a broken one, is returned with the reason."""
-    missing: dict[str, Exception] = {}
+) -> dict[str, Failure]:
+    """Write every client's adapter. A client that has none, or a broken one, is returned with its failure."""
+    missing: dict[str, Failure] = {}
     untrained: list[str] = []
     for client, request in requests.items():
         try:
@@ -264,11 +266,11 @@ def export_clients(
         except RunError:
             raise
         except NotTrained as error:
-            missing[client] = error
+            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
             untrained.append(client)
         except Exception as error:
             _LOG.warning("client %s gets no adapter: %s", client, error)
-            missing[client] = error
+            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
     return missing
@@ -282,7 +284,7 @@ def make_engine(
     workers = min(settings.workers, len(host.infos))
     if workers == 1:
         store = directory.store(settings.store == "memory")
-        return LocalEngine.of(host, method, store, Outbound()), store
+        return LocalEngine.of(host, method, store), store
     pool = cleanup.enter_context(
         PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
     )

@@ -26,6 +26,7 @@ from befit.runs.artifacts import read_deployment
 from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.newcomers import arrive, newcomer_engine
+from befit.runs.outbound import Outbound
 from befit.runs.provenance import read_manifest
 from befit.train.loop import Pass, train
 
@@ -314,7 +315,8 @@ def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
 def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Start:
     """The adapter that the method's server has for this newcomer."""
     engine = newcomer_engine(host, method, info)
-    welcome = arrive(engine, host, method, server, info, {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0})
+    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    welcome = arrive(engine, host, method, server, info, row, Outbound())
     if isinstance(welcome, Failure):
         raise NotTrained(welcome.reason)
     experiment = host.experiment

@@ -71,7 +71,7 @@ def test_a_site_may_limit_the_methods(experiment: Make) -> None:
 def test_a_baseline_that_a_site_does_not_run_is_refused_at_the_start(experiment: Make, tmp_path: Path) -> None:
     service = SiteService(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
     with pytest.raises(Lost, match=r"method\.name: local is not among the site's methods: fedsa"):
-        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {})
+        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {}, "hello")
 
 
 def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_text_of_an_error_stays_at_the_site_unless_its_file_says_otherwise(
         )
         request = request_of(experiment(model={"id": "digits-vit"}), settings=settings, do="hello")
         with pytest.raises(Lost) as lost:
-            checked(SiteService(site).answer(request), {})
+            checked(SiteService(site).answer(request), {}, "hello")
         told[errors] = lost.value.reason
     assert "/no/such/file" not in told["kind"]
     assert "/no/such/file" in told["text"]
