@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from befit.core.values import State
 
-PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
+PROTOCOL = 3  # goes up whenever an older site could misunderstand a newer server
 
 
 def pack(header: Mapping[str, Any], arrays: State) -> bytes:

@@ -63,5 +63,5 @@ def _check_spec(
     )
     if not fits or dtype != f"torch.{spec.dtype}":
         raise PayloadMismatch(
-            f"client {client} was sent {key} with shape {shape} as {dtype[6:]}; declared is {spec.shape} as {spec.dtype}"
+            f"client {client} was sent {key} with shape {shape}, {dtype[6:]}; declared is {spec.shape}, {spec.dtype}"
         )
