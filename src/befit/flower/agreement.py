@@ -85,21 +85,25 @@ def _told(values: Mapping[str, str], path: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_asked(folder: Path, what: str, request: str) -> None:
-    """Note a request for `what`, such as a score after a round. The same request counts once. Raises PayloadMismatch
-    for one more than `AGAIN`: otherwise a server could ask for one round with ever other arrays."""
-    path = folder / "asked.json"
-    asked: dict[str, list[str]] = read_json(path) if path.exists() else {}
-    known = asked.setdefault(what, [])
-    if request[:16] in known:
-        return
-    if len(known) >= AGAIN:
-        raise PayloadMismatch(
-            f"this site has answered {AGAIN} different requests of this kind for the same stage and rounds, which are "
-            "as many as a run that is resumed may need; start a new run"
-        )
-    known.append(request[:16])
-    write_json(path, asked)
+class Asked:
+    """The requests of one label that were answered, by what they were for, such as a score after a round. The same
+    request counts once. Without a limit a server could have one round done with ever other arrays."""
+
+    def __init__(self, folder: Path, what: str, request: str) -> None:
+        self._path, self._request = folder / "asked.json", request[:16]
+        self._all: dict[str, list[str]] = read_json(self._path) if self._path.exists() else {}
+        self._known = self._all.setdefault(what, [])
+        if self._request not in self._known and len(self._known) >= AGAIN:
+            raise PayloadMismatch(
+                f"this site has answered {AGAIN} different requests of this kind for the same stage and rounds, as "
+                "many as a run that is resumed may need; start a new run"
+            )
+
+    def note(self) -> None:
+        """It is about to be answered."""
+        if self._request not in self._known:
+            self._known.append(self._request)
+            write_json(self._path, self._all)
 
 
 def check_room(site: SiteFile, run: Path) -> None:

@@ -122,7 +122,5 @@ def promises(site: SiteFile) -> list[str]:
     if site.errors == "text":
         sentences.append("errors: text tells the server the text of errors, which may quote records.")
     if site.data is not None and site.label_names is None:
-        sentences.append(
-            "Without label_names a server can try three times whether the classes that it lists are those of the data."
-        )
+        sentences.append("Without label_names a server can try three times whether its classes are those of the data.")
     return sentences

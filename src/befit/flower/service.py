@@ -22,11 +22,11 @@ from befit.core.version import __version__
 from befit.core.wire import cast
 from befit.data.federation import Federation, Record
 from befit.flower.agreement import (
+    Asked,
     Misfits,
     agree,
     agreed,
     check_agreed,
-    check_asked,
     check_known,
     check_room,
     keyed_hash,
@@ -38,9 +38,12 @@ from befit.flower.replies import scalars
 from befit.flower.requests import DOES, check_request, is_name, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
+from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
+from befit.protocol.serve import final_stages, stage_named
+from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -127,7 +130,7 @@ class SiteService:
         return host.experiment.benchmark is None
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
-        host, method, at = self._asked(header)
+        host, method, at = self._pinned(header)
         folder = self._folder(header)
         stage = [each.name for each in run_stages(method)].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
@@ -138,8 +141,9 @@ class SiteService:
             reply.record(at.stage, Payload(sent, kept["scalars"]), kept["report"])
             return again
         check_room(self.site, self._run(header))
-        check_asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
-        (update,) = self._engine(host, method, memory).exchange({self.site.client: _payload(header, arrays)}, at)
+        asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
+        received = _received(header, arrays, host, [stage_named(method, at.stage)])
+        (update,) = self._engine(host, method, memory).exchange({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
@@ -150,11 +154,12 @@ class SiteService:
             sent.arrays,
         )
         reply.record(at.stage, sent, report)  # first: what cannot be written here must not move the memory on
+        asked.note()
         memory.keep(stamp, frame)
         return frame
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
-        host, method, at = self._asked(header)
+        host, method, at = self._pinned(header)
         folder, split = self._folder(header), header["split"]
         if self.site.scores == "none":
             raise ConfigError(["scores: none in its file, so it tells no scores"], f"site {self.site.client}")
@@ -163,12 +168,14 @@ class SiteService:
                 [f"{split}: {count} records are too few for a score that is told (limits.min_records)"],
                 f"site {self.site.client}",
             )
-        check_asked(folder, f"score {split} {at.stage} {at.last}", request)
+        asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
         engine = self._engine(host, method, SiteMemory(folder))
-        (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
+        received = _received(header, arrays, host, final_stages(method, at.stage))
+        (score,) = engine.score({self.site.client: received}, at, split)
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
+        asked.note()
         metrics = self._told(score.metrics, host)
         numbers = {**metrics, "examples": score.examples}
         values = {
@@ -181,15 +188,16 @@ class SiteService:
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
         """Write the client's adapter at the site. Nothing of it leaves."""
-        host, method, at = self._asked(header)
+        host, method, at = self._pinned(header)
         folder = self._folder(header)
         engine = self._engine(host, method, SiteMemory(folder))
-        deployed = engine.deployment(self.site.client, _payload(header, arrays), at)
+        received = _received(header, arrays, host, final_stages(method, at.stage))
+        deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
         return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
 
-    def _asked(self, header: Header) -> tuple[Host, Method, Tick]:
+    def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
         """Host, method and time of a request in a run that began here as it is now."""
         check_agreed(self._run(header), header["label"], header.get("settings"), header.get("method"))
         host, method = self._ready(header), self._method(header)
@@ -327,10 +335,13 @@ def _check_classes(host: Host, site: SiteFile) -> None:
                 raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
 
 
-def _payload(header: Header, arrays: State) -> Payload:
-    """What the server sent. Raises PayloadMismatch where it is not finite."""
-    payload = Payload(arrays, scalars(header))
+def _received(header: Header, arrays: State, host: Host, stages: Sequence[Stage]) -> Payload:
+    """What the server sent. Raises PayloadMismatch where it is not finite, or not what these stages declare."""
+    payload, wire = Payload(arrays, scalars(header)), getattr(torch, host.experiment.wire.dtype)
     check_finite("the server sent", payload)
+    if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != wire]:
+        raise PayloadMismatch(f"the server sent {wrong[0]!r} as {arrays[wrong[0]].dtype}; its wire.dtype is {wire}")
+    check_download(header["client"], stages, cast(payload, torch.float32), host.model.specs)
     return payload
 
 

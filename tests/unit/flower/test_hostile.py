@@ -214,7 +214,7 @@ NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
         ({"scalars": [1]}, "numbers are no mapping"),
         ({"run": ".."}, "run name '..'"),
         ({"run": ["r"]}, "invalid run name"),
-        ({"settings": {"model": 3}}, "model is 3 and was not given"),
+        ({"settings": {"model": 3}}, "began with other settings"),
         ({"method": "fedit"}, 'methods.fedit is "fedit" and was not given'),
         ({"do": "hello", "run": "s", "settings": {"model": 3}}, "are not mappings"),
         ({"do": "hello", "run": "s", "methods": {"fedit": "fedit"}}, "its method is no mapping"),
