@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from befit.adapters.keys import select, slot
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import State
@@ -19,10 +20,13 @@ from befit.flower.consent import own_slots
 from befit.flower.engine import ask
 from befit.flower.frame import unpack
 from befit.flower.policy import TRAVELS, experiment_here, method_of, settings_of
+from befit.flower.server_app import run_over
 from befit.flower.service import SiteService, rounded
 from befit.flower.site_file import Limits, SiteFile
 from befit.protocol.registry import build_method, method_names
+from befit.protocol.store import read_payload
 from tests.security.requests import SITE, changed, header_of, honest
+from tests.unit.flower.loopback import LoopbackGrid
 from tests.unit.flower.test_policy import fields
 
 BERT = "names-bert-fl"
@@ -95,10 +99,11 @@ def test_nothing_can_be_planted_in_a_personal_adapter(tmp_path: Path) -> None:
     header = header_of(experiment, "hello")
     service.answer(ask("hello", {**header, "method": experiment.method, "baselines": experiment.baselines}, {}))
     for label in ("ditto", "local"):
-        service.answer(ask("train", header_of(experiment, "train", label), {}))
+        _, download = unpack(service.answer(ask("train", header_of(experiment, "train", label), {})), "a reply")
         (memory,) = tmp_path.rglob(f"{label}/memory.*")
-        before = memory.read_bytes()
-        planted = {"personal/block.00.q_proj/A": torch.full((8, 32), 7.0)}
+        before, own = memory.read_bytes(), select(read_payload(memory).arrays, slot("personal"))
+        planted = {**download, **{key: torch.full_like(value, 7.0) for key, value in own.items()}}
+        assert own
         at = {"round": 2, "rounds": 3, "seed": 0, "span": 1, "stage": "local" if label == "local" else "federate"}
         for do in ("train", "score", "export"):
             header = {**header_of(experiment, do, label), "at": at}
@@ -179,8 +184,8 @@ def test_no_update_is_of_one_record(tmp_path: Path) -> None:
     assert "limits.min_records" in asked(service, limit={"records": 1}, train=one)["reason"]
     assert "limits.min_batch" in asked(service, train=one)["reason"]
     assert "limits.min_records" in asked(service, train={"max_steps": 1, "batch_size": 2})["reason"]
-    few = {"val_fraction": 0.7, "test_fraction": 0.2}
-    assert "an update would be of" in asked(service, data=few)["reason"]
+    few = SiteService(site_of(tmp_path / "few", rows=12))
+    assert "an update would be of" in asked(few)["reason"]
     assert asked(service, train={"max_steps": 5, "batch_size": 2})["kind"] == "hello"
 
 
@@ -259,3 +264,21 @@ def test_an_argument_that_makes_a_personal_adapter_travel_needs_it_too() -> None
     leaky = {"name": "ditto", "legacy_average_personal": True}
     assert own_slots(build_method(leaky)) == ["personal"]
     assert own_slots(build_method({"name": "fedp2eft", "base": leaky})) == ["personal"]
+
+
+def test_a_run_whose_sites_tell_no_scores_is_finished(tmp_path: Path) -> None:
+    """One tells none, the other what few records give; then none of them: the server has their updates and a report."""
+    sites = []
+    for client, more in (("north", "scores: none\n"), ("south", "limits: {min_records: 1}\nscores: exact\n")):
+        site = site_of(tmp_path / client, rows=20)
+        sites.append(tmp_path / client / "site.yaml")
+        sites[-1].write_text(f"client: {client}\ndata: {site.data}\nmodels: {{{BERT}: {BERT}}}\n{more}")
+    data = {"clients": {"north": "there", "south": "there"}}
+    done = run_over(LoopbackGrid(sites), wants(data=data, report={"plots": False}), tmp_path / "run", poll_s=0.01)
+    rows = done.results["clients"]
+    assert rows["north"]["accuracy"] is None and rows["north"]["updates"] == 2
+    assert rows["south"]["accuracy"] is not None
+    assert "tells no scores" in (tmp_path / "run" / "report.html").read_text()
+    sites[1].write_text(sites[1].read_text().replace("exact", "none"))
+    done = run_over(LoopbackGrid(sites), wants(data=data, report={"plots": False}), tmp_path / "none", poll_s=0.01)
+    assert done.results["summary"]["mean"] is None and (tmp_path / "none" / "report.html").exists()
