@@ -231,6 +231,7 @@ LIES_LATER: list[Case] = [
     Case("another seed", "federation.seed is 7 and was 0", "train", {"settings.federation.seed": 7}),
     Case("another seed of the time", "the request has seed 7", "train", {"at.seed": 7}),
     Case("a block of settings more", "data.columns.label", "train", {"settings.data.columns": {"label": "ssn"}}),
+    Case("a block of settings less", "wire.dtype is not given", "train", {"settings.wire": GONE}),
     Case("no settings", "began with other settings", "train", {"settings": GONE}),
     Case("settings that are a text", "began with other settings", "score", {"settings": "x"}),
     Case("a hello with other settings", "train.lr is 1.0", "hello", {"run": RUN, "settings.train.lr": 1.0}),

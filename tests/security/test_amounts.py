@@ -14,8 +14,9 @@ from befit.adapters.keys import select, slot
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import State
+from befit.data import registry
 from befit.flower.agreement import TRIES
-from befit.flower.amounts import HARMLESS, MOST
+from befit.flower.amounts import HARMLESS, MOST, exceeded
 from befit.flower.consent import own_slots
 from befit.flower.engine import ask
 from befit.flower.frame import unpack
@@ -258,6 +259,12 @@ def test_the_shortest_site_file_runs_every_method_but_those_that_take_the_client
             experiment_here(settings, method, site)
         site = SiteFile(**SITE, shares=["personal"])
     assert experiment_here(settings, method, site).method["name"] == name
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_no_benchmark_is_too_much_as_it_comes(name: str) -> None:
+    values = {"benchmark": name, "model": {"id": "digits-vit"}, "method": "fedit", "engine": {"kind": "local"}}
+    assert not [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
 
 
 def test_an_argument_that_makes_a_personal_adapter_travel_needs_it_too() -> None:

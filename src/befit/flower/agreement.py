@@ -60,19 +60,21 @@ def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, An
 
 
 def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """As JSON, in which 1, 1.0 and true are three."""
+    if json.dumps(known, sort_keys=True) == json.dumps(wanted, sort_keys=True):
+        return
     before, now = dict(_leaves(known)), dict(_leaves(wanted))
     differing = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
-    if differing:
-        shown = [f"{path} is {_told(now, path)} and was {_told(before, path)}" for path in differing[:_SHOWN]]
-        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise PayloadMismatch(
-            f"this run began with other settings at this site: {'; '.join(shown)}{more}. Start a new run, or have the "
-            "site's operator remove the folder of this one"
-        )
+    shown = [f"{path} is {_told(now, path)} and was {_told(before, path)}" for path in differing[:_SHOWN]]
+    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    raise PayloadMismatch(
+        f"this run began with other settings at this site: {'; '.join(shown)}{more}. Start a new run, or have the "
+        "site's operator remove the folder of this one"
+    )
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every value that is no mapping, as JSON by its dotted path, so that 1, 1.0 and true are three."""
+    """Every value that is no mapping, as JSON by its dotted path."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

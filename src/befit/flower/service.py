@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from befit.config.experiment import Experiment
-from befit.core.errors import BefitError, ConfigError, DataError, PayloadMismatch
+from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_json, write_json
 from befit.core.values import Failure, Payload, State, Tick, Update
@@ -121,7 +121,9 @@ class SiteService:
             host = self._hosting(settings, experiment)
             _check_classes(host, self.site)
             return host
-        except DataError:
+        except (ConfigError, ModelError, RunError, MemoryError):
+            raise  # none of which depends on what is in the records
+        except Exception:
             misfits.add(settings)
             raise
 
