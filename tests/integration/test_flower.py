@@ -35,7 +35,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Three sites, each with a resident worker."""
     with Network(tmp_path_factory.mktemp("federation")) as network:
         for number in range(3):
-            site = write_site(network.folder / f"site-{number}", f"client-0{number}")
+            site = write_site(network.folder / f"site-{number}", f"client-0{number}", "shares: [personal]\n")
             network.register(site)
             network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
             network.connect(f"node-{number}", site)

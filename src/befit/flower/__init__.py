@@ -8,6 +8,9 @@ replies.py         what a reply may say               service.py      what a sit
 app_folder.py      what `flwr run` starts             site_state.py   what a site keeps, in a folder of its own
 server_app.py      Flower's ServerApp                 client_app.py   Flower's ClientApp
 link.py            frames over Flower's Grid          worker.py       a resident service; call.py asks it
+                                                      agreement.py    what a run is at a site, once it has begun
+                                                      amounts.py      how much a server may ask
+                                                      consent.py      what leaves, and what of it needs a yes
 
 At both: frame.py (requests and replies as bytes), keys.py (certificates and keys), doctor.py and doctor_server.py (what
 is wrong at a site and at the server, and how to mend it), simulation.py (all sites on one machine). Only server_app,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from befit.config.experiment import CheckpointSettings, Experiment
+from befit.config.experiment import CheckpointSettings, Experiment, run_names
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
 from befit.flower.remote_clients import remote_host
@@ -24,8 +24,9 @@ from befit.runs.runner import Run, run
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
     experiment = resolve_model(experiment)
-    method, *others = map(method_of, (experiment.method, *experiment.baselines))
-    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "method": method, "baselines": others}
+    blocks = map(method_of, (experiment.method, *experiment.baselines))
+    methods = dict(zip(run_names(experiment), blocks, strict=True))
+    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "methods": methods}
     return ask("hello", header, {})
 
 

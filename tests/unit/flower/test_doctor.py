@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
+from befit.flower.agreement import Misfits
 from befit.flower.doctor import Finding, examine
 from befit.flower.doctor_server import server_seen
 from befit.flower.keys import write_certificates
+from befit.flower.site_file import load_site
 
 HOUR = 1 / 24
 
@@ -139,6 +142,27 @@ def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
     assert {"model foo", "model bar", "model baz", "benchmarks", "methods", "device"} <= found.keys()
     assert "hf download nosuch-model" in found["model foo"] and "Did you mean: fedit?" in found["methods"]
     assert "model ours" not in found and "data" not in found
+
+
+def test_what_a_site_agrees_to_and_keeps_is_looked_at(tmp_path: Path) -> None:
+    site, runs = tmp_path / "site.yaml", tmp_path / "state" / "runs"
+    text = "client: a\ndata: site.yaml\nmodels: {ours: digits-vit}\nmethods: [fedit, fedalt]\ntasks: [vqaa]\n"
+    site.write_text(text + "limits: {max_runs: 2}\n")
+
+    def found() -> dict[str, str]:
+        return wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))
+
+    assert "add shares: [personal]" in found()["shares"] and "Did you mean: vqa?" in found()["tasks"]
+    for age, name in enumerate(("second", "first")):
+        (runs / name).mkdir(parents=True)
+        os.utime(runs / name, (1000 - age, 1000 - age))
+    assert f"remove runs that are over, the oldest first: {runs / 'first'}" in found()["runs"]
+    misfits = Misfits(load_site(site))
+    for number in range(3):
+        misfits.add({"number": number})
+    assert "set tasks, columns and label_names" in found()["questions"]
+    site.write_text("client: a\ndata: site.yaml\nmodels: {ours: digits-vit}\n")
+    assert not found().keys() & {"shares", "tasks", "runs", "questions"}
 
 
 def test_a_site_without_an_authority_is_sent_to_the_operator_and_makes_none(tmp_path: Path) -> None:
