@@ -12,7 +12,8 @@ import torch
 from befit.config.experiment import CheckpointSettings, Experiment
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
-from befit.flower.remote_clients import remote_host
+from befit.flower.remote_clients import Infos
+from befit.runs.host import Host
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
 from befit.runs.runner import Run, run
@@ -30,7 +31,7 @@ def run_at_sites(
     experiment: Experiment,
     link: Link,
     name: str,
-    hellos: Mapping[str, Mapping[str, Any]],
+    host: Host,
     out: Path,
     resume: bool = False,
     observer: Observer | None = None,
@@ -38,19 +39,15 @@ def run_at_sites(
     """Run an experiment into the directory `out`; see `befit.runs.runner.run`.
 
     name  the run's name at the sites, the same when it is resumed
-    said  what each client answered to `hello`, in the order that decides cohorts
-
-    Raises ConfigError where a site has another backbone or another benchmark than the server.
+    host  with clients that are elsewhere, see `befit.flower.remote_clients`
     """
     # A site can go back by one round, so the server must not have to go back by more.
     experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
-    settings, host = settings_of(experiment), remote_host(experiment, hellos)
+    settings, infos = settings_of(experiment), Infos(host)
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
         metric, most = host.task.metric, experiment.guard.max_bytes
-        return RemoteEngine(
-            link, host.infos, name, label, settings, method_of(method), wire, metric, most
-        ), RemoteMemories()
+        return RemoteEngine(link, infos, name, label, settings, method_of(method), wire, metric, most), RemoteMemories()
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

@@ -40,6 +40,8 @@ class Link(Protocol):
 class RemoteEngine:
     """An engine over a link.
 
+    infos             every client of the run by its id, in the order that decides cohorts; a site that has not come yet
+                      may have no examples there
     run, label        names of the run and of the method in it, under which sites keep their state
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
@@ -52,7 +54,7 @@ class RemoteEngine:
     def __init__(
         self,
         link: Link,
-        infos: Sequence[ClientInfo],
+        infos: Mapping[str, ClientInfo],
         run: str,
         label: str,
         settings: Mapping[str, Any],
@@ -61,7 +63,7 @@ class RemoteEngine:
         metric: str,
         max_bytes: int | None = None,
     ) -> None:
-        self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
+        self._link, self._infos, self._wire = link, infos, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._max_bytes = metric, max_bytes
         self.outbound = Outbound()
@@ -122,6 +124,7 @@ class RemoteEngine:
                 lost = refusal if isinstance(refusal, Lost) else Lost("refused", str(refusal))
                 yield client, lost, {}, down
                 continue
+            self.outbound.hello(self._infos[client])
             yield client, header, arrays, down
 
     def _update(self, client: str, header: Header, arrays: State, down: int, at: Tick) -> Update:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from befit.core.errors import ConfigError, RunError
 
+_KIND = "ecdsa-sha2-"  # what the line of a public elliptic-curve key begins with
 _DAYS = 825  # the longest that common TLS libraries accept
 
 
@@ -91,6 +94,43 @@ def write_site_keys(out: Path) -> list[Path]:
     _write(paths[0], key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
     _write(paths[1], key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n", secret=False)
     return paths
+
+
+def public_key(place: str) -> str:
+    """A site's public key in one line, as `site.pub` has it, from that file or from the line itself.
+
+    Raises ConfigError for what is neither.
+    """
+    text = place
+    if not place.startswith(_KIND):
+        try:
+            text = Path(place).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([f"{place}: {getattr(error, 'strerror', None) or 'no public key'}"]) from error
+    if not fingerprint(text.encode()):
+        raise ConfigError([f"{place}: is no public key; a site's is the site.pub that befit flower keys makes"])
+    return " ".join(text.split()[:2])
+
+
+def fingerprint(key: bytes) -> str:
+    """SHA-256 of a public elliptic-curve key, in PEM or as one line, as `ssh-keygen -l` prints it; "" for another."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_public_key,
+        load_ssh_public_key,
+    )
+
+    try:
+        known = (load_ssh_public_key if key.startswith(_KIND.encode()) else load_pem_public_key)(key)
+    except Exception:  # whatever cryptography says to bytes from elsewhere
+        return ""
+    if not isinstance(known, ec.EllipticCurvePublicKey):
+        return ""
+    line = known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(hashed).decode().rstrip('=')}"
 
 
 def _general_name(host: str):

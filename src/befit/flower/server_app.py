@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from befit.config.experiment import Experiment, load_experiment
-from befit.core.errors import RunError
+from befit.core.errors import ConfigError, RunError
 from befit.core.storage import read_json, write_json
 from befit.flower.at_sites import hello, run_at_sites
+from befit.flower.keys import fingerprint, public_key
 from befit.flower.link import GridLink
-from befit.flower.remote_clients import client_ids
+from befit.flower.members import Members
+from befit.flower.remote_clients import RemoteClients
+from befit.protocol.federate import required_replies
 from befit.runs.journal import Observer
+from befit.runs.loading import resolve_model
 from befit.runs.runner import Run
 
 _LOG = logging.getLogger(__name__)
@@ -61,10 +65,51 @@ def run_over(
     before: Mapping[str, Any] = read_json(record) if resume and record.exists() else {}
     if resume and not before and (out / "config.yaml").exists():
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
-    name = before.get("run") or uuid.uuid4().hex
-    link = GridLink(grid, experiment.engine.deadline_s, pinned, before.get("nodes"), poll_s)
-    hellos = link.gather(
-        client_ids(experiment), hello(experiment, name), experiment.engine.wait_s, before.get("said", {})
+    name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
+    experiment = resolve_model(experiment)
+    known, federation, engine = (
+        RemoteClients(experiment, before.get("backbone", "")),
+        experiment.federation,
+        experiment.engine,
     )
-    write_json(record, {"run": name, "nodes": link.nodes, "said": hellos})
-    return run_at_sites(experiment, link, name, hellos, out, resume, observer)
+    keys = fingerprints(engine.keys, known.ids)
+    if not keys and pinned:
+        _LOG.warning("engine.keys lists no keys: the first registered site that says it is a client is that client")
+    needed = required_replies(federation.min_replies, len(known.ids))
+    nodes = {} if keys else dict(before.get("nodes", {}))
+    members = Members(known.ids, known.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
+
+    def keep() -> None:
+        if began:
+            now = {
+                "run": name,
+                "nodes": members.nodes,
+                "said": members.said,
+                "began": began,
+                "backbone": known.backbone,
+            }
+            write_json(record, now)
+
+    asked = hello(experiment, name)
+    link = GridLink(grid, members, asked, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
+    link.gather()
+    began = began or [client for client in known.ids if client in members.met]
+    host = known.host(members.said, began)
+    members.check_again(engine.wait_s)
+    keep()
+    return run_at_sites(experiment, link, name, host, out, resume, observer)
+
+
+def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:
+    """Fingerprint of each client's key. Raises ConfigError unless every client has one of its own, or none has any."""
+    prints = {client: fingerprint(public_key(key).encode()) for client, key in keys.items()}
+    problems = [f"engine.keys: {client} is no client of this run" for client in prints.keys() - set(clients)]
+    if prints:
+        problems += [f"engine.keys: has none for {client}" for client in clients if client not in prints]
+    first: dict[str, str] = {}
+    for client, its in prints.items():
+        if first.setdefault(its, client) != client:
+            problems.append(f"engine.keys: {client} has the key of {first[its]}; a client is one site")
+    if problems:
+        raise ConfigError(sorted(problems))
+    return prints

@@ -36,7 +36,9 @@ class Outbound:
             }
 
     def hello(self, info: ClientInfo) -> None:
-        """What a client says of itself when it joins."""
+        """What a client says of itself when it joins; listed once."""
+        if any(stage == "hello" for stage, *_ in self._numbers.get(info.id, ())):
+            return
         self.numbers(info.id, "hello", {"backbone": info.backbone, "num_examples": info.num_examples})
 
     def payload(self, client: str, stage: str, payload: Payload) -> None:

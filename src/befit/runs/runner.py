@@ -193,7 +193,7 @@ def run_method(
         }
         journal = RunJournal(directory, store, label, observer, committed, kept)
         engine.outbound = journal.outbound
-        for info in host.infos if journal.resume() is None else ():
+        for info in engine.clients() if journal.resume() is None and engines is None else ():
             journal.outbound.hello(info)
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
@@ -201,7 +201,8 @@ def run_method(
         journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
-        downloads = {info.id: final_download(method, server, info, at) for info in host.infos}
+        infos = engine.clients()
+        downloads = {info.id: final_download(method, server, info, at) for info in infos}
         if isinstance(engine, (LocalEngine, PoolEngine)):
             missing = export_clients(path, host, label, engine, downloads, at)
         else:
@@ -209,8 +210,8 @@ def run_method(
         newcomers: dict[str, Any] = {}
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
-    clients = [info.id for info in host.infos]
-    examples = {info.id: info.num_examples for info in host.infos}
+    clients = [info.id for info in infos]
+    examples = {info.id: info.num_examples for info in infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
