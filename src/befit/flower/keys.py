@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from befit.core.errors import ConfigError, RunError
@@ -131,6 +131,21 @@ def fingerprint(key: bytes) -> str:
     line = known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(hashed).decode().rstrip('=')}"
+
+
+def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:
+    """Fingerprint of each client's key. Raises ConfigError unless every client has one of its own, or none has any."""
+    prints = {client: fingerprint(public_key(key).encode()) for client, key in keys.items()}
+    problems = [f"engine.keys: {client} is no client of this run" for client in prints.keys() - set(clients)]
+    if prints:
+        problems += [f"engine.keys: has none for {client}" for client in clients if client not in prints]
+    first: dict[str, str] = {}
+    for client, its in prints.items():
+        if first.setdefault(its, client) != client:
+            problems.append(f"engine.keys: {client} has the key of {first[its]}; a client is one site")
+    if problems:
+        raise ConfigError(sorted(problems))
+    return prints
 
 
 def _general_name(host: str):

@@ -26,7 +26,6 @@ _WORDS = {
     "offline": "the site is not connected",
     "crashed": "the site's process was killed, perhaps for want of memory; its log says more",
 }
-_Node = tuple[int, str]  # its number, and when it connected: a site that was started again is asked again
 
 
 class GridLink:
@@ -54,7 +53,7 @@ class GridLink:
         self._grid, self.members, self._hello = grid, members, hello
         self._wait_s, self._deadline_s, self._min_replies = wait_s, deadline_s, min_replies
         self._changed, self._poll_s = changed, poll_s
-        self._greeted: dict[_Node, float] = {}  # nodes that were asked, and when they may be asked again
+        self._greeted: dict[int, tuple[str, float]] = {}  # node: when it had connected, when to ask it once more
         self._hellos: dict[str, tuple[int, str]] = {}  # messages under way: node, and the client whose key it has
 
     def gather(self) -> None:
@@ -64,7 +63,7 @@ class GridLink:
         """
         end, line = time.monotonic() + self._wait_s, _Line(f"waiting up to {self._wait_s:g} s, engine.wait_s")
         self._meet()
-        while self.members.missing and time.monotonic() < end:
+        while self.members.missing and not self.members.broken and time.monotonic() < end:
             line.tell(self.members.told())
             time.sleep(self._poll_s)
             self._meet()
@@ -130,19 +129,17 @@ class GridLink:
         online, before = {node.node_id for node in nodes}, (len(self.members.met), dict(self.members.refused))
         at_home = {self.members.nodes[client] for client in self.members.met}
         for node in nodes:
-            once = node.node_id, node.last_activated_at
-            if node.node_id in at_home or now < self._greeted.get(once, 0.0):
+            connected, again = self._greeted.get(node.node_id, ("", 0.0))
+            if node.node_id in at_home or (connected == node.last_activated_at and now < again):
                 continue
-            self._greeted[once] = now + self._wait_s
+            self._greeted[node.node_id] = node.last_activated_at, now + self._wait_s
             owner = self.members.owner(node.node_id, node.public_key)
             if owner is not None:
                 message = self._push("query", node.node_id, self._hello, "hello", self._wait_s)
                 self._hellos[message] = node.node_id, owner
         for node, owner, reply in self._fetch(self._hellos):
+            self._greeted[node] = self._greeted[node][0], now + _AGAIN_S
             self._hear(node, owner, reply, online)
-            for once in self._greeted:
-                if once[0] == node:
-                    self._greeted[once] = now + _AGAIN_S
         if before != (len(self.members.met), self.members.refused):
             self._changed()
         return online

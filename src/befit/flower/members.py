@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
+from befit.core.errors import ConfigError, NotEnoughReplies
 from befit.flower.keys import fingerprint
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Members:
     said: dict[str, Said] = field(default_factory=dict[str, Said])
     met: set[str] = field(default_factory=set[str])
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    _broken: dict[int, str] = field(default_factory=dict[int, str])  # nodes that failed and did not say who they are
     _others: dict[int, str] = field(default_factory=dict[int, str])  # nodes left alone, with the reason
 
     def owner(self, node: int, key: bytes) -> str | None:
@@ -59,28 +60,24 @@ class Members:
         return None
 
     def admit(self, node: int, owner: str, said: Said, online: Collection[int]) -> bool:
-        """Take in a node that has said hello, as the client that it says it is; returns whether it was.
+        """Take in a node that has said hello, as the client that it says it is, or refuse it; returns whether it was.
 
         online  all nodes that are connected
-
-        Raises PayloadMismatch where its client cannot take part like this, see `refuse`.
         """
         client = said["client"]
         if owner and client != owner:
-            raise PayloadMismatch(f"it says that it is {client}, but its key is {owner}'s (client in its site's file)")
+            reason = f"it says that it is {client}, but its key is {owner}'s; correct client in its site's file"
+            return self.refuse(node, owner, reason)
         if client not in self.clients:
-            self._leave_alone(node, f"it says that it is {client}, which is no client of this run")
-            return False
+            return self._leave_alone(node, f"it says that it is {client}, which is no client of this run")
         before = self.nodes.get(client)
         if not owner and before not in (None, node) and (self.pinned or before in online):
             # Not a refusal: it would let anybody speak for a client that is there.
-            self._leave_alone(node, f"it says that it is {client}, but node {before} is")
-            return False
-        earlier = self.said.get(client, said)
-        if earlier["data"] != said["data"]:
-            raise PayloadMismatch("its data is not what it was when it first came; a new run can begin with it")
+            return self._leave_alone(node, f"it says that it is {client}, but node {before} is")
+        if self.said.get(client, said)["data"] != said["data"]:
+            return self.refuse(node, client, "its data is not what it was when it first came; a new run can begin so")
         if problem := self.check(client, said):
-            raise PayloadMismatch(problem)
+            return self.refuse(node, client, problem)
         self.nodes[client], self.said[client] = node, said
         self.met.add(client)
         self.refused.pop(client, None)
@@ -88,27 +85,36 @@ class Members:
         _LOG.info("%s is here (node %d)", client, node)
         return True
 
-    def refuse(self, node: int, client: str, reason: str) -> None:
+    def refuse(self, node: int, client: str, reason: str) -> bool:
         """A node cannot take part. Where it is a client's own, that client is refused; anybody else is left alone.
 
         client  whose key it has, or without keys who it says it is; empty if neither tells
         """
-        if client not in self.clients or self.nodes.get(client) not in (None, node):
-            self._leave_alone(node, f"{client or 'it'} says: {reason}")
-        elif self.refused.get(client) != reason:
+        if client not in self.clients or (not self.keys and self.nodes.get(client) not in (None, node)):
+            if not client:
+                self._broken[node] = reason
+            return self._leave_alone(node, f"{client or 'it'} says: {reason}")
+        self.met.discard(client)
+        if self.refused.get(client) != reason:
             self.refused[client] = reason
-            self.met.discard(client)
             _LOG.warning("client %s does not take part: %s", client, reason)
+        return False
 
-    def _leave_alone(self, node: int, reason: str) -> None:
+    def _leave_alone(self, node: int, reason: str) -> bool:
         if self._others.get(node) != reason:
             self._others[node] = reason
             _LOG.warning("node %d is left alone: %s", node, reason)
+        return False
 
     @property
     def missing(self) -> list[str]:
         """Clients that may still come."""
         return [client for client in self.clients if client not in self.met and client not in self.refused]
+
+    @property
+    def broken(self) -> list[str]:
+        """Why a trial without authentication, where all nodes are the user's own, cannot begin as it is."""
+        return [] if self.pinned else [f"node {node}: {reason}" for node, reason in self._broken.items()]
 
     def why(self, client: str) -> tuple[str, str]:
         """Why a client cannot be asked now: the kind of its failure, and the reason."""
@@ -131,6 +137,8 @@ class Members:
 
     def demand_enough(self, wait_s: float) -> None:
         """Raise ConfigError with all refusals, or NotEnoughReplies, if fewer are here than are needed."""
+        if self.broken:
+            raise ConfigError(self.broken, "the federation")
         if len(self.met) >= self.needed:
             return
         missing = ", ".join(self.missing)

@@ -65,6 +65,11 @@ def client_ids(experiment: Experiment) -> list[str]:
     return list(experiment.data.clients)[: experiment.limit.clients]
 
 
+def needs_model(experiment: Experiment) -> bool:
+    """Whether a method runs the model at the server, so that the server's weights are those that count."""
+    return any(build_method(block).needs.server_model for block in (experiment.method, *experiment.baselines))
+
+
 class RemoteClients:
     """The clients of an experiment as the server knows them: who they are, and what their sites have to say.
 
@@ -72,7 +77,7 @@ class RemoteClients:
     """
 
     def __init__(self, experiment: Experiment, backbone: str = "") -> None:
-        self._experiment, self.backbone = experiment, backbone
+        self._experiment, self.backbone, self._runs_here = experiment, backbone, needs_model(experiment)
         self._known = load_federation(experiment) if experiment.benchmark is not None else None
         if self._known is not None:
             self.ids = [client.id for client in self._known.clients]
@@ -99,12 +104,6 @@ class RemoteClients:
             return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {ours}"
         return ""
 
-    @property
-    def _runs_here(self) -> bool:
-        """Whether a method runs the model at the server, so that the server's weights are those that count."""
-        experiment = self._experiment
-        return any(build_method(block).needs.server_model for block in (experiment.method, *experiment.baselines))
-
     def host(self, said: Mapping[str, Said], began: Sequence[str]) -> Host:
         """A host with clients that are elsewhere, and the backbone that all have to have: the server's own where a
         method runs it there, otherwise what most of the sites have.
@@ -125,10 +124,11 @@ class RemoteClients:
             counts = said[client]["examples"] if client in said else self._counts.get(client)
             return None if counts is None else counts[split]
 
-        clients = tuple(
-            ClientData(client, *(Elsewhere(partial(count, client, split)) for split in range(3)), infos.get(client, {}))
-            for client in self.ids
-        )
+        def client_data(client: str) -> ClientData:
+            train, val, test = (Elsewhere(partial(count, client, split)) for split in range(3))
+            return ClientData(client, train, val, test, infos.get(client, {}))
+
+        clients = tuple(map(client_data, self.ids))
         if self._known is not None:
             if self._known.newcomers and self._experiment.evaluate.newcomers:
                 number, name = len(self._known.newcomers), self._known.name

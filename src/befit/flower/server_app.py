@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from befit.config.experiment import Experiment, load_experiment
-from befit.core.errors import ConfigError, RunError
+from befit.core.errors import RunError
 from befit.core.storage import read_json, write_json
 from befit.flower.at_sites import hello, run_at_sites
-from befit.flower.keys import fingerprint, public_key
+from befit.flower.keys import fingerprints
 from befit.flower.link import GridLink
 from befit.flower.members import Members
 from befit.flower.remote_clients import RemoteClients
+from befit.flower.told import Told, tell_results, told_in_a_line
 from befit.protocol.federate import required_replies
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -33,17 +34,14 @@ def server_app(config: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(format="%(message)s")
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("befit").setLevel(logging.INFO)
         settings = context.run_config
-        done = run_over(
-            grid,
-            load_experiment(config),
-            Path(str(settings["out"])).expanduser(),
-            resume=bool(settings["resume"]),
-            pinned=not settings["insecure"],
-        )
-        _LOG.info("the run is finished: %s", done.path)
+        out = Path(str(settings["out"])).expanduser()
+        resume, pinned = bool(settings["resume"]), not settings["insecure"]
+        with told_in_a_line(out):
+            done = run_over(grid, load_experiment(config), out, resume, pinned, Told())
+            tell_results(done.path, done.results)
 
     return app
 
@@ -67,11 +65,8 @@ def run_over(
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
     name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
     experiment = resolve_model(experiment)
-    known, federation, engine = (
-        RemoteClients(experiment, before.get("backbone", "")),
-        experiment.federation,
-        experiment.engine,
-    )
+    federation, engine = experiment.federation, experiment.engine
+    known = RemoteClients(experiment, before.get("backbone", ""))
     keys = fingerprints(engine.keys, known.ids)
     if not keys and pinned:
         _LOG.warning("engine.keys lists no keys: the first registered site that says it is a client is that client")
@@ -98,18 +93,3 @@ def run_over(
     members.check_again(engine.wait_s)
     keep()
     return run_at_sites(experiment, link, name, host, out, resume, observer)
-
-
-def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:
-    """Fingerprint of each client's key. Raises ConfigError unless every client has one of its own, or none has any."""
-    prints = {client: fingerprint(public_key(key).encode()) for client, key in keys.items()}
-    problems = [f"engine.keys: {client} is no client of this run" for client in prints.keys() - set(clients)]
-    if prints:
-        problems += [f"engine.keys: has none for {client}" for client in clients if client not in prints]
-    first: dict[str, str] = {}
-    for client, its in prints.items():
-        if first.setdefault(its, client) != client:
-            problems.append(f"engine.keys: {client} has the key of {first[its]}; a client is one site")
-    if problems:
-        raise ConfigError(sorted(problems))
-    return prints

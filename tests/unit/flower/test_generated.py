@@ -52,7 +52,7 @@ def test_the_app_is_what_flower_accepts_and_holds_the_same_experiment(experiment
 def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
     values = {
         "name": "own",
-        "model": {"id": "some/encoder"},
+        "model": {"id": "digits-vit"},
         "method": "fedit",
         "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "label_names": ["a", "b"], "clients": {"x": "secret/place"}},
@@ -64,7 +64,7 @@ def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
 def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
     values = {
         "name": "own",
-        "model": {"id": "some/encoder"},
+        "model": {"id": "digits-vit"},
         "method": "fedit",
         "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "clients": "data"},
