@@ -62,11 +62,14 @@ class GridLink:
         Raises ConfigError where members refuse and too few are left, NotEnoughReplies where too few have come.
         """
         end, line = time.monotonic() + self._wait_s, _Line(f"waiting up to {self._wait_s:g} s, engine.wait_s")
-        self._meet()
-        while self.members.missing and not self.members.broken and time.monotonic() < end:
-            line.tell(self.members.told())
-            time.sleep(self._poll_s)
+        while True:
             self._meet()
+            if not self.members.missing or self.members.broken:
+                break
+            line.tell(self.members.told())
+            if time.monotonic() >= end:
+                break
+            time.sleep(self._poll_s)
         self.members.demand_enough(self._wait_s)
         _LOG.info("the run starts: %s", self.members.told())
 
@@ -146,10 +149,12 @@ class GridLink:
 
     def _hear(self, node: int, owner: str, reply: bytes | Lost, online: set[int]) -> None:
         """What a node answered to `hello`, or why it did not."""
+        claimed: object = ""
         try:
             if isinstance(reply, Lost):
                 raise reply
             header, _ = checked(reply, {"request": digest(self._hello)})
+            claimed = header.get("client")
             self.members.admit(node, owner, replies.hello(header), online)
         except Lost as lost:
             if lost.kind in _WORDS:
@@ -157,7 +162,7 @@ class GridLink:
             else:
                 self.members.refuse(node, owner or lost.client, str(lost))
         except PayloadMismatch as refusal:
-            self.members.refuse(node, owner, str(refusal))
+            self.members.refuse(node, owner or (claimed if isinstance(claimed, str) else ""), str(refusal))
 
     def _push(self, purpose: str, node: int, frame: bytes, group: str, ttl: float) -> str:
         """One message at a time, so that downloads of many clients are not in memory together; returns its id."""

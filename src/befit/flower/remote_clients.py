@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 from collections import Counter
@@ -14,7 +15,8 @@ from typing import Any
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, DataError
 from befit.core.values import ClientInfo
-from befit.data.federation import ClientData, Federation, Record
+from befit.data.federation import SPLITS, ClientData, Federation, Record
+from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -67,7 +69,11 @@ def client_ids(experiment: Experiment) -> list[str]:
 
 def needs_model(experiment: Experiment) -> bool:
     """Whether a method runs the model at the server, so that the server's weights are those that count."""
-    return any(build_method(block).needs.server_model for block in (experiment.method, *experiment.baselines))
+    return any(method.needs.server_model for method in methods_of(experiment))
+
+
+def methods_of(experiment: Experiment) -> list[Method]:
+    return [build_method(block) for block in (experiment.method, *experiment.baselines)]
 
 
 class RemoteClients:
@@ -78,6 +84,8 @@ class RemoteClients:
 
     def __init__(self, experiment: Experiment, backbone: str = "") -> None:
         self._experiment, self.backbone, self._runs_here = experiment, backbone, needs_model(experiment)
+        needs = (method.needs.splits for method in methods_of(experiment))
+        self._needed: tuple[str, ...] = ("train", experiment.evaluate.split, *itertools.chain(*needs))
         self._known = load_federation(experiment) if experiment.benchmark is not None else None
         if self._known is not None:
             self.ids = [client.id for client in self._known.clients]
@@ -94,10 +102,9 @@ class RemoteClients:
         if self._known is not None and said["examples"] != self._counts[client]:
             there = self._counts[client]
             return f"site {client} reports {said['examples']} examples, where {self._known.name} has {there}"
-        train, val, test = said["examples"]
-        split = self._experiment.evaluate.split
-        if not train or not (val if split == "val" else test):
-            return f"site {client} has no {split if train else 'training'} examples"
+        counts = dict(zip(SPLITS, said["examples"], strict=True))
+        if empty := [split for split in self._needed if not counts[split]]:
+            return f"site {client} has no {empty[0]} examples"
         if self.backbone and said["backbone"] != self.backbone:
             whose = "the server's" if self._runs_here else "the others'"
             ours = self.backbone[:12]
