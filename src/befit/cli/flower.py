@@ -38,6 +38,7 @@ def write(
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
     from befit.config.experiment import load_experiment
     from befit.flower.app_folder import start_command, write_app
+    from befit.flower.keys import NO_KEYS
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"], imports or ())
     runs = (run_dir or Path("runs") / experiment.name).resolve()
@@ -52,6 +53,8 @@ def write(
         ("waits for", ", ".join(clients)),
         ("start it with", start),
     ]
+    if not (experiment.engine.keys or insecure or simulation):
+        rows.append(("keys", f"none: {NO_KEYS}"))
     if experiment.plugins:
         stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
         rows.append(("plugins", stay))
@@ -203,18 +206,23 @@ def doctor(
         Path | None,
         typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
     ] = None,
+    run_app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="DIR", help="On the server's machine: the app of a run, without SITE."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
 
     At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
-    its certificate, its version of Flower and its clock. Exit code 2 if something is wrong.
+    its certificate, its version of Flower and its clock. At the server: its certificates, and with --app whether every
+    client of a run is known by its key. Exit code 2 if something is wrong.
     """
     from befit.flower.doctor import examine
 
-    if site is None and certificates is None:
+    if site is None and certificates is None and run_app is None:
         site = Path("site.yaml")
-    findings = examine(site, server, ca, key, certificates)
+    findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
     if as_json:
         print_json({"in_order": in_order, "findings": [*map(vars, findings)]})

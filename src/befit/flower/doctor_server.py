@@ -109,6 +109,30 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     yield Finding("server's key", str(key), mend)
 
 
+def servers_app(folder: Path) -> Iterator[Finding]:
+    """On the server's machine: the app of a run, its model, and whether every client is known by its key."""
+    from befit.config.experiment import load_experiment
+    from befit.core.errors import BefitError
+    from befit.flower.keys import NO_KEYS, fingerprints
+    from befit.flower.remote_clients import client_ids, needs_model
+    from befit.models.source import find_model
+    from befit.runs.loading import resolve_model
+
+    try:
+        experiment = resolve_model(load_experiment(folder / "befit_app" / "experiment.yaml"))
+        clients = client_ids(experiment)
+        prints = fingerprints(experiment.engine.keys, clients)
+        _, source = find_model(experiment.model.id, experiment.model.revision, weights=needs_model(experiment))
+    except BefitError as error:
+        yield Finding("app", str(error), "correct the configuration, and befit flower app writes it anew")
+        return
+    yield Finding("app", f"{folder}, for {len(clients)} clients, with {source}")
+    if prints:
+        yield from (Finding(f"key of {client}", its) for client, its in prints.items())
+    else:
+        yield Finding("keys", "none", NO_KEYS)
+
+
 def _read(path: Path, what: str, mend: str) -> Certificate | Finding:
     from cryptography import x509
 

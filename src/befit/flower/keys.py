@@ -13,6 +13,9 @@ from pathlib import Path
 from befit.core.errors import ConfigError, RunError
 
 _KIND = "ecdsa-sha2-"  # what the line of a public elliptic-curve key begins with
+NO_KEYS = (
+    "the first registered site that says it is a client is that client; list each one's site.pub under engine.keys"
+)
 _DAYS = 825  # the longest that common TLS libraries accept
 
 

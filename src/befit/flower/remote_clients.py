@@ -102,7 +102,7 @@ class RemoteClients:
         if self._known is not None and said["examples"] != self._counts[client]:
             there = self._counts[client]
             return f"site {client} reports {said['examples']} examples, where {self._known.name} has {there}"
-        counts = dict(zip(SPLITS, said["examples"], strict=True))
+        counts: dict[str, int] = dict(zip(SPLITS, said["examples"], strict=True))
         if empty := [split for split in self._needed if not counts[split]]:
             return f"site {client} has no {empty[0]} examples"
         if self.backbone and said["backbone"] != self.backbone:

@@ -15,7 +15,7 @@ from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import RunError
 from befit.core.storage import read_json, write_json
 from befit.flower.at_sites import hello, run_at_sites
-from befit.flower.keys import fingerprints
+from befit.flower.keys import NO_KEYS, fingerprints
 from befit.flower.link import GridLink
 from befit.flower.members import Members
 from befit.flower.remote_clients import RemoteClients
@@ -69,7 +69,7 @@ def run_over(
     known = RemoteClients(experiment, before.get("backbone", ""))
     keys = fingerprints(engine.keys, known.ids)
     if not keys and pinned:
-        _LOG.warning("engine.keys lists no keys: the first registered site that says it is a client is that client")
+        _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
     needed = required_replies(federation.min_replies, len(known.ids))
     nodes = {} if keys else dict(before.get("nodes", {}))
     members = Members(known.ids, known.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
