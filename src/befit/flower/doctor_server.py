@@ -30,6 +30,7 @@ class Finding:
 
 _SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 _SOON = 30  # days
+_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 _NEW = "befit flower certificates makes new ones"
 _ASK = "get ca.crt from the server's operator, a copy of the one beside the server's own certificate"
 
@@ -178,7 +179,7 @@ def _shown(host: str, port: int) -> Iterator[Finding]:
     yield Finding(
         "server's certificate",
         f"for {', '.join(_names(shown)) or 'no names'}, {_dates(shown)}",
-        _expiry(shown, f"the server's operator needs {_NEW}"),
+        _expiry(shown, f"the server's operator has to make new ones: befit flower certificates {host}"),
     )
 
 
@@ -198,10 +199,9 @@ def _version(description: bytes) -> Iterator[Finding]:
 
 def _mend(error: Exception, host: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"ca.crt is another server's, its certificate lacks the name {host} or has expired: "
-            f"befit flower certificates {host}"
-        )
+        if error.verify_code == _EXPIRED:
+            return f"its certificate has expired: the operator makes new ones with befit flower certificates {host}"
+        return f"ca.crt is another server's, or its certificate lacks the name {host}: befit flower certificates {host}"
     if isinstance(error, (ssl.SSLError, http.client.HTTPException)):
         return "the server there does not speak TLS"
     if isinstance(error, socket.gaierror):
