@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import os
-import random
 import signal
 import statistics
 import sys
@@ -27,39 +26,20 @@ from typing import Any
 from befit.config.experiment import Experiment, load_experiment, to_yaml
 from befit.flower.app_folder import write_app
 from befit.flower.doctor_server import server_seen
-from befit.flower.keys import write_certificates, write_site_keys
+from befit.flower.keys import write_site_keys
 from befit.flower.server_app import run_over
 from befit.runs.runner import Run
 from common import HERE
 
 sys.path.insert(0, str(HERE.parent))  # the tests' federations
 from tests.integration.flower_network import Network, wait_for
+from tests.integration.test_flower_faults import Expired, descendants
+from tests.unit.flower.faulty import FaultyGrid
 from tests.unit.flower.loopback import write_site
-from tests.unit.flower.test_simulation import SimulatedGrid
 
 SITES, ROUNDS, SHARE = 10, 20, 0.3
 METHODS = ("fedit", "potara")
 Row = dict[str, Any]
-
-
-class FaultyGrid(SimulatedGrid):
-    """Ten sites of which some are away in a round, or reply when nobody waits any more; drawn anew every round."""
-
-    def __init__(self, config: Path, out: Path, fault: str, seed: int) -> None:
-        super().__init__(config, out, SITES)
-        self._fault, self._random = fault, random.Random(seed)
-        self._late: set[int] = set()
-        self.tamper = lambda reply, node: None if node in self._late else reply
-
-    def draw(self, event: dict[str, Any]) -> None:
-        """Who is away in the next round; at the end, when all are measured, nobody."""
-        over = event["kind"] == "round" and event["round"] == event["rounds"]
-        if event["kind"] not in ("run_started", "round") or self._fault == "none":
-            return
-        hit = set() if over else {node for node in self.sites if self._random.random() < SHARE}
-        hit = set() if hit == set(self.sites) else hit
-        self.online = set(self.sites) - hit if self._fault == "away" else set(self.sites)
-        self._late = hit if self._fault == "late" else set()
 
 
 def dropouts(seeds: int, folder: Path) -> list[Row]:
@@ -101,7 +81,7 @@ def faulty_run(method: str, fault: str, seed: int, out: Path) -> Run:
     out.parent.mkdir(parents=True, exist_ok=True)
     config = out.with_name(f"{out.name}.yaml")
     config.write_text(to_yaml(experiment))
-    grid = FaultyGrid(config, out, fault, seed)
+    grid = FaultyGrid(config, out, SITES, fault, seed, SHARE)
     done = run_over(grid, experiment, out, pinned=False, observer=grid.draw, poll_s=0.01)
     trained = [line for line in lines(out) if line["kind"] == "train"]
     assert len({(line["stage"], line["round"]) for line in trained}) >= ROUNDS, "a round was lost"
@@ -178,29 +158,15 @@ def kill_node(there: Federation) -> None:
 
 
 def kill_link(there: Federation) -> None:
-    there.network.stop("link", signal.SIGKILL)
-    for pid in processes("flwr-serverapp"):  # it dies of the SuperLink, a little later
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    there.network.stop("link", signal.SIGKILL)  # with the ServerApp, which is of its group
     there.network.start_link()
     there.resume()
 
 
 def kill_server(there: Federation) -> None:
-    for pid in processes("flwr-serverapp"):
+    for pid in descendants(there.network.processes["link"].pid, "flwr-serverapp"):
         os.kill(pid, signal.SIGKILL)
     there.resume()
-
-
-def processes(name: str) -> list[int]:
-    """Processes of this user that run a program, of this federation alone: no other one is on this machine."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = place.read_bytes().split(b"\0")
-            if any(Path(word.decode(errors="replace")).name == name for word in words[:2]):
-                found.append(int(place.parent.name))
-    return found
 
 
 KILLS: dict[str, Callable[[Federation], None]] = {
@@ -270,20 +236,6 @@ def keep_nodes(there: Federation) -> None:
 
 def certificate(folder: Path) -> Row:
     """A SuperLink whose certificate has expired: what a site's SuperNode says, and what the doctor says."""
-
-    class Expired(Network):
-        def secure(self) -> str:
-            write_certificates(self.ca.parent, ["localhost", "127.0.0.1"], days=0.0)
-            return f'root-certificates = "{self.ca}"'
-
-        def healthy(self) -> bool:
-            import httpx
-
-            try:
-                return httpx.get(f"https://{self.address}/health", verify=False).status_code == 200
-            except httpx.HTTPError:
-                return False
-
     with Expired(folder) as network:
         site = write_site(folder / "site-0", "client-00")
         write_site_keys(site.parent / "keys")

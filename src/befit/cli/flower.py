@@ -154,6 +154,23 @@ def node_config(
     say(f"\nConnect the site with\n\n  {command}")
 
 
+@app.command("executor")
+def executor(
+    node: Annotated[
+        str, typer.Option("--node", metavar="HOST:PORT", help="Where the SuperNode is, by its --host and --port.")
+    ] = "127.0.0.1:9094",
+) -> None:
+    """For a slow site: answer a SuperNode's messages by processes that need no time to start.
+
+    The SuperNode has to run with --isolation process. Flower gives a process 30 seconds to start, and without this a
+    site that needs more answers nothing.
+    """
+    _need_extra()
+    from befit.flower.executor import serve_messages
+
+    serve_messages(node)
+
+
 EXAMPLE = """  client: hospital-a
   data: data/train.jsonl
   models: {HuggingFaceTB/SmolLM2-135M: /models/smollm2-135m}

@@ -8,10 +8,12 @@ replies.py         what a reply may say               service.py      what a sit
 app_folder.py      what `flwr run` starts             site_state.py   what a site keeps, in a folder of its own
 server_app.py      Flower's ServerApp                 client_app.py   Flower's ClientApp
 link.py            frames over Flower's Grid          worker.py       a resident service; call.py asks it
+members.py         which node is which client         executor.py     processes for messages, at a slow site
+told.py            what is shown of a run
 
 At both: frame.py (requests and replies as bytes), keys.py (certificates and keys), doctor.py and doctor_server.py (what
 is wrong at a site and at the server, and how to mend it), simulation.py (all sites on one machine). Only server_app,
-client_app, link and frame's record functions import Flower.
+client_app, link, executor and frame's record functions import Flower.
 """
 
 from typing import TYPE_CHECKING
