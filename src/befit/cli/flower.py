@@ -42,6 +42,7 @@ def write(
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
     from befit.config.experiment import load_experiment
     from befit.flower.app_folder import start_command, write_app
+    from befit.flower.keys import NO_KEYS
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"], imports or ())
     runs = (run_dir or Path("runs") / experiment.name).resolve()
@@ -56,6 +57,8 @@ def write(
         ("waits for", ", ".join(clients)),
         ("start it with", start),
     ]
+    if not (experiment.engine.keys or insecure or simulation):
+        rows.append(("keys", f"none: {NO_KEYS}"))
     if experiment.plugins:
         stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
         rows.append(("plugins", stay))
@@ -198,6 +201,23 @@ def _explained(kind: Any, values: Any, path: str = "") -> list[tuple[str, str, s
     return rows
 
 
+@app.command("executor")
+def executor(
+    node: Annotated[
+        str, typer.Option("--node", metavar="HOST:PORT", help="Where the SuperNode is, by its --host and --port.")
+    ] = "127.0.0.1:9094",
+) -> None:
+    """For a slow site: answer a SuperNode's messages by processes that need no time to start.
+
+    The SuperNode has to run with --isolation process. Flower gives a process 30 seconds to start, and without this a
+    site that needs more answers nothing.
+    """
+    _need_extra()
+    from befit.flower.executor import serve_messages
+
+    serve_messages(node)
+
+
 EXAMPLE = """  client: hospital-a
   data: data/train.jsonl
   models: {HuggingFaceTB/SmolLM2-135M: /models/smollm2-135m}
@@ -250,18 +270,23 @@ def doctor(
         Path | None,
         typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
     ] = None,
+    run_app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="DIR", help="On the server's machine: the app of a run, without SITE."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
 
     At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
-    its certificate, its version of Flower and its clock. Exit code 2 if something is wrong.
+    its certificate, its version of Flower and its clock. At the server: its certificates, and with --app whether every
+    client of a run is known by its key. Exit code 2 if something is wrong.
     """
     from befit.flower.doctor import examine
 
-    if site is None and certificates is None:
+    if site is None and certificates is None and run_app is None:
         site = Path("site.yaml")
-    findings = examine(site, server, ca, key, certificates)
+    findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
     if as_json:
         print_json({"in_order": in_order, "findings": [*map(vars, findings)]})

@@ -15,14 +15,19 @@ from befit.core.plugins import ignore_entry_points, load_plugins
 from befit.flower.agreement import TRIES, Misfits, room
 from befit.flower.call import worker_file
 from befit.flower.consent import terms_of
-from befit.flower.doctor_server import Finding, authority, server_seen, servers_own
+from befit.flower.doctor_server import Finding, authority, server_seen, servers_app, servers_own
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
 
 
 def examine(
-    site: Path | None, server: str | None, ca: Path, key: Path, certificates: Path | None = None
+    site: Path | None,
+    server: str | None,
+    ca: Path,
+    key: Path,
+    certificates: Path | None = None,
+    app: Path | None = None,
 ) -> list[Finding]:
     """Look at versions, then at a site's machine, the server's, or both.
 
@@ -30,6 +35,7 @@ def examine(
     server        HOST:PORT of the SuperLink, or None to leave it out
     ca, key       the server's authority and the site's private key
     certificates  on the server's machine, the folder that `befit flower certificates` wrote
+    app           there too, the folder that `befit flower app` wrote
     """
     findings = list(_versions())
     installed = find_spec("flwr") is not None  # which brings what reads keys
@@ -38,6 +44,8 @@ def examine(
     if certificates is not None and installed:
         findings += servers_own(certificates, server)
         ca = ca if site is not None else certificates / "ca.crt"
+    if app is not None and installed:
+        findings += servers_app(app)
     if server and installed:
         findings += server_seen(server, ca)
     return findings

@@ -19,7 +19,7 @@ from befit.cli.main import app
 from befit.flower.agreement import Misfits
 from befit.flower.doctor import Finding, examine
 from befit.flower.doctor_server import server_seen
-from befit.flower.keys import write_certificates
+from befit.flower.keys import fingerprint, write_certificates, write_site_keys
 from befit.flower.site_file import load_site
 
 HOUR = 1 / 24
@@ -173,3 +173,24 @@ def test_a_site_without_an_authority_is_sent_to_the_operator_and_makes_none(tmp_
 
 def test_a_port_that_no_machine_has_is_told_as_that() -> None:
     assert "65535" in wrong(list(server_seen("127.0.0.1:99999", Path("ca.crt"))))["server"]
+
+
+def test_an_app_without_keys_is_warned_of_and_one_with_keys_shows_them(tmp_path: Path) -> None:
+    """The fingerprints are those of `ssh-keygen -l`, for two people to compare."""
+    clients = ("client-00", "client-01")
+    for client in clients:
+        write_site_keys(tmp_path / client)
+    config = tmp_path / "config.yaml"
+    config.write_text("benchmark: {name: digits, clients: 2}\nmethod: fedit\n")
+    write = ["flower", "app", str(config), "--out"]
+    bare = CliRunner().invoke(app, [*write, str(tmp_path / "bare")])
+    assert bare.exit_code == 0 and "keys" in bare.stdout and "engine.keys" in bare.stdout
+    listed = ", ".join(f"{client}: {client}/site.pub" for client in clients)
+    keyed = CliRunner().invoke(app, [*write, str(tmp_path / "keyed"), f"engine.keys={{{listed}}}"])
+    assert keyed.exit_code == 0 and "engine.keys" not in keyed.stdout, keyed.output
+    found = {name: examine(None, None, tmp_path, tmp_path, app=tmp_path / name) for name in ("bare", "keyed")}
+    assert list(wrong(found["bare"])) == ["keys"] and not wrong(found["keyed"])
+    shown = {one.what: one.found for one in found["keyed"]}
+    assert shown["key of client-01"] == fingerprint((tmp_path / "client-01" / "site.pub").read_bytes())
+    (tmp_path / "bare" / "befit_app" / "experiment.yaml").unlink()
+    assert list(wrong(examine(None, None, tmp_path, tmp_path, app=tmp_path / "bare"))) == ["app"]

@@ -136,8 +136,9 @@ def test_a_site_is_believed_neither_a_weight_nor_a_name_that_it_cannot_have(
     change: dict[str, Any], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
 ) -> None:
     grid.tamper = lying("hello", lambda said: said.update(change))
+    wanted = experiment(engine=FAST, federation={"rounds": 1, "min_replies": 2})
     with pytest.raises(ConfigError, match=reason):
-        go(grid, experiment(engine=FAST), tmp_path / "run")
+        go(grid, wanted, tmp_path / "run")
 
 
 def deep() -> RecordDict:
