@@ -264,7 +264,7 @@ LIES_LATER: list[Case] = [
     Case("what is infinite", "not finite", "score", arrays=_first(lambda value: value + float("inf"))),
     Case("a number that is not declared", "the plain number 'stopped'", "train", {"scalars": {"stopped": 1}}),
     Case("a number of a part", "the plain number", "train", {"scalars": {"base@round": 1}}),
-    Case("a number that is a mapping", "a type that payloads cannot have", "train", {"scalars": {"a": {"b": 1}}}),
+    Case("a number that is a mapping", "it has to be a number", "train", {"scalars": {"a": {"b": 1}}}),
     Case("numbers that are a list", "numbers are no mapping", "train", {"scalars": [1]}),
     # Times that the run does not have.
     Case("another stage", "unknown stage or round", "train", {"at.stage": "local"}),

@@ -164,7 +164,7 @@ def own(sites: list[Path], tmp_path: Path) -> dict[str, object]:
     """Sites with pictures of their own, 12 and 20 of them; the server knows neither how many nor which."""
     from PIL import Image
 
-    for site, count in zip(sites, (12, 20), strict=True):
+    for site, count in zip(sites, (20, 30), strict=True):
         lines = []
         for number in range(count):
             Image.new("L", (8, 8), 20 * (number % 2) + number).save(site.parent / f"{number}.png")
