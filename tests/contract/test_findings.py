@@ -135,7 +135,7 @@ def answering(play: Play, host: Host, change: Any) -> Failure:
 
     object.__setattr__(exchange, "client_update", update)
     object.__setattr__(method, "plan", lambda: [stage])
-    (reply,) = list(done.engine.exchange({host.infos[0].id: done.server}, Tick("federate", 1, 1, 0)))
+    (reply,) = list(done.engine.exchange({host.infos[0].id: Payload(done.server.arrays)}, Tick("federate", 1, 1, 0)))
     assert isinstance(reply, Failure)
     assert done.store.load(host.infos[0].id) is not None  # what it had before, from the honest round
     return reply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import ConfigError, DataError, RunError
+from befit.core.storage import read_sealed, write_sealed
 from befit.data.federation import Federation
 from befit.data.offline.digits import digits
 from befit.protocol.registry import method_names
@@ -102,9 +102,9 @@ def test_resuming_on_another_backbone_of_one_client_is_refused(source: Federatio
     settings = experiment("fedit")
     done = run(settings, out=tmp_path / "run", host=Host(settings, source))
     (done.path / "report.html").unlink()
-    basis = json.loads((done.path / "run.json").read_text())
+    basis = read_sealed(done.path / "run.json")
     basis["backbones"][basis["clients"][-1]] = "0" * 64  # as of a family of its own, whose model is another now
-    (done.path / "run.json").write_text(json.dumps(basis))
+    write_sealed(done.path / "run.json", basis)
     with pytest.raises(RunError, match="other data or weights: backbones changed"):
         run(settings, out=tmp_path / "run", resume=True, host=Host(settings, source))
 

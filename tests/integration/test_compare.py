@@ -143,11 +143,11 @@ BROKEN = {"method": {"name": "fedit", "rank": 2}, "set": {"train.lr": 1e30}}
 def test_two_processes_give_the_numbers_of_one_and_outlive_a_broken_cell(
     whole: Compared, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Updates of the broken run are not finite and refused, so too few reply. This process hears of each."""
+    """The broken run's training diverges at every client, so too few reply. This process hears of each."""
     out = compare({**STUDY, "runs": {**STUDY["runs"], "Broken": BROKEN}}, jobs=2, out=tmp_path)
     assert [(one.label, one.seed) for one in out.failures] == [("Broken", 0), ("Broken", 1)]
     assert "NotEnoughReplies" in out.failures[0].error and "Traceback" in out.failures[0].traceback
-    assert "client client-00, stage federate, round 1: refused" in caplog.text
+    assert "client client-00, stage federate, round 2: TrainingDiverged" in caplog.text
     shared = compare(STUDY, jobs=2, out=tmp_path)
     assert not shared.failures
     assert numbers(shared.path) == numbers(whole.path)
