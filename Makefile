@@ -12,7 +12,7 @@ FURTHER := digits-vqa-dynamic skills-families names-p2eft
 OUT ?= runs/results
 JOBS ?= 2
 
-.PHONY: demo test test-slow results studies install check format zoo clean
+.PHONY: demo test test-slow fuzz results studies install check format zoo clean
 
 demo: $(VENV)/.installed
 	$(BIN)/befit demo
@@ -24,6 +24,12 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# Changed files and frames to every reader of what comes from elsewhere, for MINUTES in all; see tests/security/fuzz.py.
+# With FUZZ="--seed 7" other inputs.
+MINUTES ?= 10
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.security.fuzz --minutes $(MINUTES) $(FUZZ)
 
 # `results` takes just under an hour on two free cores, `studies` longer. Killed or failed, the same command goes on; nothing is
 # done twice.

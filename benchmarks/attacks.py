@@ -39,7 +39,6 @@ from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.tasks.examples import StackedExamples
 from common import HERE, RESULTS
 
@@ -161,6 +160,9 @@ class Memo:
     def resume(self) -> Checkpoint | None:
         return self.point
 
+    def accepted(self, at: Tick, update: Update) -> None:
+        pass
+
     def trained(self, at: Tick, update: Update) -> None:
         pass
 
@@ -228,7 +230,7 @@ def play(setting: Setting) -> dict[str, dict[str, float]]:
         return flipped(host.site(info)) if poisoned else host.site(info)
 
     store = ClientStore(None)
-    engine = Hostile(method, host.infos, site, store, Outbound(), rounds=ROUNDS)
+    engine = Hostile(method, host.infos, site, store, rounds=ROUNDS)
     engine.attackers, engine.attack, engine.starts = attackers, setting.attack, server_site.starts
     guard, max_weight = guard_of(setting)
     with tempfile.TemporaryDirectory() as folder:
@@ -264,7 +266,7 @@ def _fedit(host: Host, server: Payload, clients: Sequence[str]) -> float:
     method: Method = host.build({"name": "fedit"})
     initial = method.server_init(host.install(method))
     memory = Payload(select(server.arrays, slot("shared")), initial.scalars)
-    engine = LocalEngine(method, host.infos, host.site, ClientStore(None), Outbound(), rounds=ROUNDS)
+    engine = LocalEngine(method, host.infos, host.site, ClientStore(None), rounds=ROUNDS)
     last = run_stages(method)[-1].name
     at = Tick(last, ROUNDS, ROUNDS, host.experiment.federation.seed)
     infos = {info.id: info for info in host.infos}

@@ -45,7 +45,7 @@ def one_seed(seed: int, folder: Path) -> dict[str, Any]:
             found = host.task.evaluate(host.model.backbone, host.examples(client, split), 256, host.model.device)
         return found["accuracy"]
 
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for info in host.infos:
         row = done.results["clients"][info.id]
         local = adapters(done.path / "baselines" / "local", info.id)

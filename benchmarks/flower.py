@@ -32,6 +32,12 @@ MIB = 2**20
 class Measured(Network):
     """As it comes: Flower looks for work once a second, and the sites' traffic is counted."""
 
+    proxy: CountingProxy
+
+    def __enter__(self) -> Measured:
+        super().__enter__()
+        return self
+
     def start_link(self) -> None:
         super().start_link()
         self.proxy = CountingProxy(self.port)
@@ -90,7 +96,7 @@ def remote(kind: str, folder: Path, rounds: int, workers: bool) -> dict[str, Any
             network.connect(client, site)
         with clock.watch():
             number = network.run(folder / "app")
-            network.wait_for_end(number, 1800)
+            network.wait_for_end(number)
         listed = json.loads(network.flwr("list", "befit", "--run-id", number, "--format", "json"))["runs"][0]
         wire = {"up": network.proxy.up, "down": network.proxy.down}
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]

@@ -147,7 +147,7 @@ def write_llama(folder: Path) -> Path:
         eos_token_id=3,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
     words = ["<pad>", "<unk>", "<bos>", "<eos>", *(f"w{number}" for number in range(60))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]

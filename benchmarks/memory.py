@@ -34,7 +34,7 @@ def one_size(clients: int, store: str, method_name: str) -> dict[str, Any]:
         directory = RunDirectory(Path(folder) / "run", every_s=1e9)
         kept = directory.store(store == "memory")
         journal = RunJournal(directory, kept, "bench", None)
-        engine = LocalEngine(method, where.infos, where.site, kept, journal.outbound)
+        engine = LocalEngine(method, where.infos, where.site, kept)
         federate(method, engine, site, schedule_of(where.experiment), journal)
         peak = peak_mib()
         memories = (kept.load(info.id) for info in where.infos)

@@ -54,7 +54,7 @@ def befit_round(where: Host, method: Method, folder: Path) -> float:
     directory = RunDirectory(folder, where.experiment.checkpoint.every_s)
     store = directory.store(True)
     journal = RunJournal(directory, store, "bench", None)
-    engine = LocalEngine(method, where.infos, where.site, store, journal.outbound)
+    engine = LocalEngine(method, where.infos, where.site, store)
     engine.score = lambda *_: iter(())  # type: ignore[method-assign]
     start = time.perf_counter()
     federate(method, engine, site, schedule_of(where.experiment), journal)

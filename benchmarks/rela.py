@@ -20,15 +20,22 @@ from typing import Any
 import torch
 
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
+from befit.methods.parts.mosaic.mosaic import Mosaic
 from befit.methods.parts.mosaic.sketch import SKETCH, mean_sketch
+from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
+from befit.protocol.stage import Exchange
 from befit.runs.host import Host
 from befit.train.loop import train
 from common import HERE, experiment, federation, peak_mib, publish, resident_mib, spread
 
 AT = Tick("federate", 1, 10, 0)
+
+
+def exchange(method: Method) -> Exchange:
+    return method.plan()[0].exchange
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -51,18 +58,18 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
     else:
         where = Host(experiment(kind, "rela", train={"max_steps": steps, "batch_size": 4}), federation(kind, 2))
     info = max(where.infos, key=lambda one: where.site(one).model.backbone.num_parameters())  # type: ignore[operator]
-    rela, fedit = (build_method({"name": "rela", "every": every}), build_method("fedit"))
+    rela, fedit = build_method({"name": "rela", "relevance": {"every": every}}), build_method("fedit")
+    assert isinstance(rela, Mosaic) and rela.sketch is not None
+    passes, sketch = rela.passes, rela.sketch
     found: dict[str, list[float]] = {"fedit": [], "training": [], "gradients": []}
     for turn in range(repeats + 1):
         where.install(fedit)
         site = where.site(info)
-        one = {"fedit": seconds(lambda site=site: fedit.client_update(Payload(), Payload(), site, AT))}
+        one = {"fedit": seconds(lambda site=site: exchange(fedit).client_update(Payload(), Payload(), site, AT))}
         where.install(rela)
         site = where.site(info)
-        one["training"] = seconds(lambda site=site: train(site, rela.passes, AT, moments={}))  # type: ignore[attr-defined]
-        one["gradients"] = seconds(
-            lambda site=site: mean_sketch(site, AT, rela.sketch, every, 1e-4)  # type: ignore[attr-defined]
-        )
+        one["training"] = seconds(lambda site=site: train(site, passes, AT, memory=Payload()))
+        one["gradients"] = seconds(lambda site=site: mean_sketch(site, AT, sketch, every, 1e-4))
         if turn:  # the first warms up
             for name, value in one.items():
                 found[name].append(value)
@@ -96,13 +103,13 @@ def server(clients: int, layers: int, width: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "spool", 0) as spool:
         for number, info in enumerate(infos):
             spool.add(Update(info, Payload(adapter(number, layers, width))))
-        before = resident_mib()
+        before, began, aggregated, sent = resident_mib(), 0.0, 0.0, 0.0
         for _ in range(2):  # in the second round there are stacks already
             began = time.process_time()
-            memory = method.aggregate(memory, spool.updates(), site, AT)
+            memory = exchange(method).aggregate(memory, spool.updates(), site, AT)
             aggregated = time.process_time()
             for info in infos:
-                method.dispatch(memory, info, AT)
+                exchange(method).dispatch(memory, info, AT)
             sent = time.process_time()
     size = sum(value.nbytes for value in adapter(0, layers, width).values())
     return {

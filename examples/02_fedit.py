@@ -17,5 +17,5 @@ with tempfile.TemporaryDirectory() as folder:
     for client, row in run.results["clients"].items():
         print(f"{client}: alone {row['baselines']['local']:.3f}, federated {row['accuracy']:.3f}")
     summary = run.results["summary"]
-    print(f"mean {summary['mean']:.3f}, worst {summary['worst']['client']}, sent {summary['bytes_up']:,} bytes")
+    print(f"mean {summary['mean']:.3f}, worst {summary['worst']}, sent {summary['bytes_up']:,} bytes")
     print("written:", ", ".join(sorted(path.name for path in run.path.iterdir() if path.is_file())))

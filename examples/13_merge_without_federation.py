@@ -24,15 +24,19 @@ for k, (pair, scale) in enumerate(zip(updates[0].pairs, updates[0].scales, stric
 shared = (shared_B, shared_A)
 print(f"{'rule':<16}{'space':<8}{'rank':>5}{'norm':>9}{'kept at 4':>11}{'cosine with what is shared':>28}")
 cosines = {}
-for space, rule in [("delta", "mean"), ("delta", "iso-c"), ("knots", "ties"), ("knots", "dare-ties")]:
-    how = merge.Merge(space=space, rule=rule)
+for how in (
+    merge.Merge(space="delta", rule="mean"),
+    merge.Merge(space="delta", rule="iso-c"),
+    merge.Merge(space="knots", rule="ties"),
+    merge.Merge(space="knots", rule="dare-ties"),
+):
     draw = lambda k, name: torch.Generator().manual_seed(k)  # noqa: E731  (for DARE)
     [(module, update)] = merge.merge_updates(lambda: updates, how.coordinates, how.rule_value, [1.0, 1.0, 1.0], draw)
     whole = update.pair()
     adapter = merge.finish(update, rank=4, scale=2.0, generator=random)
     cosine = adapters.inner(whole, shared) / (adapters.inner(whole, whole) * adapters.inner(shared, shared)) ** 0.5
-    cosines[rule] = cosine
-    print(f"{rule:<16}{space:<8}{len(whole[1]):>5}{adapter.norm:>9.1f}{adapter.energy:>11.1%}{cosine:>28.3f}")
+    cosines[how.rule] = cosine
+    print(f"{how.rule:<16}{how.space:<8}{len(whole[1]):>5}{adapter.norm:>9.1f}{adapter.energy:>11.1%}{cosine:>28.3f}")
 
 assert adapter.B.shape == (D_OUT, 4) and adapter.A.shape == (4, D_IN)
 assert cosines["mean"] > 0.7  # what the clients have in common outweighs what each has alone

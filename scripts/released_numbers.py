@@ -114,7 +114,7 @@ def fedp2eft(clones: Path) -> dict[str, torch.Tensor]:
     moments = (0.0, 0.0, 0)
     for batch in batches:
         moments = utils.update_mean_and_var(*moments, batch.mean(), batch.var(), batch.numel())
-    found |= {"batches": batches, "moments": torch.stack(moments[:2])}
+    found |= {"batches": batches, "moments": torch.stack([torch.as_tensor(moment) for moment in moments[:2]])}
     before, directions = [torch.randn(4, 3), torch.randn(2, 4)], [torch.randn(4, 3), torch.randn(2, 4)]
     lrs = [torch.tensor(0.1, requires_grad=True), torch.tensor(0.05, requires_grad=True)]
     params = [w.requires_grad_(True) - lr * u for w, lr, u in zip(before, lrs, directions, strict=True)]
@@ -134,4 +134,4 @@ if __name__ == "__main__":
     arrays = {
         f"{name}/{key}": value.detach().numpy() for name, make in made.items() for key, value in make(clones).items()
     }
-    np.savez_compressed(Path(__file__).parents[1] / "tests" / "golden" / "data" / "released.npz", **arrays)
+    np.savez_compressed(Path(__file__).parents[1] / "tests" / "golden" / "data" / "released.npz", **arrays)  # type: ignore[arg-type]

@@ -87,19 +87,25 @@ class Memo:
     updates: list[tuple[Tick, Update]] = field(default_factory=list)
     scores: list[tuple[Tick, Score]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    outbound: Outbound = field(default_factory=Outbound)
     completed_points: list[Checkpoint] = field(default_factory=list)
 
     def resume(self) -> Checkpoint | None:
         return self.point
+
+    def accepted(self, at: Tick, update: Update) -> None:
+        self.outbound.note(update, at.stage, torch.float32)
 
     def trained(self, at: Tick, update: Update) -> None:
         self.updates.append((at, update))
 
     def scored(self, at: Tick, score: Score) -> None:
         self.scores.append((at, score))
+        self.outbound.note(score, at.stage, torch.float32)
 
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
+        self.outbound.note(failure, failure.stage, torch.float32)
 
     def event(self, event: dict[str, Any]) -> None:
         pass
@@ -169,7 +175,7 @@ def play(host: Host, tmp_path: Path) -> Play:
         site = host.install(made)
         kept = store or ClientStore(None)
         memo = journal or Memo()
-        engine = engine_class(made, host.infos[:clients], host.site, kept, Outbound(), wire=wire, serialise=serialise)
+        engine = engine_class(made, host.infos[:clients], host.site, kept, wire=wire, serialise=serialise)
         schedule = Schedule(
             rounds, seed, cohort, min_replies, every, guard=guard, max_weight=max_weight, spool_bytes=spool_bytes
         )

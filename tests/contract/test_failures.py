@@ -11,12 +11,12 @@ import torch
 
 from befit.adapters.state import fingerprint
 from befit.core.errors import NotEnoughReplies
-from befit.core.values import ClientInfo, Failure, Payload, State, Tick, Update
+from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.settings import GuardSettings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
 
-from .conftest import ROUNDS, Play
+from .conftest import ROUNDS, Memo, Play
 
 
 def tampering(change: Callable[[State], State], client: int = 1) -> type[LocalEngine]:
@@ -194,12 +194,61 @@ class Crashing(LocalEngine):
 
 def test_a_client_that_crashes_is_named_and_the_round_goes_on(play: Play) -> None:
     crashed = play("fedit", engine_class=Crashing)
+    left = {(row["stage"], row["name"]) for row in crashed.journal.outbound.as_dict()["client-01"]}
+    told = {("federate failure", "error"), ("federate failure", "reason")}
+    assert left == told | {("federate cost", "seconds"), ("federate cost", "peak_memory_mib")}
     assert crashed.prints()["server"] == play("fedit", engine_class=Absent).prints()["server"]
     training = [failure for failure in crashed.journal.failures if failure.round <= ROUNDS][:ROUNDS]
     assert {(f.client, f.kind, f.reason) for f in training} == {
         (crashed.engine.clients()[1].id, "OSError", "the scanner is offline")
     }
     assert "the scanner is offline" in training[0].traceback
+
+
+class Picky(Memo):
+    """A journal that cannot write down what one client says, at one of the three times when it has to."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.when = at
+
+    def accepted(self, at: Tick, update: Update) -> None:
+        self._look("accepted", update.client.id)
+        super().accepted(at, update)
+
+    def trained(self, at: Tick, update: Update) -> None:
+        self._look("trained", update.client.id)
+        super().trained(at, update)
+
+    def scored(self, at: Tick, score: Score) -> None:
+        self._look("scored", score.client)
+        super().scored(at, score)
+
+    def _look(self, when: str, client: str) -> None:
+        if (when, client) == (self.when, "client-01"):
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+
+@pytest.mark.parametrize("when", ["accepted", "trained", "scored"])
+def test_what_cannot_be_written_down_of_a_client_is_its_own_failure(when: str, play: Play) -> None:
+    noted = play("fedit", every=1, journal=Picky(when))
+    without = play("fedit", every=1, engine_class=LocalEngine if when == "scored" else Absent)
+    assert noted.prints()["server"] == without.prints()["server"]
+    assert len(noted.journal.failures) == ROUNDS
+    for failure in noted.journal.failures:
+        assert (failure.client, failure.kind) == ("client-01", "refused")
+        assert failure.reason.startswith("UnicodeEncodeError: ")
+    others = [
+        [(score.client, score.metrics) for _, score in one.journal.scores if score.client != "client-01"]
+        for one in (noted, without)
+    ]
+    assert others[0] == others[1] and len(others[0]) == 2 * ROUNDS
+
+
+@pytest.mark.parametrize("when", ["accepted", "trained"])
+def test_replies_that_cannot_be_written_down_count_as_missing(when: str, play: Play) -> None:
+    with pytest.raises(NotEnoughReplies, match=r"2 of 3 .* 3 are needed .*UnicodeEncodeError"):
+        play("fedit", journal=Picky(when), min_replies=3)
 
 
 def test_too_few_replies_stop_the_run_with_the_first_reason(play: Play) -> None:
@@ -241,4 +290,3 @@ def test_a_client_that_would_send_more_than_it_declared_is_stopped_at_its_own_si
     (reply,) = list(done.engine.exchange({victim.id: done.server}, Tick("federate", 2, 2, 0)))
     assert isinstance(reply, Failure)
     assert "undeclared arrays, first 'personal/" in reply.reason
-    assert all("personal/" not in row["name"] for row in done.engine.outbound.as_dict()[victim.id])

@@ -24,7 +24,6 @@ from befit.runs.artifacts import predict
 from befit.runs.clients import family_settings
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.runs.runner import check, relative_costs
 
 from .conftest import Memo, Stop
@@ -59,7 +58,7 @@ def played(host: Host, config: str, only: list[str] | None = None) -> tuple[Payl
     site = host.install(method)
     store, memo = ClientStore(None, resident=True), Memo()
     infos = [info for info in host.infos if only is None or info.id in only]
-    engine = LocalEngine(method, infos, host.site, store, Outbound())
+    engine = LocalEngine(method, infos, host.site, store)
     return federate(method, engine, site, Schedule(2, 0), memo), store, memo
 
 
@@ -211,7 +210,7 @@ def test_others_is_the_mean_score_of_a_clients_model_on_every_other_clients_exam
     method = host.build("local")
     memo, store = Memo(stop_after=stop), ClientStore(None, resident=True)
     site = host.install(method)
-    engine = LocalEngine.of(host, method, store, Outbound())
+    engine = LocalEngine.of(host, method, store)
     with nullcontext() if stop is None else pytest.raises(Stop):
         federate(method, engine, site, Schedule(2, 0, evaluate_every=1), memo)
     last = stop or 2

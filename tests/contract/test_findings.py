@@ -24,7 +24,6 @@ from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.runs.provenance import locked
 from befit.runs.runner import run
 from befit.train.loop import Pass
@@ -157,7 +156,7 @@ def test_a_full_disk_is_not_the_clients_failure(host: Host, tmp_path: Path) -> N
     site = host.install(method)
     store = ClientStore(tmp_path / "state", resident=False)
     (tmp_path / "state").write_text("a file where the folder should be")
-    engine = LocalEngine(method, host.infos, host.site, store, Outbound())
+    engine = LocalEngine(method, host.infos, host.site, store)
     requests = {
         info.id: federated(method).dispatch(method.server_init(site), info, Tick("federate", 1, 1, 0))
         for info in host.infos

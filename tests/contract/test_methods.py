@@ -12,6 +12,7 @@ import torch
 from befit.adapters.keys import slot_of
 from befit.adapters.state import fingerprint
 from befit.core.wire import array_bytes
+from befit.flower import replies
 from befit.protocol.method import describe
 from befit.protocol.registry import get_method, method_names
 from befit.protocol.store import ClientStore
@@ -102,7 +103,7 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
     method = built(name)
     host.install(method)
     stages = {stage.name: stage for stage in stages_of(method)}
-    for rows in outcome.engine.outbound.as_dict().values():
+    for rows in outcome.journal.outbound.as_dict().values():
         for row in rows:
             if not row["shape"]:
                 assert row["bytes"] < 100  # plain numbers
@@ -111,6 +112,17 @@ def test_nothing_but_the_declared_arrays_and_numbers_is_on_the_outbound_list(nam
             assert row["name"] in stage.reply.specs(host.model.specs)
             assert row["count"] == ROUNDS
             assert row["bytes"] == 4 * prod(row["shape"])
+
+
+@EVERY_METHOD
+def test_what_a_client_says_beside_its_arrays_is_what_a_server_takes(name: str, once: Once) -> None:
+    """Names and ranges of what it reports and of its scores; over a network anything else is refused."""
+    journal = once(name).journal
+    for _, update in journal.updates:
+        assert replies.report({"report": update.report}) == update.report
+        assert replies.scalars({"scalars": update.payload.scalars}) == update.payload.scalars
+    for _, score in journal.scores:
+        assert replies.metrics({"metrics": score.metrics}, "accuracy", score.examples) == score.metrics
 
 
 @EVERY_METHOD

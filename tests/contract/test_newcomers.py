@@ -22,7 +22,6 @@ from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
-from befit.runs.outbound import Outbound
 from befit.runs.runner import run
 
 from .conftest import ROUNDS, Once, Outcome, built, stages_of
@@ -102,7 +101,7 @@ def test_a_client_that_never_took_part_gets_the_shared_model_or_a_clear_refusal(
     method = built(name)
     host.install(method)
     stage, newcomer = stages_of(method)[-1], host.infos[2]
-    engine = LocalEngine(method, host.infos, host.site, outcome.store, Outbound())
+    engine = LocalEngine(method, host.infos, host.site, outcome.store)
     at = Tick(stage.name, ROUNDS, ROUNDS, 0)
     request = final_download(method, outcome.server, newcomer, at)
     (reply,) = list(engine.score({newcomer.id: request}, at, "test"))

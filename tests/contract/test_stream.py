@@ -12,9 +12,9 @@ import torch
 import befit
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError
+from befit.core.storage import read_lines
 from befit.core.values import Tick
 from befit.data.streams import Stream
-from befit.runs.directory import read_lines
 from befit.runs.host import Host
 
 TASKS = [range(30), range(30, 50), range(50, 90)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -45,6 +46,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_two_processes_give_the_bits_of_one(alone: dict[str, bytes], tmp_path: Path) -> None:
     settings = config(2, engine={"workers": 2, "store": "disk"})
     assert traces(run(settings, out=tmp_path / "run").path) == alone
+
+
+def test_a_memory_that_a_worker_does_not_find_is_not_made_anew(alone: dict[str, bytes], tmp_path: Path) -> None:
+    """The checkpoint before takes the place of the one that names it."""
+    settings = config(2, engine={"workers": 2, "store": "disk"})
+    clients = 0
+
+    def stop(event: dict[str, Any]) -> None:
+        nonlocal clients
+        clients += event["kind"] == "client"
+        if clients == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, out=tmp_path / "run", observer=stop)
+    saved = json.loads((tmp_path / "run" / "checkpoint.json").read_text())
+    next(tmp_path.rglob(saved["clients"]["client-01"])).unlink()
+    assert traces(run(settings, out=tmp_path / "run", resume=True).path) == alone
 
 
 def test_a_killed_worker_ends_the_run_with_a_clear_error_and_it_resumes(

@@ -11,6 +11,7 @@ import typer
 
 from befit.cli.output import Json, messages, only_json, print_json, say, screen, show_table, warnings_to
 from befit.core.errors import DataError
+from befit.core.jsonfile import parse_json
 from befit.report.table import Table
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, such as runs/demo.")]
@@ -92,15 +93,8 @@ def read_inputs(text: str) -> list[tuple[Any, str]]:
 
 
 def _records(path: Path, lines: Sequence[tuple[int, str]]) -> list[tuple[Any, str]]:
-    import json
-
-    records: list[tuple[Any, str]] = []
-    for number, line in lines:
-        try:
-            records.append((json.loads(line), f"{path}, line {number}"))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
-    return records
+    places = [f"{path}, line {number}" for number, _ in lines]
+    return [(parse_json(line, place, DataError), place) for place, (_, line) in zip(places, lines, strict=True)]
 
 
 def _input_text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,16 +47,16 @@ def load_imports(imports: Sequence[str] | None) -> None:
 
 def screen() -> Console:
     """Standard output, for results."""
-    from rich.console import Console
+    from befit.cli.screen import Screen
 
-    return Console(highlight=False, soft_wrap=False)
+    return Screen(highlight=False, soft_wrap=False)
 
 
 def messages() -> Console:
     """Standard error, for progress, warnings and mistakes."""
-    from rich.console import Console
+    from befit.cli.screen import Screen
 
-    return Console(stderr=True, highlight=False)
+    return Screen(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -107,14 +108,40 @@ def show_written(files: Sequence[tuple[str, Path | str]]) -> None:
 def training(as_json: bool, quiet: bool, hint: Callable[[], str]) -> Iterator[Console]:
     """The console for progress of a command that trains; `hint` says how to go on after an interruption."""
     console = messages()
-    with only_json(as_json), warnings_to(console, but=() if quiet else ("befit.runs.journal",)):
+    shown = warnings_to(console, but=() if quiet else ("befit.runs.journal",))
+    with only_json(as_json), shown, _stoppable():
         if not quiet:
             console.print("befit is loading …", style="dim")
         try:
             yield console
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            number = stop.args[0] if isinstance(stop, _Stopped) else signal.SIGINT
             say(f"interrupted; {hint()}", "yellow", console)
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + number) from None
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal, by its number, that asks the process to end."""
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM, which schedulers send, and SIGHUP interrupt as Ctrl-C does. A second one ends the process at once."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
+        raise _Stopped(number)
+
+    # Not what somebody else handles or, as nohup, ignores.
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

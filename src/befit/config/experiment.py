@@ -416,7 +416,7 @@ def names_runs(values: Mapping[str, Any]) -> bool:
 
 def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[dict[str, Any], Path, str, str]:
     """Values, the folder that relative paths count from, the source in words, and a name for the run."""
-    from befit.core.yamlfile import parse_yaml
+    from befit.core.yamlfile import read_yaml
 
     if isinstance(source, Experiment):
         return to_dict(source), Path.cwd(), f"the experiment {source.name}", source.name
@@ -424,14 +424,13 @@ def read_source(source: Path | str | Mapping[str, Any] | Experiment) -> tuple[di
         return plain(source), Path.cwd(), "the configuration", ""
     path = Path(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        values = read_yaml(path)
     except FileNotFoundError:
         raise ConfigError([f"there is no file {path} (looked from {Path.cwd()})"], "the command") from None
     except IsADirectoryError:
         raise ConfigError([f"{path} is a folder: name the configuration file in it"], "the command") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"cannot be read as UTF-8 text: {error}"], str(path)) from error
-    values = parse_yaml(text, str(path))
+    except OSError as error:
+        raise ConfigError([f"cannot be read: {error}"], str(path)) from error
     if not isinstance(values, dict):
         raise ConfigError(["must be a mapping with the keys " + ", ".join(_KEYS) + ", not empty"], str(path))
     return values, path.resolve().parent, str(path), path.stem

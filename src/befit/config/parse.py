@@ -10,6 +10,7 @@ from typing import Any
 
 from befit.config.experiment import BENCHMARK_PATHS, NOT_AT_SITES, Experiment, FamilySettings, ModelSettings
 from befit.core.errors import ConfigError, did_you_mean
+from befit.core.names import id_problems
 from befit.core.plugins import load_plugins, resolve_plugins
 from befit.core.schema import REQUIRED, check_values, parameters_of, plain, show
 from befit.protocol.registry import check_method
@@ -253,11 +254,7 @@ def _files(data: Any) -> list[str]:
     for key, given in (("clients", data.clients), ("newcomers", data.newcomers)):
         clients = given if isinstance(given, dict) else {"all": given}
         problems += [] if clients else [f"data.{key}: must name at least one client"]
-        problems += [
-            f"data.{key}.{name}: a client's id is ASCII letters, digits, '.', '_' and '-', and not only dots"
-            for name in clients
-            if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not name.strip(".")
-        ]
+        problems += [f"data.{key}: {problem}" for problem in id_problems(clients)]
     if data.val_fraction + data.test_fraction >= 1:
         shares = f"{data.test_fraction} and val_fraction {data.val_fraction}"
         problems.append(f"data.test_fraction: {shares} leave nothing to train on")

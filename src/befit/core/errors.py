@@ -8,6 +8,8 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
+_BRIEF = 300  # characters of what another library says
+_MOST_PROBLEMS = 1000  # after which reading stops: nobody mends so many by hand
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
 
 
@@ -52,6 +54,10 @@ class RunError(BefitError, RuntimeError):
     """A run directory that is missing, incomplete, of another configuration, or cannot be written."""
 
 
+class Damaged(RunError):
+    """A file that a run goes on from, and that is missing or not as it was written; names the file."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suggestion to append to an error, or the empty string.
 
@@ -60,6 +66,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean: {close[0]}?" if close else ""
+
+
+def brief(error: BaseException | str) -> str:
+    """What an error of another library says, for a sentence of ours: its first line, printable and shortened; else its
+    class.
+
+    >>> brief(ValueError("x is bad\\n  here is all of x")), brief(EOFError())
+    ('x is bad', 'EOFError')
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0][: _BRIEF + 1]
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
 
 
 def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
@@ -74,6 +92,8 @@ def map_all(function: Callable[[Value], Result], values: Iterable[Value]) -> lis
             results.append(function(value))
         except DataError as error:
             problems.append(str(error))
+            if len(problems) == _MOST_PROBLEMS:
+                raise DataError(f"{listed(problems)}\n  and perhaps more: reading stopped here") from error
     if problems:
         raise DataError(listed(problems))
     return results

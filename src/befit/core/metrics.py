@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 EXAMPLES = "examples"  # the number of examples, as a metric
+LARGEST = 1e100  # beyond this no number is believed, for sums and squares of such could not be numbers any more
 TIED = 1e-5  # relative; float32 rounds at 6e-8, files keep six digits, and sums over a network add to either
 
 

@@ -6,23 +6,30 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
+import zlib
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from befit.core.errors import RunError
+from befit.core.errors import Damaged, RunError
+from befit.core.jsonfile import parse_json
+
+_SEAL = re.compile(rb',\n  "checksum": "([0-9a-f]{64})"\n}\n')
+_LINE = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}')
 
 
 def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """Write under a temporary name in the same folder, flush to the disk, and rename. `data` may come in pieces.
 
+    Once this returns, the file is there after a power cut too: its name and its folder's are flushed as well.
     Raises RunError, and leaves the old file as it was, if the disk is full or the folder cannot be written.
     """
     temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
@@ -30,11 +37,46 @@ def atomic_write(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        temporary = None
+        _flush_names(path.parent)
     except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; nothing half-written was kept") from error
+    finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise RunError(f"cannot write {path}: {error.strerror or error}; nothing half-written was kept") from error
+
+
+def remove_litter(folder: Path) -> None:
+    """Remove what processes that were killed in the middle of a write left in a folder and those inside it.
+
+    Only for whoever holds the folder's lock. Folders inside it with a lock of their own are left alone.
+    """
+    for root, folders, names in os.walk(folder):
+        if ".lock" in names and Path(root) != folder:
+            folders.clear()
+            continue
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                (Path(root) / name).unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder and those above it, each durable in the one that it is in."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _flush_names(folder.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    """Make durable which names a folder holds. A file system that cannot do so for folders is left as it is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_folder(path: Path) -> None:
@@ -73,6 +115,66 @@ def read_bytes(path: Path) -> bytes:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def read_durable(path: Path) -> bytes:
+    """The content of a file that must be there and whole; whoever reads it checks the latter. Raises Damaged."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise Damaged(f"{path} is missing") from error
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """`write_json` with a last key `checksum`: SHA-256 of all bytes before it."""
+    text = b"".join(
+        piece.encode() for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(finite(value))
+    )
+    text = text.removesuffix(b"\n}")
+    atomic_write(path, [text, b',\n  "checksum": "%s"\n}\n' % hashlib.sha256(text).hexdigest().encode()])
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` wrote, without the checksum. Raises Damaged unless every byte is as it was written."""
+    data = read_durable(path)
+    seal = _SEAL.search(data, max(0, len(data) - 90))
+    if seal is None or seal.end() != len(data):
+        raise Damaged(f"{path} is damaged: it does not end with its checksum")
+    text = data[: seal.start()]
+    if hashlib.sha256(text).hexdigest().encode() != seal[1]:
+        raise Damaged(f"{path} is damaged: its content does not match its checksum")
+    return json.loads(text + b"}")
+
+
+def log_line(value: dict[str, Any]) -> bytes:
+    """One line of a log, with a last key `crc32`: that of all bytes before it.
+
+    >>> log_line({"loss": 0.5})
+    b'{"loss": 0.5, "crc32": "3fbba076"}\\n'
+    """
+    text = json.dumps(finite(value), ensure_ascii=False).encode().removesuffix(b"}")
+    return text + b', "crc32": "%08x"}\n' % zlib.crc32(text)
+
+
+def read_lines(path: Path, length: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a log, without their checksums, or those in its first `length` bytes; none where there is no file.
+
+    Raises Damaged for a log that is shorter, or that has a line which is not as it was written, naming it.
+    """
+    if not path.exists() and not length:
+        return []
+    data = read_durable(path)
+    if length is not None and len(data) < length:
+        raise Damaged(f"{path} is damaged: it has {len(data)} bytes, and its checkpoint counts {length}")
+    lines = []
+    for number, line in enumerate(data[:length].splitlines(keepends=True), start=1):
+        found = _LINE.fullmatch(line.removesuffix(b"\n"))
+        if found is None or not line.endswith(b"\n") or b"%08x" % zlib.crc32(found[1]) != found[2]:
+            raise Damaged(f"{path} is damaged in line {number}: it does not match its checksum")
+        lines.append(json.loads(found[1] + b"}"))
+    return lines
+
+
 def write_json(path: Path, value: Any) -> None:
     """JSON in two-space indentation with a final newline; keys keep their order, NaN and infinity become null."""
     pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(finite(value))
@@ -80,10 +182,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(read_bytes(path))
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON: {error}") from error
+    return parse_json(read_bytes(path), str(path), RunError)
 
 
 def finite(value: Any) -> Any:

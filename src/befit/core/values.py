@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from torch import Tensor
 
 from befit.core.seeds import derive_seed
+from befit.core.text import readable
 
 Scalar = int | float | str | bool | list[int] | list[float] | list[str]
 State = dict[str, Tensor]
@@ -164,9 +165,16 @@ class Update:
     cost: Cost = field(default_factory=lambda: Cost())
 
 
+REFUSED = "refused"  # the kind of a failure: a reply came, and was not used
+NO_REPLY = frozenset({"late", "offline", "crashed"})  # the kinds where none came
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A reply that did not come, or was refused: which client, where, what kind, and why."""
+    """A reply that did not come, or was refused: which client, where, what kind, and why.
+
+    kind, reason  in one line each, however they came about: much of them can be a client's own words
+    """
 
     client: str
     stage: str
@@ -175,6 +183,10 @@ class Failure:
     reason: str
     traceback: str = ""
     cost: Cost = field(default_factory=lambda: Cost())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", readable(self.kind, 100))
+        object.__setattr__(self, "reason", readable(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from befit.core.errors import PayloadMismatch
+from befit.core.errors import Damaged, PayloadMismatch
 from befit.core.values import Payload, Scalar, State
 
+_START = b'{"__metadata__": {"checksum": "'
+_BLANK = "0" * 64
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -56,9 +59,10 @@ def to_bytes(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 
 def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """The same file, piece by piece, for arrays of which there should be no second copy in memory."""
+    """A safetensors file with a checksum of all its bytes in its metadata, piece by piece: there is no second copy of
+    the arrays in memory. `whole` checks it."""
     order = sorted(arrays, key=lambda key: (-arrays[key].element_size(), key))  # large elements first: all are aligned
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {"__metadata__": {"checksum": _BLANK, **metadata}}
     start = 0
     for key in order:
         end = start + array_bytes(arrays[key])
@@ -70,12 +74,34 @@ def pieces(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterato
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
+    length = len(text).to_bytes(8, "little")
+    digest = hashlib.sha256(length + text)
+    for data in _data(arrays, order):
+        digest.update(data)
+    yield length
+    yield _START + digest.hexdigest().encode() + text[len(_START) + len(_BLANK) :]
+    yield from _data(arrays, order)
+
+
+def _data(arrays: Mapping[str, Tensor], order: Iterable[str]) -> Iterator[memoryview]:
     for key in order:
         if arrays[key].numel():
             flat = arrays[key].detach().cpu().contiguous().reshape(-1)
             yield flat.view(torch.uint8).numpy().data
+
+
+def whole(data: bytes, what: str) -> bytes:
+    """The bytes of a file that `pieces` made, as they are. Raises Damaged, naming `what`, if any is not as it was."""
+    at = 8 + len(_START)
+    end = at + len(_BLANK)
+    if data[8:at] != _START:
+        raise Damaged(f"{what} is damaged: it does not begin with its checksum")
+    digest = hashlib.sha256(data[:at])
+    digest.update(_BLANK.encode())
+    digest.update(memoryview(data)[end:])
+    if digest.hexdigest().encode() != data[at:end]:
+        raise Damaged(f"{what} is damaged: its content does not match its checksum")
+    return data
 
 
 def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, str]]:
@@ -83,7 +109,7 @@ def from_bytes(data: bytes, what: str = "a payload") -> tuple[State, dict[str, s
     try:
         arrays = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
         raise PayloadMismatch(f"{what} is not a readable safetensors file: {error}") from error
     return arrays, metadata

@@ -1,18 +1,25 @@
-"""YAML as people mean it: the core types of YAML 1.2, and no key twice.
+"""YAML as people mean it: the core types of YAML 1.2, no key twice, and nothing that takes long to read.
 
 PyYAML reads `1e-3` as text, `no` (Norwegian, a client's id) as false and `12:30` as 750. Here numbers are numbers,
-only `true` and `false` are booleans, and a repeated key is an error and not a silent choice.
+only `true` and `false` are booleans, and a repeated key is an error and not a silent choice. A file is refused before
+it is long to read: by its length, by its depth, and by the number of its values, each of them counted wherever an alias
+repeats it, since nine lines of nine aliases each stand for 9^9 values.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from befit.core.errors import ConfigError
+from befit.core.jsonfile import MOST_LEVELS, whole_number
+
+MOST_CHARACTERS, MOST_VALUES = 1_000_000, 30_000  # of a document, about a second of PyYAML each
+_LONGEST = 200  # of what an error quotes
 
 _RESOLVERS = (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
@@ -25,11 +32,46 @@ _RESOLVERS = (
     ),
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
+_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _BREAKS = set("\r\x85\u2028\u2029\ufeff")
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._level = self._values = 0
+        self._sizes: dict[str, int] = {}  # of what an anchor names, with all aliases in it; known once it has been read
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            self._count(event, self._sizes.get(event.anchor, 0))
+            if event.anchor in self.anchors and event.anchor not in self._sizes:
+                raise _refusal(event, f"the alias *{event.anchor} stands within what it names; write the value out")
+            return super().compose_node(parent, index)
+        if event.tag is not None:
+            raise _refusal(event, f"the tag {event.tag} is not read here; write the value without it, text in quotes")
+        if event.anchor in self.anchors:
+            raise _refusal(event, f"the anchor &{event.anchor} names two values; give one another name")
+        before = self._values
+        self._count(event, 1)
+        self._level += 1
+        if self._level > MOST_LEVELS:
+            raise _refusal(event, f"is nested more than {MOST_LEVELS} levels deep; make it flatter")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if event.anchor is not None:
+            self._sizes[event.anchor] = self._values - before
+        return node
+
+    def _count(self, event: yaml.Event, more: int) -> None:
+        self._values += more
+        if self._values > MOST_VALUES:
+            raise _refusal(
+                event, f"more than {MOST_VALUES} values, those that aliases repeat counted each time; use fewer"
+            )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -39,6 +81,10 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _refusal(place: Any, problem: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+
+
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
@@ -46,17 +92,28 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            mark = key_node.start_mark
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key_node.value!r} is not text: write it in quotes", mark
-            )
+            shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else f"of a {key_node.id}"
+            raise _refusal(key_node, f"the key {shown} is not text: write it in quotes")
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} appears twice", key_node.start_mark)
+            raise _refusal(key_node, f"the key {key!r} appears twice")
         seen.add(key)
     loader.flatten_mapping(node)
     return {
         loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
     }
+
+
+def _construct_text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    if wrong := _NO_CHARACTER.search(node.value):
+        raise _refusal(node, f"the text holds \\u{ord(wrong[0]):04x}, which is no character; remove it")
+    return node.value
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    try:
+        return whole_number(node.value)
+    except ValueError as error:
+        raise _refusal(node, str(error)) from None
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -69,6 +126,18 @@ for _tag, _pattern, _first in _RESOLVERS:
         _kind.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), [*_first.replace("\0", ""), ""])
 _Dumper.add_representer(str, _represent_text)
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+_Loader.add_constructor("tag:yaml.org,2002:str", _construct_text)
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a file. Raises ConfigError that names it, OSError where it cannot be opened."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"cannot be read as UTF-8 text: {error}; save it as UTF-8"], str(path)) from error
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, where: str = "the configuration") -> Any:
@@ -77,13 +146,21 @@ def parse_yaml(text: str, where: str = "the configuration") -> Any:
     >>> parse_yaml("{lr: 1e-3, language: no}")
     {'lr': 0.001, 'language': 'no'}
     """
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError([f"has more than {MOST_CHARACTERS} characters; data belongs into files of its own"], where)
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError([f"{place}{error.problem or error.context}"], where) from None
-    except yaml.YAMLError as error:
+        problem = str(error.problem or error.context)
+        raise ConfigError([f"{place}{problem[:_LONGEST]}{'…' * (len(problem) > _LONGEST)}"], where) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(
+            [f"line {line}: holds \\u{error.character:04x}, which is no text; remove it"], where
+        ) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError([f"not valid YAML: {error}"], where) from None
 
 

@@ -31,17 +31,14 @@ class Architecture:
 
         Raises ModelError for a configuration that makes no model of this task.
         """
-        from befit.models.backbone import build, first_line
+        from befit.models.backbone import build
         from befit.models.heads import check_causal, label_config
+        from befit.models.source import reading
 
-        check_causal(self.config, self.task, self.source)
-        label_config(self.config, self.task, [f"class {index}" for index in range(labels)], self.source)
-        try:
+        with reading(f"{self.source} cannot be built for {self.task}"):
+            check_causal(self.config, self.task, self.source)
+            label_config(self.config, self.task, [f"class {index}" for index in range(labels)], self.source)
             return build(self.config, self.task, "float32", self.source).requires_grad_(False).eval()
-        except ModelError:
-            raise
-        except Exception as error:  # whatever sizes that fit nothing make transformers raise
-            raise ModelError(f"{self.source} cannot be built for {self.task}: {first_line(error)}") from error
 
 
 @cache
@@ -83,12 +80,7 @@ def find_architecture(name: str, task: str | None = None) -> Architecture:
             f"{did_you_mean(name.lower(), [*known, *ids])}\n  Known: {', '.join(known)}; of any other "
             "model give its config.json, or the directory with it: nothing is fetched"
         )
-    try:
-        config = read_config(directory, source)
-    except ModelError:
-        raise
-    except Exception as error:  # transformers checks the types of some values, and trusts the rest
-        raise ModelError(f"{source}: config.json describes no model that transformers knows: {error}") from error
+    config = read_config(directory, source)
     return Architecture(name, config, task or _task_of(config, source), source)
 
 

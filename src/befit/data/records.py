@@ -12,7 +12,7 @@ from typing import Any
 
 from befit.core.errors import ConfigError, DataError, did_you_mean, map_all
 from befit.core.schema import show
-from befit.data.files.readers import Row
+from befit.data.files.readers import Row, few
 from befit.tasks import TaskKind, get_task
 
 
@@ -104,7 +104,7 @@ def input_record(value: Any, task: str, columns: Mapping[str, str], where: str) 
     column = columns.get(first, first)
     reason = f" (data.columns.{first})" if column != first else ""
     raise DataError(
-        f"{where}: there is no {column}{reason}; the record has {', '.join(map(str, value)) or 'nothing'}."
+        f"{where}: there is no {column}{reason}; the record has {few(tuple(map(str, value))) or 'nothing'}."
         f"{did_you_mean(column, map(str, value))}".removesuffix(".")
     )
 
@@ -125,7 +125,7 @@ def _value(row: Row, field: str, column: str, kind: TaskKind) -> Any:
 def _raw(row: Row, field: str, column: str) -> Any:
     if column not in row.fields:
         hint = did_you_mean(column, row.fields) if column != field else f" Say which with data.columns.{field}"
-        raise DataError(f"{row.where}: there is no {column}; the columns are {', '.join(row.fields) or 'none'}.{hint}")
+        raise DataError(f"{row.where}: there is no {column}; the columns are {few(row.fields) or 'none'}.{hint}")
     return row.values[column]
 
 

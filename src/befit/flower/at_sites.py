@@ -48,12 +48,13 @@ def run_at_sites(
     # A site can go back by one round, so the server must not have to go back by more.
     experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
     settings, host = settings_of(experiment), remote_host(experiment, hellos)
+    examples = {client.id: {"val": len(client.val), "test": len(client.test)} for client in host.federation.clients}
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
         metric, most = host.task.metric, largest_reply(host, method, wire)
         return RemoteEngine(
-            link, host.infos, name, label, settings, method_of(method), wire, metric, most
+            link, host.infos, name, label, settings, method_of(method), wire, metric, examples, most
         ), RemoteMemories()
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from befit.core.errors import PayloadMismatch
-from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
+from befit.core.text import readable
+from befit.core.values import REFUSED, ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.version import __version__
 from befit.core.wire import cast, payload_bytes
 from befit.flower import replies
-from befit.flower.frame import PROTOCOL, digest, pack, unpack
-from befit.runs.outbound import Outbound
+from befit.flower.frame import PROTOCOL, bytes_of_arrays, digest, pack, unpack
 
 Header = dict[str, Any]
-_FRAME = 2**20  # for what a frame has beside its arrays
+Reply = TypeVar("Reply")
+KINDS = {"hello": "hello", "train": "update", "score": "score", "export": "exported"}  # of replies, by what was asked
 
 
 class Lost(Exception):
-    """A reply that did not come or was refused, or a site's own refusal: `kind` in a word, the reason, and the client
-    that a site says it is."""
+    """A reply that did not come or was refused, or a site's own refusal.
 
-    def __init__(self, kind: str, reason: str, client: str = "") -> None:
-        super().__init__(reason)
-        self.kind, self.reason, self.client = kind, reason, client
+    kind, reason  in a word, and in one line; much of them can be a site's own words
+    client        that a site says it is
+    cost          what a site says that its failure took; of a refused reply its bytes
+    """
+
+    def __init__(self, kind: str, reason: str, client: str = "", cost: Cost | None = None) -> None:
+        super().__init__(readable(reason))
+        self.kind, self.reason, self.client, self.cost = kind, readable(reason), client, cost or Cost()
 
 
 class Link(Protocol):
@@ -44,6 +51,7 @@ class RemoteEngine:
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
+    examples          how many each client has of each split, by what it said when it joined
     max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
     """
 
@@ -59,43 +67,37 @@ class RemoteEngine:
         method: Mapping[str, Any],
         wire: torch.dtype,
         metric: str,
+        examples: Mapping[str, Mapping[str, int]],
         max_bytes: int,
     ) -> None:
         self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
-        self._metric, self._max_bytes = metric, max_bytes
-        self.outbound = Outbound()
+        self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
 
     def clients(self) -> Sequence[ClientInfo]:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        for client, header, arrays, down in self._ask("train", requests, at, {}):
-            try:
-                if isinstance(header, Lost):
-                    raise header
-                yield self._update(client, header, arrays, down, at)
-            except Lost as lost:
-                yield self._failure(client, lost, at, down)
+        return self._ask("train", requests, at, {}, self._update)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
-        for client, header, _, down in self._ask("score", requests, at, {"split": split}):
-            try:
-                if isinstance(header, Lost):
-                    raise header
-                yield self._score(client, header, down, split)
-            except Lost as lost:
-                yield self._failure(client, lost, at, down)
+        return self._ask("score", requests, at, {"split": split}, partial(self._score, split=split))
 
-    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]:
-        """Have every site write its adapter at its own place; returns those that could not, with the reason."""
-        replies = self._ask("export", requests, at, {})
-        return {client: header for client, header, _, _ in replies if isinstance(header, Lost)}
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Failure]:
+        """Have every site write its adapter at its own place; returns the failures of those that could not."""
+        replies = self._ask("export", requests, at, {}, lambda client, header, arrays, down: None)
+        return {failure.client: failure for failure in replies if failure is not None}
 
     def _ask(
-        self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
-    ) -> Iterator[tuple[str, Header | Lost, State, int]]:
-        """Send every client its request; yields client, the reply's header and arrays, and the bytes that went down."""
+        self,
+        do: str,
+        requests: Mapping[str, Payload],
+        at: Tick,
+        extra: Mapping[str, Any],
+        read: Callable[[str, Header, State, int], Reply],
+    ) -> Iterator[Reply | Failure]:
+        """Send every client its request; yields what `read` makes of the replies, of header, arrays and bytes that went
+        down. Whatever goes wrong with one client's reply is that client's Failure."""
         sent: dict[str, tuple[str, int]] = {}
 
         def frame(client: str) -> bytes:
@@ -109,50 +111,42 @@ class RemoteEngine:
         expected = {**{key: self._common[key] for key in ("run", "label")}, "at": asdict(at)}
         for client, data in self._link.deliver(purpose, list(requests), frame, f"{at.stage} {at.last}"):
             request, down = sent.get(client, ("", 0))
-            if isinstance(data, Lost):
-                yield client, data, {}, down
-                continue
+            size = 0 if isinstance(data, Lost) else len(data)
             try:
-                if len(data) > self._max_bytes + _FRAME:
-                    raise PayloadMismatch(
-                        f"client {client} sent {len(data)} bytes; the largest reply declared has {self._max_bytes}"
-                    )
-                header, arrays = checked(data, {**expected, "client": client, "request": request})
-            except (Lost, PayloadMismatch) as refusal:
-                lost = refusal if isinstance(refusal, Lost) else Lost("refused", str(refusal))
-                yield client, lost, {}, down
-                continue
-            yield client, header, arrays, down
+                if isinstance(data, Lost):
+                    raise data
+                if bytes_of_arrays(data) > self._max_bytes:
+                    raise PayloadMismatch(f"it is of {size} bytes; the largest reply declared has {self._max_bytes}")
+                stamp = {**expected, "client": client, "request": request}
+                reply = read(client, *checked(data, stamp, KINDS[do]), down)
+            except Exception as error:
+                lost = error if isinstance(error, Lost) else _refused(client, error, size)
+                cost = replace(lost.cost, bytes_down=down)
+                reply = Failure(client, at.stage, at.last, lost.kind, lost.reason, cost=cost)
+            yield reply
 
-    def _update(self, client: str, header: Header, arrays: State, down: int, at: Tick) -> Update:
-        """Raises Lost for a reply that is not well formed; whether its arrays are those declared is the guard's."""
-        try:
-            sent = Payload(arrays, replies.scalars(header))
-            report = replies.report(header)
-            cost = replies.cost(header, payload_bytes(sent), down)
-        except PayloadMismatch as error:
-            raise Lost("refused", f"client {client}: {error}") from error
+    def _update(self, client: str, header: Header, arrays: State, down: int) -> Update:
+        """Whether the arrays are those declared is the guard's to say."""
+        sent = Payload(arrays, replies.scalars(header))
         if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != self._wire]:
-            raise Lost(
-                "refused",
-                f"client {client} sent {wrong[0]} as {arrays[wrong[0]].dtype}; the run's wire.dtype "
-                f"is {str(self._wire)[6:]}",
+            raise PayloadMismatch(
+                f"{wrong[0]} is of {arrays[wrong[0]].dtype}; the run's wire.dtype is {str(self._wire)[6:]}"
             )
-        self.outbound.payload(client, at.stage, sent)
-        self.outbound.numbers(client, f"{at.stage} report", report)
-        return Update(self._infos[client], cast(sent, torch.float32), report, cost)
+        cost = replies.cost(header, payload_bytes(sent), down)
+        return Update(self._infos[client], cast(sent, torch.float32), replies.report(header), cost)
 
-    def _score(self, client: str, header: Header, down: int, split: str) -> Score:
-        try:
-            metrics = replies.metrics(header, self._metric)
-            score = Score(client, split, replies.examples(header), metrics, replies.cost(header, 0, down))
-        except PayloadMismatch as error:
-            raise Lost("refused", f"client {client}: {error}") from error
-        self.outbound.numbers(client, f"score {split}", {**metrics, "examples": score.examples})
-        return score
+    def _score(self, client: str, header: Header, arrays: State, down: int, split: str) -> Score:
+        if arrays:
+            raise PayloadMismatch(f"its score comes with {len(arrays)} arrays")
+        examples = replies.examples(header, self._examples[client][split])
+        metrics = replies.metrics(header, self._metric, examples)
+        return Score(client, split, examples, metrics, replies.cost(header, 0, down))
 
-    def _failure(self, client: str, lost: Lost, at: Tick, down: int) -> Failure:
-        return Failure(client, at.stage, at.last, lost.kind, lost.reason, cost=Cost(0, down))
+
+def _refused(client: str, error: Exception, size: int) -> Lost:
+    """What is wrong with a reply; a mistake of ours in reading it is told by its kind as well."""
+    kind = "" if isinstance(error, PayloadMismatch) else f"{type(error).__name__}: "
+    return Lost(REFUSED, f"client {client}: {kind}{error}", cost=Cost(size))
 
 
 class RemoteMemories:
@@ -175,19 +169,27 @@ def ask(do: str, header: Mapping[str, Any], arrays: State) -> bytes:
     return pack({"do": do, "protocol": PROTOCOL, "version": __version__, **header}, arrays)
 
 
-def checked(data: bytes, expected: Mapping[str, Any]) -> tuple[Header, State]:
+def checked(data: bytes, expected: Mapping[str, Any], kind: str) -> tuple[Header, State]:
     """A reply's header and arrays.
 
-    Raises PayloadMismatch unless it answers the request that `expected` describes, Lost where it reports a failure.
+    Raises PayloadMismatch unless it is of this kind and answers the request that `expected` describes, Lost where it
+    reports a failure.
     """
     header, arrays = unpack(data, "a reply")
-    if header.get("protocol") != PROTOCOL:
-        raise PayloadMismatch(f"a reply of protocol {header.get('protocol')}, here it is {PROTOCOL}: install one befit")
+    if not _same(header.get("protocol"), PROTOCOL):
+        theirs = readable(header.get("protocol"), 50)
+        raise PayloadMismatch(f"a reply of protocol {theirs}, here it is {PROTOCOL}: install one befit")
     for key, value in expected.items():
-        if header.get(key) != value:
-            value_there = replies.readable(repr(header.get(key)))
+        if not _same(header.get(key), value):
+            value_there = readable(repr(header.get(key)), 200)
             raise PayloadMismatch(f"a reply to another request: its {key} is {value_there}, not {value!r}")
     if header.get("kind") == "failure":
-        error, reason, client = (replies.readable(header.get(key)) for key in ("error", "reason", "client"))
-        raise Lost(error, reason, client)
+        raise Lost(*replies.failure(header))
+    if header.get("kind") != kind:
+        raise PayloadMismatch(f"a reply of the kind {readable(header.get('kind'), 50)}, where {kind} was asked for")
     return header, arrays
+
+
+def _same(said: Any, expected: Any) -> bool:
+    """Whether both are the same JSON: 2.0 and true are neither 2 nor 1."""
+    return json.dumps(said, sort_keys=True) == json.dumps(expected, sort_keys=True)

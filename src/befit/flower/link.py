@@ -99,7 +99,7 @@ class GridLink:
             try:
                 if isinstance(reply, Lost):
                     raise reply
-                header, _ = checked(reply, {"request": digest(self._hello)})
+                header, _ = checked(reply, {"request": digest(self._hello)}, "hello")
                 answer = replies.hello(header)
                 if self._admit(answer["client"], node):
                     hellos[answer["client"]] = answer

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ import torch
 from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, PayloadMismatch
 from befit.core.plugins import plugin_hash
-from befit.core.storage import read_json, write_json
-from befit.core.values import Failure, Payload, State, Update
-from befit.core.version import __version__
+from befit.core.storage import read_sealed, write_json, write_sealed
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Update
 from befit.core.wire import cast
 from befit.data.federation import Federation
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
-from befit.flower.requests import DOES, check_request, is_name, tick_of
+from befit.flower.requests import check_request, is_name, tick_of
 from befit.flower.site_file import SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
 from befit.protocol.guard import check_finite
@@ -73,15 +72,7 @@ class SiteService:
         """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
         for baseline in header.get("baselines", ()):  # refused now rather than when they run, later
             experiment_here(header["settings"], baseline, self.site)
-        host, client = self._ready(header), self.site.client
-        (data,) = (each for each in host.federation.clients if each.id == client)
-        about = {
-            "client": client,
-            "backbone": host.fingerprint,
-            "examples": [len(data.train), len(data.val), len(data.test)],
-            "data": str(host.federation.manifest.get("partition", {}).get("sha256", "")),
-            "version": __version__,
-        }
+        about = self._ready(header).hello(self.site.client)
         return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **about}, "hello", about)
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
@@ -89,22 +80,25 @@ class SiteService:
         at, folder = tick_of(header, method, host.experiment), self._folder(header)
         stage = [each.name for each in run_stages(method)].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
+        wire = getattr(torch, host.experiment.wire.dtype)
         reply = self._reply(folder, header, request)
         if (again := memory.answered(stamp)) is not None:
             _LOG.info("stage %s, round %d was asked for again: the same reply once more", at.stage, at.last)
             kept, sent = unpack(again, "the kept reply")
-            reply.record(at.stage, Payload(sent, kept["scalars"]), kept["report"])
+            me = ClientInfo(self.site.client, host.fingerprint, 0)
+            before = Update(me, Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
+            reply.note(at.stage, before, wire)
             return again
         (update,) = self._engine(host, method, memory).exchange({self.site.client: _payload(header, arrays)}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
-        sent = cast(update.payload, getattr(torch, host.experiment.wire.dtype))
+        sent = cast(update.payload, wire)
         frame = reply.frame(
-            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": asdict(update.cost)},
+            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": _told(update.cost)},
             sent.arrays,
         )
-        reply.record(at.stage, sent, update.report)  # first: what cannot be written here must not move the memory on
+        reply.note(at.stage, update, wire)  # first: what cannot be written here must not move the memory on
         memory.keep(stamp, frame)
         return frame
 
@@ -117,14 +111,10 @@ class SiteService:
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
-        numbers = {**score.metrics, "examples": score.examples}
-        values = {
-            "kind": "score",
-            "metrics": dict(score.metrics),
-            "examples": score.examples,
-            "cost": asdict(score.cost),
-        }
-        return self._send(reply, values, f"score {split}", numbers)
+        assert isinstance(score, Score)
+        reply.note(at.stage, score)
+        values = {"metrics": dict(score.metrics), "examples": score.examples, "cost": _told(score.cost)}
+        return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
         """Write the client's adapter at the site. Nothing of it leaves."""
@@ -158,7 +148,7 @@ class SiteService:
         return build_method(header["method"])
 
     def _engine(self, host: Host, method: Method, memory: SiteMemory) -> LocalEngine:
-        return LocalEngine.of(host, method, memory, Outbound())  # what leaves is listed here, as it is sent
+        return LocalEngine.of(host, method, memory)
 
     def _run(self, header: Header) -> Path:
         return Path(self.site.state) / "runs" / header["run"]
@@ -175,18 +165,21 @@ class SiteService:
 
     def _failed(self, reply: Reply, stage: str, failure: Failure) -> bytes:
         _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
-        error = {"error": failure.kind, "reason": failure.reason if self.site.errors == "text" else WITHHELD}
-        return self._send(reply, {"kind": "failure", **error, "cost": asdict(failure.cost)}, stage, error)
+        told = failure if self.site.errors == "text" else replace(failure, reason=WITHHELD)
+        reply.note(stage, told)
+        values = {"error": told.kind, "reason": told.reason, "cost": _told(told.cost)}
+        return reply.frame({"kind": "failure", **values}, {})
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
         """A refusal of what the server asked for says why; any other error only what the site's file lets it say."""
         refuses = isinstance(error, (ConfigError, PayloadMismatch)) and not names_a_place(self.site, str(error))
         tells = refuses or self.site.errors == "text"
-        text = {"error": type(error).__name__, "reason": str(error) if tells else WITHHELD}
-        values = {"kind": "failure", **text}
+        stage = _stage_of(header)
+        told = Failure(self.site.client, stage, 0, type(error).__name__, str(error) if tells else WITHHELD)
         named = isinstance(error, BefitError) and is_name(header.get("run"))
         reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
-        return self._send(reply, values, header["do"] if header.get("do") in DOES else "request", text)
+        reply.note(stage, told)
+        return reply.frame({"kind": "failure", "error": told.kind, "reason": told.reason}, {})
 
 
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
@@ -208,21 +201,31 @@ class Reply:
     def numbers(self, stage: str, values: Mapping[str, Any]) -> None:
         self._write(lambda outbound, client: outbound.numbers(client, stage, values))
 
-    def record(self, stage: str, payload: Payload, report: Mapping[str, float]) -> None:
-        def note(outbound: Outbound, client: str) -> None:
-            outbound.payload(client, stage, payload)
-            outbound.numbers(client, f"{stage} report", report)
-
-        self._write(note)
+    def note(self, stage: str, reply: Update | Score | Failure, wire: torch.dtype = torch.float32) -> None:
+        self._write(lambda outbound, client: outbound.note(reply, stage, wire))
 
     def _write(self, note: Any) -> None:
         """outbound.json for people; .outbound.json, which the next one goes on from."""
         claim(self._site)
         kept = self._folder / ".outbound.json"
-        outbound = Outbound(read_json(kept) if kept.exists() else None)
+        outbound = Outbound(read_sealed(kept) if kept.exists() else None)
         note(outbound, self._site.client)
-        write_json(kept, outbound.saved())
+        write_sealed(kept, outbound.saved())
         write_json(self._folder / "outbound.json", outbound.as_dict())
+
+
+def _told(cost: Cost) -> Header:
+    """What a site says of what a request took; bytes the server counts itself."""
+    return {"seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib}
+
+
+def _stage_of(header: Header) -> str:
+    """What the request is for, in the words in which the server lists its answer; it may be any request."""
+    if header.get("do") in ("hello", "export"):
+        return str(header["do"])
+    at = header.get("at")
+    stage = at.get("stage") if isinstance(at, dict) else None
+    return stage if isinstance(stage, str) and is_name(stage) else "request"
 
 
 def _payload(header: Header, arrays: State) -> Payload:

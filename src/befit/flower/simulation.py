@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import PayloadMismatch
+from befit.core.names import folder_name
 from befit.data.federation import Federation
 from befit.flower.client_app import answering
 from befit.flower.remote_clients import client_ids
@@ -87,7 +88,7 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
             plugins=experiment.plugins,
             device=experiment.model.device,
             threads=experiment.engine.threads,
-            state=str(out.with_name(f"{out.name}-sites") / client),
+            state=str(out.with_name(f"{out.name}-sites") / folder_name(client)),
             errors="text",
         )
         for client in client_ids(experiment)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from befit.config.experiment import BENCHMARK_PATHS, DEVICE
 from befit.core.errors import ConfigError, RunError
+from befit.core.names import RULE, folder_name, is_id
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import POSITIVE, Rule, check_values, parameters_of
 
 _MARK = "client"  # holds the id of the client whose folder it is
-_CLIENT = Rule(
-    lambda value: bool(re.fullmatch(r"[A-Za-z0-9._-]{1,100}", value)) and bool(value.strip(".")),
-    "must be ASCII letters, digits, '.', '_' and '-', and not only dots",
-)
+_CLIENT = Rule(is_id, RULE)
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def claim(site: SiteFile) -> Path:
     if (present := owner(folder)) != site.client:
         raise RunError(
             f"state: {folder} is the folder of site {present}, and this is site {site.client}. Give it one of "
-            f"its own, such as state: state-{site.client}; or, if the site has a new name and no run of "
+            f"its own, such as state: state-{folder_name(site.client)}; or, if the site has a new name and no run of "
             f"the old one goes on, remove {folder / _MARK}"
         )
     return folder

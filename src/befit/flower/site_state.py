@@ -6,13 +6,20 @@ answered again and not trained again.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
-from befit.core.errors import PayloadMismatch
-from befit.core.storage import atomic_write, read_bytes, read_json, write_json
+from befit.core.errors import Damaged, PayloadMismatch
+from befit.core.storage import atomic_write, read_durable, read_sealed, write_sealed
 from befit.core.values import Payload
 from befit.protocol.store import ClientStore, read_payload, write_payload
+
+Value = TypeVar("Value")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,16 +54,26 @@ class SiteMemory(ClientStore):
         super().__init__(None)
         self._folder = folder
         path = folder / "stamp.json"
-        saved = read_json(path) if path.exists() else None
+        saved = self._whole(lambda: read_sealed(path)) if path.exists() else None
         self.last = None if saved is None else Stamp(**saved["last"])
         self._files: dict[str, str] = {} if saved is None else saved["files"]
         self._number = 0 if saved is None else saved["number"]
+        self._reply = "" if saved is None else saved["reply"]  # SHA-256 of the last reply
         self._from = "after"
         self._pending: Payload | None = None
 
     def load(self, client: str) -> Payload | None:
         name = self._files.get(self._from)
-        return None if name is None else read_payload(self._folder / name)
+        return None if name is None else self._whole(lambda: read_payload(self._folder / name))
+
+    def _whole(self, read: Callable[[], Value]) -> Value:
+        try:
+            return read()
+        except Damaged as error:
+            raise Damaged(
+                f"{error}. Put it back from a copy; or remove {self._folder / 'stamp.json'}, and this client goes on "
+                "without what it had learned in this run"
+            ) from error
 
     def save(self, client: str, memory: Payload) -> None:
         self._pending = memory  # durable together with its reply, in `keep`
@@ -70,7 +87,14 @@ class SiteMemory(ClientStore):
         if self.last is None or now.follows(self.last):
             return None
         if now == self.last:
-            return read_bytes(self._folder / self._files["reply"])
+            reply = self._folder / self._files["reply"]
+            try:
+                if sha256(data := read_durable(reply)).hexdigest() == self._reply:
+                    return data
+                problem = f"{reply} is damaged: its content does not match its checksum"
+            except Damaged as error:
+                problem = str(error)
+            _LOG.warning("%s; it is made again, from the memory before it", problem)
         if now.when == self.last.when:
             self._from = "before"
             return None
@@ -90,8 +114,12 @@ class SiteMemory(ClientStore):
         atomic_write(self._folder / files["reply"], reply)
         if before is not None:
             files["before"] = before
-        write_json(self._folder / "stamp.json", {"last": asdict(stamp), "files": files, "number": self._number})
+        self._reply = sha256(reply).hexdigest()
+        write_sealed(
+            self._folder / "stamp.json",
+            {"last": asdict(stamp), "files": files, "number": self._number, "reply": self._reply},
+        )
         self._files, self.last, self._from, self._pending = files, stamp, "after", None
-        for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*")):
+        for path in (*self._folder.glob("memory.*"), *self._folder.glob("reply.*"), *self._folder.glob(".*.tmp")):
             if path.name not in files.values():
                 path.unlink(missing_ok=True)

@@ -95,7 +95,8 @@ def _alive(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the loop cleanly: the announcement and the socket are removed."""
+    """Let SIGTERM, SIGINT and SIGHUP end the loop cleanly, unless nohup or a shell ignores them: the announcement and
+    the socket are removed."""
 
     class Stop(BaseException):
         pass
@@ -103,7 +104,8 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise Stop
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    known = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    before = {number: signal.signal(number, stop) for number in known if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     except Stop:

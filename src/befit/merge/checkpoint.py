@@ -14,11 +14,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from befit.adapters.lowrank import Pair
-from befit.core.errors import BefitError, ConfigError, PayloadMismatch
-from befit.core.storage import read_json
+from befit.core.errors import BefitError, ConfigError, PayloadMismatch, brief
+from befit.core.jsonfile import parse_json
+from befit.core.storage import read_bytes
+from befit.merge.patterns import Patterns
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_MOST_BYTES = 2**22  # of a configuration: as much as a name for each of 50,000 modules
+_MOST_PROBLEMS = 20  # of one file, in a message
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_TYPES = (*_FLOATS, "I64", "I32", "I16", "I8", "U8", "BOOL")
+_FACTOR = re.compile(r"base_model\.model\.(?P<module>[^\x00-\x20]+)\.lora_(?P<side>[AB])\.weight")
 # Fields of PEFT's LoRA configuration that do not change what B A means, or that are read here.
 _NAMES = """
 alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
@@ -105,7 +111,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ConfigError([f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"])
     if not (folder / CONFIG).is_file():
         raise ConfigError([f"{folder}: holds no {CONFIG}, so it is no PEFT adapter"])
-    config = read_json(folder / CONFIG)
+    size = (folder / CONFIG).stat().st_size
+    if size > _MOST_BYTES:
+        raise ConfigError([f"{folder / CONFIG}: has {size} bytes, more than a configuration has: save it again"])
+    config = parse_json(read_bytes(folder / CONFIG), str(folder / CONFIG), PayloadMismatch)
     if not isinstance(config, dict):
         raise ConfigError([f"{folder / CONFIG}: must hold a mapping, not {type(config).__name__}"])
     if problems := [f"{folder / CONFIG}: {problem}" for problem in _unsupported(config)]:
@@ -116,12 +125,17 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ConfigError([f"{folder}: holds no {WEIGHTS}.{old if (folder / 'adapter_model.bin').exists() else ''}"])
     try:
         file: Any = safe_open(path, framework="pt")
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
+        types = {name: part.get_dtype() for name, part in parts.items()}
     except (SafetensorError, OSError) as error:
-        raise ConfigError([f"{path}: damaged or no safetensors file: {error}"]) from error
-    modules, dense, problems = _contents(config, shapes)
+        raise ConfigError([f"{path}: damaged or no safetensors file: {brief(error)}; save it again"]) from error
+    problems = _untyped(types)
+    if not problems:
+        modules, dense, problems = _contents(config, shapes)
     if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
+        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+        raise ConfigError([f"{path}: {problem}" for problem in (*problems[:_MOST_PROBLEMS], *more)])
     return Checkpoint(folder, config, modules, dense, file)
 
 
@@ -132,7 +146,9 @@ def check_mergeable(first: Checkpoint, other: Checkpoint, same_base: bool = True
         mine, its = first.config.get(field), other.config.get(field)
         if (mine or None) != (its or None) and (same_base or field not in ("base_model_name_or_path", "revision")):
             hint = "; --base NAME says that both mean the same model" if field == "base_model_name_or_path" else ""
-            problems.append(f"{other.folder / CONFIG}: {field} is {its!r}, {first.folder} has {mine!r}{hint}")
+            problems.append(
+                f"{other.folder / CONFIG}: {field} is {brief(repr(its))}, {first.folder} has {brief(repr(mine))}{hint}"
+            )
     sides = [
         (first.modules.keys() - other.modules.keys(), other, first, "targets"),
         (other.modules.keys() - first.modules.keys(), first, other, "targets"),
@@ -162,29 +178,46 @@ def _unsupported(config: Mapping[str, Any]) -> list[str]:
     """Fields that make an adapter something else than `scale B A` beside a frozen weight."""
     problems: list[str] = []
     if config.get("peft_type") != "LORA":
-        problems.append(f"peft_type is {config.get('peft_type')!r}, only 'LORA' adapters can be merged")
+        problems.append(f"peft_type is {brief(repr(config.get('peft_type')))}, only 'LORA' adapters can be merged")
         return problems
     for field in sorted(config.keys() - _UNDERSTOOD):
         if config[field]:
-            problems.append(f"{field} is {config[field]!r}, which befit merge does not support")
+            problems.append(f"{field} is {brief(repr(config[field]))}, which befit merge does not support")
     if config.get("bias", "none") != "none":
-        problems.append(f"bias is {config['bias']!r}: trained biases cannot be merged, only 'none'")
+        problems.append(f"bias is {brief(repr(config['bias']))}: trained biases cannot be merged, only 'none'")
     start = config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         problems.append(
-            f"init_lora_weights is {start!r}, which changes the base model: convert the adapter to a plain "
+            f"init_lora_weights is {brief(repr(start))}, which changes the base model: convert the adapter to a plain "
             "LoRA first (path_initial_model_for_weight_conversion of PEFT's save_pretrained)"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        problems.append(f"r must be a whole number from 1 on, got {rank!r}")
-    if not isinstance(alpha, (int, float)) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
-        problems.append(f"lora_alpha must be positive, got {alpha!r}")
+        problems.append(f"r must be a whole number from 1 on, got {brief(repr(rank))}")
+    if not _is_positive(alpha):
+        problems.append(f"lora_alpha must be positive, got {brief(repr(alpha))}")
     for field in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(field) or {}
-        if not isinstance(pattern, dict) or not all(isinstance(v, (int, float)) and v > 0 for v in pattern.values()):
-            problems.append(f"{field} must map names to positive numbers, got {pattern!r}")
+        if not isinstance(pattern, dict) or not all(map(_is_positive, pattern.values())):
+            problems.append(f"{field} must map names to positive numbers, got {brief(repr(pattern))}")
+            continue
+        try:
+            Patterns(pattern)
+        except ValueError as error:
+            problems.append(f"{field}: {error}")
     return problems
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _untyped(types: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} is of type {kind}; convert it to {', '.join(wanted)}"
+        for name, kind in types.items()
+        if kind not in (wanted := _FLOATS if "lora_" in name else _TYPES)
+    ]
 
 
 def _contents(
@@ -202,8 +235,15 @@ def _contents(
         else:
             dense[name] = shape
     modules: dict[str, Module] = {}
+    ranks, alphas = (Patterns(config.get(field) or {}) for field in ("rank_pattern", "alpha_pattern"))
+    try:
+        ranks.check_work(factors)
+        alphas.check_work(factors)
+    except ValueError as error:
+        return {}, {}, [*problems, f"{CONFIG}: {error}"]
     for name, sides in sorted(factors.items()):
-        problem, module = _module(config, name, sides)
+        rank, alpha = ranks.value(name, config["r"]), alphas.value(name, config["lora_alpha"])
+        problem, module = _module(name, sides, rank, alpha, bool(config.get("use_rslora")))
         problems += problem
         if module:
             modules[name] = module
@@ -213,24 +253,14 @@ def _contents(
 
 
 def _module(
-    config: Mapping[str, Any], name: str, sides: Mapping[str, tuple[int, ...]]
+    name: str, sides: Mapping[str, tuple[int, ...]], rank: int, alpha: float, rslora: bool
 ) -> tuple[list[str], Module | None]:
     if missing := {"A", "B"} - sides.keys():
         return [f"{name} has no lora_{min(missing)}"], None
     A, B = sides["A"], sides["B"]
     if len(A) != 2 or len(B) != 2 or A[0] != B[1] or 0 in (*A, *B):
         return [f"{name} has lora_A {A} and lora_B {B}; only matrices that multiply can be merged"], None
-    rank = _from_pattern(config.get("rank_pattern"), name, config["r"])
     if rank != A[0]:
         return [f"{name} has rank {A[0]}, {CONFIG} says {rank}"], None
-    alpha = _from_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scale = alpha / (math.sqrt(rank) if rslora else rank)
     return [], Module(A[0], scale, A[1], B[0])
-
-
-def _from_pattern(pattern: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of a module's name, as PEFT resolves it."""
-    for key, value in (pattern or {}).items():
-        if re.match(rf"(.*\.)?({key})$", name):
-            return value
-    return default

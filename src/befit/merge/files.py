@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 _WIDE = 1024  # from this width on a dense decomposition takes seconds
 _ROWS = 1 << 24  # numbers of a dense array that are read at once
 Tell = Callable[[int, int], None]
+Merged = tuple[ModuleUpdates, tuple[float, ...], Finished]
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def merge_checkpoints(
     names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
     with new_folder(out) as folder:
         with SafetensorsFile(folder / WEIGHTS, [*names, *first.dense]) as file:
-            for module, norms, result in _merged(source, how, given, draw, first, full, seed):
+            for module, norms, result in source.decomposed(_merged(source, how, given, draw, first, full, seed)):
                 path = f"base_model.model.{module.name}"
                 for side, value in (("A", result.A), ("B", result.B)):
                     file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
@@ -166,14 +168,25 @@ class _Source:
         self._dtype = torch.float64 if wide else torch.float32
         self._opened, self._tell, self._done = opened, tell, 0
         self._total = len(opened[0].modules) * how.rule_value.passes(self._dtype)
-        self._since = time.perf_counter()
+        self._since, self._name = time.perf_counter(), ""
 
     def __call__(self) -> Iterator[ModuleUpdates]:
         for name in self._opened[0].modules:
+            self._name = name
             pairs = [checkpoint.pair(name, self._dtype) for checkpoint in self._opened]
             yield ModuleUpdates(name, pairs, [checkpoint.modules[name].scale for checkpoint in self._opened])
             self._done += 1
             self._tell(self._done, self._total)
+
+    def decomposed(self, merged: Iterator[Merged]) -> Iterator[Merged]:
+        """The same; raises PayloadMismatch where numbers are finite and their products are not."""
+        try:
+            yield from merged
+        except torch.linalg.LinAlgError as error:
+            folders = ", ".join(str(checkpoint.folder) for checkpoint in self._opened)
+            raise PayloadMismatch(
+                f"{folders}: {self._name} has weights or an alpha too large to multiply; leave the damaged one out"
+            ) from error
 
     def lap(self) -> float:
         before, self._since = self._since, time.perf_counter()
@@ -182,7 +195,7 @@ class _Source:
 
 def _merged(
     source: _Source, how: Merge, weights: Sequence[float], draw: Draw, first: Checkpoint, full: bool, seed: int
-) -> Iterator[tuple[ModuleUpdates, tuple[float, ...], Finished]]:
+) -> Iterator[Merged]:
     """Every module's merged factors, at the scale of the first checkpoint."""
     if how.space == "factors":
         for module, (B, A) in merge_factors(source, how.rule_value, weights, draw, how.scale):
@@ -334,7 +347,7 @@ def _config(first: Checkpoint, modules: Sequence[MergedModule], base: str | None
 
 def _pattern(name: str) -> str:
     """A pattern that PEFT matches with this module alone."""
-    return "^" + name.replace(".", r"\.")
+    return "^" + re.escape(name)
 
 
 def _plain(value: float) -> int | float:

@@ -114,7 +114,7 @@ class Merge:
         its best approximation of the wanted rank.
         """
         context = context or MergeContext()
-        if self.space == "factors" and (self.linear or self.rule == "fisher"):
+        if not self.individual:
             return self._streamed(updates, context)
         states = [update.payload.arrays for update in updates]
         return {**self._heads(states, updates), **self._factors(states, updates, context)}
@@ -141,6 +141,11 @@ class Merge:
     def linear(self) -> bool:
         """Whether the result is a weighted sum of what is merged."""
         return self.rule in ("mean", "task-arithmetic")
+
+    @property
+    def individual(self) -> bool:
+        """Whether it needs every update by itself. Sums over clients, of what each has weighed, do for the others."""
+        return self.space != "factors" or not (self.linear or self.rule == "fisher")
 
     @property
     def rule_value(self) -> Rule:

@@ -15,7 +15,7 @@ from befit.core.errors import ConfigError, NotTrained
 from befit.core.seeds import derive_seed
 from befit.core.values import ClientInfo, Payload, State, TensorSpec, Tick, Update
 from befit.merge.merge import Merge, MergeContext
-from befit.protocol.method import Deployment, Method, Use
+from befit.protocol.method import Deployment, Method, Needs, Use
 from befit.protocol.registry import register
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Specs, Stage
@@ -52,6 +52,7 @@ class Relora(Method):
     merge: Merge = Merge()  # noqa: RUF009 frozen
     relora_rank: int | None = None
     layout: Layout = field(init=False)
+    needs: Needs = field(init=False)
 
     use = Use(("base", "personal"))
 
@@ -69,6 +70,7 @@ class Relora(Method):
             raise ConfigError(problems, "relora")
         slots = (Slot("base", self.rank, self.alpha, form=DENSE), Slot("personal", self.rank, self.alpha))
         object.__setattr__(self, "layout", Layout(slots))
+        object.__setattr__(self, "needs", Needs(individual_updates=self.merge.individual))
 
     def plan(self) -> Sequence[Stage]:
         personal = slot("personal")

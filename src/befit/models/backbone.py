@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from befit.core.errors import ModelError
+from befit.core.errors import ModelError, brief
+from befit.core.jsonfile import parse_json
 from befit.models.fingerprint import fingerprint
 from befit.models.heads import check_causal, check_weights, head_modules, label_config
 from befit.models.multimodal import load_vqa_processor
 from befit.models.processors import image_preprocessor, load_tokenizer
-from befit.models.source import find_model
+from befit.models.source import find_model, reading
 from befit.tasks import get_task
 
+# What a configuration may ask for: transformers makes what it says, layer by layer and label by label.
+_MOST = {"layer": 500, "depth": 500, "expert": 10_000, "num_labels": 1_000_000}
+_MOST_BYTES = 2**24  # of a configuration, which may name many classes
 logger = logging.getLogger(__name__)
 
 
@@ -72,6 +74,19 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     """
     device = pick_device(settings.device)
     directory, source = find_model(settings.id, settings.revision)
+    with reading(f"{source} cannot be loaded for {task}"):
+        return _load(settings, task, label_names, seed, device, directory, source)
+
+
+def _load(
+    settings: ModelSettings,
+    task: str,
+    label_names: Sequence[str],
+    seed: int,
+    device: torch.device,
+    directory: Path,
+    source: str,
+) -> Backbone:
     config = read_config(directory, source)
     check_causal(config, task, source)
     notes = label_config(config, task, label_names, source)
@@ -81,19 +96,16 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
         options |= quantisation(settings, device, head_modules(build(config, task, settings.dtype, source)))
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            model, info = auto_class(task).from_pretrained(
-                directory,
-                config=config,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **options,
-            )
-        except Exception as error:  # whatever a damaged file or an unfit configuration makes transformers raise
-            raise ModelError(f"{source} cannot be loaded for {task}: {first_line(error)}") from error
+        model, info = auto_class(task).from_pretrained(
+            directory,
+            config=config,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
     notes += check_weights(model, info, task, source)
     model.requires_grad_(False).eval()
     if settings.gradient_checkpointing:
@@ -104,7 +116,7 @@ def load_backbone(settings: ModelSettings, task: str, label_names: Sequence[str]
     notes += more
     for note in notes:
         logger.info("%s: %s", source, note)
-    identity = fingerprint(model, json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    identity = fingerprint(model, read_values(directory, source))
     return Backbone(model, processor, task, identity, source, tuple(notes))
 
 
@@ -138,30 +150,17 @@ def skeleton(settings: ModelSettings, task: str, label_names: Sequence[str]) -> 
     Quantisation is left out: shapes are those of the unquantised model. Raises ModelError as `load_backbone` does.
     """
     directory, source = find_model(settings.id, settings.revision, weights=False)
-    config = read_config(directory, source)
-    check_causal(config, task, source)
-    label_config(config, task, label_names, source)
+    with reading(f"{source} cannot be built for {task}"):
+        config = read_config(directory, source)
+        check_causal(config, task, source)
+        label_config(config, task, label_names, source)
     return build(config, task, settings.dtype, source).requires_grad_(False).eval()
 
 
 def build(config: Any, task: str, dtype: str, source: str) -> nn.Module:
     """The model of a configuration, on the meta device."""
-    try:
-        with quiet(), torch.device("meta"):
-            return auto_class(task).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelError(f"{source} cannot be built for {task}: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """What an error says first: transformers goes on with the names of all classes that it knows."""
-    lines = str(error).strip().splitlines()
-    unfit = re.match(
-        r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)", lines[0] if lines else ""
-    )
-    if unfit:
-        return f"transformers makes no {unfit[2]} of a {unfit[1]}; take a model for this task, or another task"
-    return lines[0] if lines else type(error).__name__
+    with reading(f"{source} cannot be built for {task}"), quiet(), torch.device("meta"):
+        return auto_class(task).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
 
 
 def auto_class(task: str) -> Any:
@@ -173,13 +172,43 @@ def auto_class(task: str) -> Any:
 def read_config(directory: Path, source: str) -> Any:
     from transformers import AutoConfig
 
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    _check_values(read_values(directory, source), source)
+    with reading(f"{source}: config.json describes no model that transformers knows"), quiet():
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def read_values(directory: Path, source: str) -> dict[str, Any]:
+    """What config.json holds, in a directory or itself."""
+    with reading(f"{source}: config.json cannot be read"):
+        data = (directory if directory.is_file() else directory / "config.json").read_bytes()
+    values = parse_json(data, f"{source}: config.json", ModelError, _MOST_BYTES)
+    if not isinstance(values, dict):
         raise ModelError(
-            f"{source}: config.json describes no model that transformers knows: {first_line(error)}"
-        ) from error
+            f"{source}: config.json describes no model: it must be a mapping, as save_pretrained writes it"
+        )
+    return values
+
+
+def _check_values(values: Any, source: str) -> None:
+    """Raise ModelError where a configuration names files or code to load, or asks for more than any model has."""
+    if isinstance(values, list):
+        for value in values:
+            _check_values(value, source)
+    if not isinstance(values, Mapping):
+        return
+    for key, value in values.items():
+        # transformers reads `transformers_weights` in place of model.safetensors, pickles among them, and takes a name
+        # with a slash for code of the hub.
+        code = key.endswith(("attn_implementation", "experts_implementation")) and "/" in str(value)
+        if key == "transformers_weights" or code:
+            raise ModelError(
+                f"{source}: config.json has {key}: {brief(repr(value))}, which is not loaded here; remove it"
+            )
+        most = next((most for part, most in _MOST.items() if part in key), None)
+        for number in value if isinstance(value, list) else [value]:
+            if most is not None and isinstance(number, (int, float)) and number > most:
+                raise ModelError(f"{source}: config.json has {key}: {number}, and at most {most} are built; correct it")
+        _check_values(value, source)
 
 
 def pick_device(name: str) -> torch.device:

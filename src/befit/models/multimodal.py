@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from befit.core.errors import ModelError
+from befit.core.jsonfile import parse_json
 from befit.models.processors import image_preprocessor, load_tokenizer
 from befit.tasks.images import ImagePreprocessor
 
@@ -49,8 +49,9 @@ def load_vqa_processor(directory: Path, model: nn.Module, source: str) -> tuple[
 def processor_template(directory: Path) -> str | None:
     """The chat template that older checkpoints keep for their processor, where their tokenizer has none."""
     try:
-        template = json.loads((directory / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
-    except (OSError, ValueError, KeyError, TypeError):
+        data = (directory / "chat_template.json").read_bytes()
+        template = parse_json(data, "chat_template.json", ModelError, 2**20)["chat_template"]
+    except (OSError, ModelError, KeyError, TypeError):
         return None
     return template if isinstance(template, str) else None
 

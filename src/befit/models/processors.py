@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from befit.core.errors import ModelError
+from befit.models.source import reading
 from befit.tasks.images import ImagePreprocessor
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -26,10 +27,8 @@ def load_tokenizer(directory: Path, model: nn.Module, source: str) -> tuple[Any,
         raise ModelError(
             f"{source} has no tokenizer (none of {', '.join(TOKENIZER_FILES)}); save one next to the model"
         )
-    try:
+    with reading(f"{source}: its tokenizer cannot be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ModelError(f"{source}: its tokenizer cannot be loaded: {error}") from error
     notes = []
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
@@ -71,12 +70,10 @@ def image_preprocessor(directory: Path, model: nn.Module, source: str, vision: A
     config: Any = vision or model.config
     processor = None
     if any((directory / name).is_file() for name in IMAGE_FILES):
-        try:
+        with reading(f"{source}: its image processor cannot be loaded"):
             processor = AutoImageProcessor.from_pretrained(
                 directory, backend="pil", local_files_only=True, trust_remote_code=False
             )
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise ModelError(f"{source}: its image processor cannot be loaded: {error}") from error
     size = getattr(config, "image_size", None)
     if size is None and processor is not None:
         size = processor_size(processor)

@@ -7,14 +7,18 @@ Only configuration and safetensors weights are ever used. Formats that can run c
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from befit.core.errors import ModelError
+from befit.core.errors import BefitError, ModelError, brief
+from befit.core.jsonfile import parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 UNSAFE = frozenset({".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+ADAPTER = "adapter_config.json"
+_MOST_BYTES = 2**26  # of an index, which names every tensor
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 HUB_IGNORED = ("*/*", "consolidated*")  # ONNX and original formats, which would double the download
 
@@ -110,6 +114,27 @@ def hub_command(name: str, revision: str | None = None) -> str:
     return " ".join(parts)
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Make a ModelError of whatever transformers raises over a damaged or hostile file: it checks few types, and no
+    sizes. `what` is the error's sentence up to its reason."""
+    try:
+        yield
+    except BefitError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first: transformers goes on with the names of all classes that it knows."""
+    line = brief(error)
+    unfit = re.match(r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)", line)
+    if unfit:
+        return f"transformers makes no {unfit[2]} of a {unfit[1]}; take a model for this task, or another task"
+    return line
+
+
 def missing(directory: Path, weights: bool = True) -> str:
     """What keeps `directory` from being a model with safetensors weights, as the end of a sentence; empty if nothing.
 
@@ -117,13 +142,24 @@ def missing(directory: Path, weights: bool = True) -> str:
     """
     if not (directory / "config.json").is_file():
         return "has no config.json; it must be a directory as save_pretrained writes it"
+    if (directory / ADAPTER).exists():
+        # transformers would load the adapter too, from wherever its configuration says, and also a pickled one.
+        return f"has {ADAPTER}: it is an adapter or a model with one; name a folder with the model alone"
     if not weights or (directory / WEIGHTS).is_file():
         return ""
     if (directory / INDEX).is_file():
         try:
-            shards = set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            index = parse_json((directory / INDEX).read_bytes(), INDEX, ModelError, _MOST_BYTES)
+            shards = set(index["weight_map"].values())
+        except (OSError, ModelError, KeyError, TypeError, AttributeError) as error:
             return f"has a damaged {INDEX} ({error!r}); copy the model again"
+        for shard in shards:
+            # transformers opens what the index names: a pickle as a pickle, and any folder of this machine.
+            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+                return (
+                    f"has an {INDEX} that names {brief(repr(shard))}; weights must be .safetensors files in the same "
+                    "folder: convert it with save_pretrained"
+                )
         absent = sorted(shard for shard in shards if not (directory / shard).is_file())
         return f"lacks {len(absent)} of {len(shards)} weight files, first {absent[0]}" if absent else ""
     others = sorted(path.name for path in directory.iterdir() if path.suffix in UNSAFE)

@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
-from befit.core.errors import NotEnoughReplies, PayloadMismatch
+from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import REFUSED, ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, federated_stage, run_stages
@@ -26,6 +26,7 @@ from befit.protocol.stage import Stage
 from befit.protocol.weights import capped
 
 Event = Callable[[dict[str, Any]], None]
+Reply = TypeVar("Reply", Update, Score)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,13 @@ class Journal(Protocol):
 
     def resume(self) -> Checkpoint | None: ...
 
-    def trained(self, at: Tick, update: Update) -> None: ...
+    def accepted(self, at: Tick, update: Update) -> None:
+        """A reply is used; called as replies come, in any order, while its arrays are in memory."""
+        ...
+
+    def trained(self, at: Tick, update: Update) -> None:
+        """The same replies once all have come, in the order of clients."""
+        ...
 
     def scored(self, at: Tick, score: Score) -> None: ...
 
@@ -158,13 +165,14 @@ def _round(
                 }
             )
             checked = check(reply, at)
-            if isinstance(checked, Update):
-                replies.add(checked)
+            noted = _noted(journal.accepted, at, checked) if isinstance(checked, Update) else checked
+            if isinstance(noted, Update):
+                replies.add(noted)
             else:
-                failures.append(checked)
+                failures.append(noted)
         good, reasons = check.replies(replies.updates()).judged(schedule.guard)
         failures += [
-            Failure(update.client.id, at.stage, at.last, "refused", reasons[update.client.id], cost=update.cost)
+            Failure(update.client.id, at.stage, at.last, REFUSED, reasons[update.client.id], cost=update.cost)
             for update in replies.updates()
             if update.client.id in reasons
         ]
@@ -172,15 +180,17 @@ def _round(
         for failure in failures:
             journal.failed(failure)
         needed = required_replies(schedule.min_replies, len(cohort))
-        if len(good.updates) < needed:
-            first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
-            raise NotEnoughReplies(
-                f"stage {at.stage}, round {at.last}: {len(good.updates)} of {len(cohort)} clients gave a "
-                f"usable reply, {needed} are needed (federation.min_replies){first}"
-            )
-        updates = good.updates
-        for update in updates:
-            journal.trained(at, update)
+        _check_enough(len(good.updates), len(cohort), needed, failures, at)
+        updates: list[Update] = []
+        for update in good.updates:
+            noted = _noted(journal.trained, at, update)
+            if isinstance(noted, Update):
+                updates.append(noted)
+            else:
+                failures.append(noted)
+                journal.failed(noted)
+        good = replace(good, updates=updates)
+        _check_enough(len(updates), len(cohort), needed, failures, at)
         losses = [update.report["loss"] for update in updates if "loss" in update.report]
         journal.event(
             {
@@ -205,6 +215,33 @@ def _weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
         replace(update, client=replace(update.client, num_examples=count))
         for update, count in zip(updates, counts, strict=True)
     ]
+
+
+def _check_enough(replies: int, cohort: int, needed: int, failures: Sequence[Failure], at: Tick) -> None:
+    if replies < needed:
+        first = f"; {failures[0].client}: {failures[0].kind}: {failures[0].reason}" if failures else ""
+        raise NotEnoughReplies(
+            f"stage {at.stage}, round {at.last}: {replies} of {cohort} clients gave a "
+            f"usable reply, {needed} are needed (federation.min_replies){first}"
+        )
+
+
+def _noted(note: Callable[[Tick, Reply], None], at: Tick, reply: Reply) -> Reply | Failure:
+    """The reply once it is noted. What cannot be noted of what a client says costs that client its reply, and nobody
+    else anything; where nothing can be written at all, that is the run's end."""
+    try:
+        note(at, reply)
+    except RunError:
+        raise
+    except Exception as error:
+        return _refusal(reply, at, error)
+    return reply
+
+
+def _refusal(reply: Update | Score, at: Tick, error: Exception) -> Failure:
+    client = reply.client.id if isinstance(reply, Update) else reply.client
+    kind = "" if isinstance(error, PayloadMismatch) else f"{type(error).__name__}: "
+    return Failure(client, at.stage, at.last, REFUSED, f"{kind}{error}", cost=reply.cost)
 
 
 class _Requests(Mapping[str, Payload]):
@@ -249,9 +286,9 @@ class _Check:
                 raise PayloadMismatch(f"client {client} sent {twice}")
             self._seen.add(client)
             check_declared(client, reply.payload, self._declared[reply.client.backbone], self._numbers)
-        except PayloadMismatch as refusal:
-            return Failure(client, at.stage, at.last, "refused", str(refusal), cost=reply.cost)
-        self._sizes[client] = sizes_of(reply.payload.arrays, self._start(reply))
+            self._sizes[client] = sizes_of(reply.payload.arrays, self._start(reply))
+        except Exception as error:
+            return _refusal(reply, at, error)
         return reply
 
     def replies(self, updates: Sequence[Update]) -> Replies:
@@ -306,12 +343,13 @@ def _score(method: Method, engine: Engine, server: Payload, schedule: Schedule, 
     values: list[Mapping[str, float]] = []
     replies = sorted(engine.score(requests, at, schedule.split), key=lambda r: r.client)
     for reply in replies:
-        if isinstance(reply, Failure):
-            journal.failed(reply)
+        noted = reply if isinstance(reply, Failure) else _noted(journal.scored, at, reply)
+        if isinstance(noted, Failure):
+            journal.failed(noted)
         else:
-            journal.scored(at, reply)
-            values.append(reply.metrics)
+            values.append(noted.metrics)
     if values:
         metric = next(iter(values[0]))
-        mean = sum(value[metric] for value in values) / len(values)
+        known = [value[metric] for value in values if metric in value]
+        mean = sum(known) / len(known)
         journal.event({"kind": "score", "stage": at.stage, "round": at.last, "metric": metric, "mean": mean})

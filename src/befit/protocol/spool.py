@@ -12,7 +12,7 @@ from types import TracebackType
 from befit.adapters.state import PackedState
 from befit.core.values import Payload, Scalar, State, Update
 from befit.core.wire import payload_bytes
-from befit.protocol.store import read_payload, write_scratch
+from befit.protocol.store import read_scratch, write_scratch
 
 
 class LazyPayload(Payload):
@@ -66,4 +66,4 @@ class Spool:
 
 
 def _arrays_of(path: Path) -> State:
-    return read_payload(path).arrays
+    return read_scratch(path).arrays

@@ -12,15 +12,18 @@ from pathlib import Path
 
 from befit.adapters.state import PackedState
 from befit.core.errors import RunError
-from befit.core.storage import atomic_write, read_bytes
+from befit.core.names import folder_name
+from befit.core.storage import atomic_write, read_bytes, read_durable
 from befit.core.values import Payload, Scalar, State
-from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes
+from befit.core.wire import array_bytes, from_bytes, pieces, to_bytes, whole
 
 _SHARD = 2**22
+_MANY = "+"  # begins the name of a file with the memories of many clients, and of no client's own
 _Memory = tuple[PackedState, dict[str, Scalar]]
 
 
 def write_payload(path: Path, payload: Payload) -> None:
+    """Make a memory durable, in a file with a checksum; `read_payload` reads it."""
     atomic_write(path, pieces(payload.arrays, {"scalars": json.dumps(payload.scalars)}))
 
 
@@ -33,10 +36,18 @@ def write_scratch(path: Path, payload: Payload) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def read_scratch(path: Path) -> Payload:
+    return _payload(read_bytes(path), path)
+
+
 def read_payload(path: Path) -> Payload:
-    """A memory that was written to a file: arrays and plain numbers. Raises PayloadMismatch for a damaged one."""
-    arrays, metadata = from_bytes(read_bytes(path), str(path))
-    return Payload(arrays, json.loads(metadata.get("scalars", "{}")))
+    """A memory that was written to a file: arrays and plain numbers. Raises Damaged unless the file is whole."""
+    return _payload(whole(read_durable(path), str(path)), path)
+
+
+def _payload(data: bytes, path: Path) -> Payload:
+    arrays, metadata = from_bytes(data, str(path))
+    return Payload(arrays, json.loads(metadata["scalars"]))
 
 
 class ClientStore:
@@ -53,11 +64,12 @@ class ClientStore:
         self._memories: dict[str, _Memory] = {}
         self._files: dict[str, str] = {}
         self._committed: set[str] = set()
+        self._kept: set[str] = set()  # what the last commit names, and the one before
         self._serial = 0
         self._dirty = False
 
     def load(self, client: str) -> Payload | None:
-        """The client's memory, or None if it never had one."""
+        """The client's memory, or None if it never had one. Raises Damaged where its file is not whole."""
         if self._resident:
             memory = self._memories.get(client)
             return None if memory is None else Payload(memory[0].unpack(), memory[1])
@@ -69,10 +81,10 @@ class ClientStore:
         if self._resident:
             self._memories[client] = PackedState.of(memory.arrays), memory.scalars
             return
-        name = f"{client}.{self._next()}.safetensors"
+        name = f"{folder_name(client)}.{self._next()}.safetensors"
         write_payload(self._path(name), memory)
         before, self._files[client] = self._files.get(client), name
-        if before is not None and before not in self._committed:
+        if before is not None and before not in self._kept:
             self._path(before).unlink(missing_ok=True)
 
     def commit(self) -> dict[str, str]:
@@ -81,44 +93,45 @@ class ClientStore:
             return {}
         if self._resident and self._dirty:
             for group in self._shards():
-                name = f"all.{self._next()}.safetensors"
+                name = f"{_MANY}{self._next()}.safetensors"
                 arrays: State = {}
-                for client in group:
-                    arrays |= {f"{client}/{key}": value for key, value in self._memories[client][0].unpack().items()}
+                for place, client in enumerate(group):
+                    arrays |= {f"{place}/{key}": value for key, value in self._memories[client][0].unpack().items()}
                 scalars = {client: self._memories[client][1] for client in group}
-                atomic_write(self._path(name), to_bytes(arrays, {"clients": json.dumps(scalars)}))
+                atomic_write(self._path(name), pieces(arrays, {"clients": json.dumps(scalars)}))
                 self._files |= dict.fromkeys(group, name)
         self._dirty = False
         return dict(self._files)
 
     def settle(self) -> None:
-        """The last commit is now the truth: remove every file that it does not name."""
-        self._committed = set(self._files.values())
+        """The last commit is now the truth: remove every file that neither it nor the one before it names. A second
+        call removes those of the one before as well."""
+        last = set(self._files.values())
+        self._kept, self._committed = self._committed | last, last
         if self._root is not None and self._root.is_dir():
             for path in self._root.iterdir():
-                if path.name not in self._committed:
+                if path.name not in self._kept:
                     path.unlink(missing_ok=True)
 
     def restore(self, files: Mapping[str, str], serial: int) -> None:
-        """Go back to a checkpoint's list of files. `serial` is above every number used in their names."""
-        self._files, self._serial = dict(files), serial
-        self._memories = {}
-        if self._resident:
-            for name in sorted(set(files.values())):
-                memories = (
-                    self._unpack(name)
-                    if name.startswith("all.")
-                    else {name.rsplit(".", 2)[0]: read_payload(self._path(name))}
-                )
-                for client, memory in memories.items():
-                    self._memories[client] = PackedState.of(memory.arrays), memory.scalars
-        elif any(name.startswith("all.") for name in files.values()):
-            raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
-        self.settle()
+        """Go back to a checkpoint's list of files. `serial` is above every number used in their names.
 
-    def has(self, name: str) -> bool:
-        """Whether a file of this name is in this store's folder."""
-        return self._root is not None and self._path(name).exists()
+        Reads every file, and removes none before `settle` is called. Raises Damaged for one that is not whole.
+        """
+        self._files, self._serial, self._memories = dict(files), serial, {}
+        self._committed = self._kept = set(files.values())
+        if not self._resident and any(name.startswith(_MANY) for name in files.values()):
+            raise RunError("this run kept clients in memory (engine.store: memory); resume it with the same setting")
+        for name in sorted(self._committed):
+            if not self._resident:
+                whole(read_durable(self._path(name)), str(self._path(name)))
+                continue
+            if name.startswith(_MANY):
+                memories = self._unpack(name)
+            else:
+                memories = {c: read_payload(self._path(name)) for c, file in files.items() if file == name}
+            for client, memory in memories.items():
+                self._memories[client] = PackedState.of(memory.arrays), memory.scalars
 
     @property
     def serial(self) -> int:
@@ -138,13 +151,14 @@ class ClientStore:
             yield group
 
     def _unpack(self, name: str) -> dict[str, Payload]:
-        arrays, metadata = from_bytes(read_bytes(self._path(name)), name)
-        states: dict[str, State] = {}
-        for key, tensor in arrays.items():
-            client, _, rest = key.partition("/")
-            states.setdefault(client, {})[rest] = tensor
+        path = self._path(name)
+        arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
         scalars = json.loads(metadata["clients"])
-        return {client: Payload(states.get(client, {}), values) for client, values in scalars.items()}
+        states: list[State] = [{} for _ in scalars]
+        for key, tensor in arrays.items():
+            place, _, rest = key.partition("/")
+            states[int(place)][rest] = tensor
+        return {client: Payload(state, scalars[client]) for client, state in zip(scalars, states, strict=True)}
 
     def _next(self) -> int:
         self._serial += 1

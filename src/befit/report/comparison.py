@@ -89,7 +89,7 @@ def difference_error(first: float, second: float, examples: int, metric: str) ->
     if not counts_examples(metric) or examples <= 0:
         return None
     share = ((first + second) / 2 * examples + 2) / (examples + 4)
-    return math.sqrt(2 * share * (1 - share) / (examples + 4))
+    return math.sqrt(max(0.0, 2 * share * (1 - share)) / (examples + 4))
 
 
 def gain_over(results: RunResults, row: ClientRow, baseline: str) -> Gain | None:

@@ -111,6 +111,8 @@ def seconds_text(seconds: float | None) -> str:
     """
     if seconds is None:
         return NOTHING
+    if not abs(seconds) < 1e12:  # what a client said before such were refused
+        return f"{decimal_text(seconds)} s"
     if round(seconds) >= 3600:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours} h {minutes:02d} min"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from befit.core.errors import RunError
-from befit.core.storage import read_bytes, read_json
+from befit.core.storage import read_bytes, read_json, read_lines, read_sealed
 from befit.report.numbers import count_text, plain
 from befit.report.results import ClientRow, RunResults, baseline_labels, newcomers_of
 from befit.report.structure import Structure, read_structures
@@ -42,11 +41,8 @@ def read_record(path: Path) -> RunRecord:
         raise RunError(
             f"{path} has no results.json; the report is written from a finished run (befit run ... --resume)"
         )
-    results: RunResults = read_json(path / "results.json")
-    lacking = [
-        key for key in ("method", "metric", "clients", "summary") if not isinstance(results, dict) or key not in results
-    ]
-    if lacking:
+    results = cast(RunResults, read_sealed(path / "results.json"))
+    if lacking := [key for key in ("method", "metric", "clients", "summary") if key not in results]:
         raise RunError(f"{path / 'results.json'} is not the result of a run: it has no {', '.join(lacking)}")
     missing = tuple(
         name
@@ -59,8 +55,8 @@ def read_record(path: Path) -> RunRecord:
     return RunRecord(
         path=path,
         results=results,
-        metrics=_lines(path / "metrics.jsonl"),
-        ledger=_lines(path / "ledger.jsonl"),
+        metrics=read_lines(path / "metrics.jsonl"),
+        ledger=read_lines(path / "ledger.jsonl"),
         outbound={} if "outbound.json" in missing else read_json(path / "outbound.json"),
         environment={} if "env.json" in missing else read_json(path / "env.json"),
         config="" if "config.yaml" in missing else read_bytes(path / "config.yaml").decode(errors="replace"),
@@ -126,14 +122,4 @@ def export_note(record: RunRecord) -> str:
 
 
 def _scores(path: Path) -> list[dict[str, Any]]:
-    return [line for line in _lines(path) if line.get("kind") == "score"]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = read_bytes(path).splitlines()
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise RunError(f"{path} has a line that is not valid JSON: {error}") from error
+    return [line for line in read_lines(path) if line["kind"] == "score"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Required, TypedDict, cast
+from typing import Any, Required, cast
+
+from typing_extensions import TypedDict
 
 ALONE = "local"  # the method in which every client trains alone
 
 
-class ClientRow(TypedDict, total=False):
+class ClientRow(TypedDict, total=False, extra_items=Any):
     """One client or newcomer; beside these keys, every metric by the name of its `befit.core.metrics.Measure`.
 
     baselines           every baseline's headline

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from befit.adapters.keys import split
 from befit.core.metrics import TIED, relative_range
+from befit.core.names import folder_name
 from befit.core.storage import read_json, write_json
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def write_structure(folder: Path, deployed: Deployment, order: Sequence[str]) ->
 
 def read_structures(folder: Path, clients: Sequence[str]) -> dict[str, Structure]:
     """Of the clients in whose folders there is one."""
-    files = {client: folder / client / FILE for client in clients}
+    files = {client: folder / folder_name(client) / FILE for client in clients}
     contents: dict[str, Any] = {client: read_json(file) for client, file in files.items() if file.is_file()}
     return {
         client: Structure(

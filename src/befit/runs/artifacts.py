@@ -17,18 +17,23 @@ from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError, RunError, did_you_mean, map_all
-from befit.core.storage import atomic_write, read_bytes, read_json, write_shared
+from befit.core.jsonfile import parse_json
+from befit.core.names import folder_name
+from befit.core.storage import atomic_write, read_bytes, read_durable, write_shared
 from befit.core.values import State
-from befit.core.wire import from_bytes, to_bytes
+from befit.core.wire import from_bytes, pieces, to_bytes, whole
 from befit.data.records import input_record
 from befit.models.source import find_model
 from befit.protocol.method import Deployment
 from befit.protocol.registry import build_method
 from befit.report.structure import write_structure
+from befit.report.table import escape_markdown
 from befit.runs.clients import OWN_MODEL, family_experiment
+from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.loading import load_model
 from befit.runs.peft_io import write_adapter
+from befit.runs.provenance import read_manifest
 
 _SAME = ".same"  # a folder with one copy of every file that is equal for several clients
 _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack")
@@ -37,16 +42,16 @@ _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".ms
 def write_client(folder: Path, deployed: Deployment, host: Host, method: str, client: str) -> None:
     """The client's model in its folder: a PEFT checkpoint or, where all weights were trained, a model directory; and
     the deployment in full for `predict`."""
-    note = f"Trained by the befit method {method} for client {client} of {host.federation.name}."
+    whose = f"{escape_markdown(client)} of {escape_markdown(host.federation.name)}"
+    note = f"Trained by the befit method {method} for client {whose}."
     _write_one(folder, "", deployed, host, client, note)
     for name, other in deployed.others.items():
         _write_one(folder, f"-{name}", other, host, client, f"{note} With the budget {name}.")
     write_structure(folder, deployed, in_order(host.backbone_of(client).model))
-    # One entry of metadata: the library writes several in a random order, and equal runs should be equal files.
     use = json.dumps({"slots": deployed.slots, "mixer": plain_mix(deployed.mixer)})
-    data = to_bytes(deployed.arrays, {"use": use})
+    data = pieces(deployed.arrays, {"use": use})
     if is_whole(deployed, host.backbone_of(client).model):
-        write_shared(folder / "deployment.safetensors", data, folder.parent / _SAME)
+        write_shared(folder / "deployment.safetensors", b"".join(data), folder.parent / _SAME)
     else:
         atomic_write(folder / "deployment.safetensors", data)
 
@@ -55,7 +60,7 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
     """`adapter` of a deployment, `model` of one that changes all weights, or an adapter with its model inside."""
     backbone = host.backbone_of(client)
     model, base = backbone.model, family_experiment(host.experiment, backbone.name).model
-    rest, name = deployed, base.id
+    rest, name = deployed, public_name(base.id)
     if is_whole(deployed, model):
         rest = without_whole(deployed, model)
         target = folder / f"adapter{suffix}" / "model" if rest.slots else folder / f"model{suffix}"
@@ -73,6 +78,15 @@ def _write_one(folder: Path, suffix: str, deployed: Deployment, host: Host, clie
                 note=note,
                 label_names=host.federation.label_names,
             )
+
+
+def public_name(model: str) -> str:
+    """What an adapter says of the model it is for: its id, or of a folder on this machine the last part of its path.
+
+    >>> public_name("owner/name"), public_name("/home/somebody/models/small")
+    ('owner/name', 'small')
+    """
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 def export_name(folder: Path) -> str:
@@ -115,7 +129,7 @@ def predict(
     without the fields that the task needs.
     """
     folder = _client_folder(Path(run_dir), client)
-    manifest = read_json(Path(run_dir) / "run.json")
+    manifest = read_manifest(Path(run_dir))
     experiment = load_experiment(Path(run_dir) / "config.yaml")
     columns = experiment.data.columns if experiment.data is not None else {}
     records = _records(inputs, places, manifest["task"], columns)
@@ -135,10 +149,10 @@ def predict(
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """What `write_client` keeps in full in a client's folder."""
+    """What `write_client` keeps in full in a client's folder. Raises Damaged unless the file is whole."""
     path = folder / "deployment.safetensors"
-    arrays, metadata = from_bytes(read_bytes(path), str(path))
-    use = json.loads(metadata["use"])
+    arrays, metadata = from_bytes(whole(read_durable(path), str(path)), str(path))
+    use = parse_json(metadata["use"], str(path), RunError)
     return Deployment(arrays, tuple(use["slots"]), mix_from(use["mixer"]))
 
 
@@ -201,7 +215,7 @@ def _records(inputs: Sequence[Any], places: Sequence[str] | None, task: str, col
 def _client_folder(run_dir: Path, client: str) -> Path:
     if not (run_dir / "run.json").exists():
         raise RunError(f"{run_dir} is not a run directory: it has no run.json")
-    manifest = read_json(run_dir / "run.json")
+    manifest = read_manifest(run_dir)
     newcomers = manifest.get("newcomers", [])
     known = [*manifest["clients"], *newcomers]
     if client not in known:
@@ -209,9 +223,9 @@ def _client_folder(run_dir: Path, client: str) -> Path:
             f"{run_dir} has no client {client!r}; it has {', '.join(known[:20])}"
             f"{', …' if len(known) > 20 else ''}.{did_you_mean(client, known)}"
         )
-    folder = run_dir / ("newcomers" if client in newcomers else "clients") / client
+    folder = run_dir / ("newcomers" if client in newcomers else "clients") / folder_name(client)
     if not (folder / "deployment.safetensors").exists():
-        row = read_json(folder / "result.json") if (folder / "result.json").exists() else {}
+        row = finished(folder / "result.json") or {}
         if row.get("reason"):
             raise RunError(f"{run_dir}: newcomer {client} has no adapter: {row['reason']}")
         raise RunError(f"{run_dir} is not finished: client {client} has no adapter yet. Go on with --resume")

@@ -7,7 +7,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from befit.core.errors import ConfigError, DataError, did_you_mean
+from befit.core.errors import ConfigError, DataError, did_you_mean, listed
+from befit.core.names import id_problems
 from befit.core.schema import show
 from befit.data.federation import ClientData, Federation
 from befit.protocol.check import Context, Problem, client_hint
@@ -80,6 +81,8 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
     before anything is trained."""
     if not federation.clients:
         raise DataError(f"{federation.name} has no clients")
+    if wrong := id_problems(client.id for client in (*federation.clients, *federation.newcomers)):
+        raise DataError(f"{federation.name}: {listed(wrong)}")
     split = experiment.evaluate.split
     problems = [f"client {c.id} has no training examples" for c in federation.clients if not len(c.train)]
     problems += [

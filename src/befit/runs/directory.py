@@ -8,24 +8,28 @@
 
 `checkpoint.json` is replaced atomically and is the only truth: a resumed run cuts the logs back to the lengths it
 records and uses the state files it names. What a crash interrupted is done again, with the same numbers.
+
+Every file and every line that a run goes on from has a checksum. While a method runs, `checkpoint.previous.json` and
+its files are kept as well: where something of the last checkpoint is missing or damaged, the run goes on from that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import IO, Any
 
-from befit.core.errors import RunError
-from befit.core.storage import finite, read_bytes, read_json, write_json
+from befit.core.errors import Damaged, RunError
+from befit.core.storage import log_line, read_lines, read_sealed, write_sealed
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.outbound import Outbound
 
 LOGS = ("metrics.jsonl", "ledger.jsonl")
+_LOG = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -37,6 +41,8 @@ class RunDirectory:
         self._logs: dict[str, IO[bytes]] = {}
         self._written_at = time.monotonic()
         self._serial = 0
+        self._servers: list[str] = []  # files of the server's state that checkpoints name, the last one at last
+        self._last, self._previous = path / "checkpoint.json", path / "checkpoint.previous.json"
 
     def store(self, resident: bool) -> ClientStore:
         return ClientStore(self.path / "state" / "clients", resident)
@@ -44,13 +50,12 @@ class RunDirectory:
     @property
     def begun(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.path / "checkpoint.json").exists()
+        return self._last.exists() or self._previous.exists()
 
     def log(self, name: str, line: dict[str, Any]) -> None:
         """Append one line to `metrics` or `ledger`."""
-        data = json.dumps(finite(line), ensure_ascii=False).encode() + b"\n"
         try:
-            self._open(f"{name}.jsonl").write(data)
+            self._open(f"{name}.jsonl").write(log_line(line))
         except OSError as error:
             raise RunError(f"cannot write {self.path / name}.jsonl: {error.strerror}; resume with --resume") from error
 
@@ -68,14 +73,16 @@ class RunDirectory:
         return time.monotonic() - self._written_at >= self._every_s
 
     def commit(self, point: Checkpoint, store: Memories, outbound: Outbound) -> None:
-        """Make everything up to `point` durable. A crash before the last line leaves the checkpoint of before."""
+        """Make everything up to `point` durable. A crash before that is done leaves the checkpoint of before."""
         self._serial += 1
         server = f"server.{self._serial}.safetensors"
         write_payload(self.path / "state" / server, point.server)
         files = store.commit()
         lengths = {name: self._sync(name) for name in LOGS}
-        write_json(
-            self.path / "checkpoint.json",
+        if self._last.exists():
+            os.replace(self._last, self._previous)
+        write_sealed(
+            self._last,
             {
                 "stage": point.stage,
                 "round": point.round,
@@ -87,11 +94,22 @@ class RunDirectory:
                 "outbound": outbound.saved(),
             },
         )
-        store.settle()
-        for path in (self.path / "state").glob("server.*"):
-            if path.name != server:
-                path.unlink(missing_ok=True)
+        self._servers.append(server)
+        self._settle(store, 2)
         self._written_at = time.monotonic()
+
+    def forget_previous(self, store: Memories) -> None:
+        """Keep the last checkpoint alone: nothing comes after it."""
+        self._previous.unlink(missing_ok=True)
+        self._settle(store, 1)
+
+    def _settle(self, store: Memories, generations: int) -> None:
+        """Remove what only older checkpoints name."""
+        self._servers = self._servers[-generations:]
+        for path in (self.path / "state").glob("server.*"):
+            if path.name not in self._servers:
+                path.unlink(missing_ok=True)
+        store.settle()
 
     def _sync(self, name: str) -> int:
         file = self._open(name)
@@ -103,30 +121,51 @@ class RunDirectory:
         return file.tell()
 
     def restore(self, store: Memories) -> tuple[Checkpoint | None, Outbound]:
-        """Go back to the last checkpoint, or to the start if there is none yet."""
-        for litter in self.path.rglob(".*.tmp"):  # what a crash left of a write
-            litter.unlink(missing_ok=True)
-        path = self.path / "checkpoint.json"
-        saved = read_json(path) if path.exists() else None
-        lengths = dict.fromkeys(LOGS, 0) if saved is None else saved["lengths"]
-        for name, length in lengths.items():
-            self._cut(self.path / name, length)
-        if saved is None:
-            store.restore({}, 0)
-            return None, Outbound()
-        self._serial = saved["serial"]
-        store.restore(saved["clients"], saved["client_serial"])
-        server = read_payload(self.path / "state" / saved["server"])
-        return Checkpoint(saved["stage"], saved["round"], server), Outbound(saved["outbound"])
+        """Go back to the last checkpoint that is whole, or to the start if there is none yet.
 
-    def _cut(self, path: Path, length: int) -> None:
-        if not path.exists():
-            if length:
-                raise RunError(f"{path} is missing, so this run cannot be resumed")
-            return
-        if path.stat().st_size < length:
-            raise RunError(f"{path} is shorter than its checkpoint says, so this run cannot be resumed")
-        os.truncate(path, length)
+        Raises Damaged, saying how to go on, where neither the last one nor the one before is whole.
+        """
+        problems = []
+        for path in (self._last, self._previous):
+            try:
+                found = self._restore(path, store) if path.exists() else None
+            except Damaged as problem:
+                problems.append(str(problem))
+                continue
+            if found is None:
+                continue
+            if path == self._last:
+                self._previous.unlink(missing_ok=True)
+            else:
+                os.replace(path, self._last)
+            self._settle(store, 1)
+            for problem in problems:
+                _LOG.warning("%s; the run goes on from the checkpoint before it, with the same numbers", problem)
+            return found
+        if problems:
+            raise Damaged(
+                f"{'; '.join(dict.fromkeys(problems))}. No earlier checkpoint is whole: put the file back from a "
+                f"copy, or remove {self._last} and {self._previous.name} beside it, and --resume begins from the "
+                "first round"
+            )
+        for name in LOGS:
+            if (self.path / name).exists():
+                os.truncate(self.path / name, 0)
+        store.restore({}, 0)
+        self._settle(store, 1)
+        return None, Outbound()
+
+    def _restore(self, path: Path, store: Memories) -> tuple[Checkpoint, Outbound]:
+        """What a checkpoint names, all of it read before anything is removed."""
+        saved = read_sealed(path)
+        server = read_payload(self.path / "state" / saved["server"])
+        for name, length in saved["lengths"].items():
+            read_lines(self.path / name, length)
+        store.restore(saved["clients"], saved["client_serial"])
+        for name, length in saved["lengths"].items():
+            os.truncate(self.path / name, length)
+        self._serial, self._servers = saved["serial"], [saved["server"]]
+        return Checkpoint(saved["stage"], saved["round"], server), Outbound(saved["outbound"])
 
     def close(self) -> None:
         for file in self._logs.values():
@@ -135,15 +174,17 @@ class RunDirectory:
         self._logs = {}
 
 
+def finished(path: Path) -> dict[str, Any] | None:
+    """Results that are written once they are known; None where there are none yet, or where the file is damaged: they
+    are then made again."""
+    try:
+        return read_sealed(path) if path.exists() else None
+    except Damaged as problem:
+        _LOG.warning("%s; it is made again", problem)
+        return None
+
+
 def last_checkpoint(path: Path) -> Checkpoint:
-    """The last checkpoint of a run that no process is writing. Raises RunError if it is missing or incomplete."""
-    file = path / "checkpoint.json"
-    saved = read_json(file) if file.exists() else None
-    if saved is None or not (path / "state" / saved["server"]).exists():
-        raise RunError(f"{path} has no server state: checkpoint.json, or the file in state/ that it names, is missing")
+    """The last checkpoint of a run that no process is writing. Raises Damaged if it is missing or not whole."""
+    saved = read_sealed(path / "checkpoint.json")
     return Checkpoint(saved["stage"], saved["round"], read_payload(path / "state" / saved["server"]))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a log."""
-    return [json.loads(line) for line in read_bytes(path).splitlines()] if path.exists() else []

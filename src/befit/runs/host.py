@@ -13,6 +13,7 @@ from befit.adapters.model import AdaptedModel
 from befit.config.experiment import AdapterSettings, Experiment
 from befit.core.errors import DataError
 from befit.core.values import ClientInfo, State
+from befit.core.version import __version__
 from befit.data.federation import ClientData, Federation
 from befit.data.long_prompts import left_out_sentence, without_left_out
 from befit.data.streams import Stream
@@ -121,6 +122,18 @@ class Host:
         return hashlib.sha256(
             " ".join(backbone.fingerprint for backbone in self.backbones.values()).encode()
         ).hexdigest()
+
+    def hello(self, client: str) -> dict[str, Any]:
+        """What a client says of itself when it joins: its id, the fingerprint of its backbone, numbers of train, val
+        and test examples, a hash of its data, and befit's version."""
+        data = self._data[client]
+        return {
+            "client": client,
+            "backbone": self.backbone_of(client).fingerprint,
+            "examples": [len(data.train), len(data.val), len(data.test)],
+            "data": str(self.federation.manifest.get("partition", {}).get("sha256", "")),
+            "version": __version__,
+        }
 
     def build(self, config: str | Mapping[str, Any]) -> Method:
         """The method of a configuration block, for all families of clients."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from befit.core.errors import NotTrained
 from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
@@ -21,6 +24,17 @@ def kept_path(run: Path, round_: int) -> Path:
     return run / "kept" / f"{round_:05d}.safetensors"
 
 
+def untrained_text(clients: Sequence[str], lack: str) -> str:
+    """One line for all clients that never took part.
+
+    >>> untrained_text(["a", "b"], "score")
+    '2 clients were not trained in this run and have no score; first: a'
+    """
+    were = "client was" if len(clients) == 1 else "clients were"
+    have = "has" if len(clients) == 1 else "have"
+    return f"{len(clients):,} {were} not trained in this run and {have} no {lack}; first: {clients[0]}"
+
+
 Observer = Callable[[dict[str, Any]], None]
 
 
@@ -31,6 +45,7 @@ class RunJournal:
 
     committed  called with every checkpoint, once it is durable
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
+    wire       dtype of floating-point arrays when they travel, for the list of what left clients
     """
 
     def __init__(
@@ -41,10 +56,12 @@ class RunJournal:
         observer: Observer | None,
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
         keep: Container[tuple[int, int]] = (),
+        wire: torch.dtype = torch.float32,
     ) -> None:
-        self._committed, self._keep = committed, keep
+        self._committed, self._keep, self._wire = committed, keep, wire
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
+        self._untrained: list[str] = []
         self._point, self.outbound = directory.restore(store)
         for line in directory.read("ledger"):
             if line["purpose"] == "train":
@@ -57,6 +74,9 @@ class RunJournal:
 
     def resume(self) -> Checkpoint | None:
         return self._point
+
+    def accepted(self, at: Tick, update: Update) -> None:
+        self.outbound.note(update, at.stage, self._wire)
 
     def trained(self, at: Tick, update: Update) -> None:
         where = {"stage": at.stage, "round": at.last, "client": update.client.id}
@@ -85,6 +105,7 @@ class RunJournal:
                 },
             )
         self._spent(where, "score", score.cost)
+        self.outbound.note(score, at.stage, self._wire)
 
     def _spent(self, where: dict[str, Any], purpose: str, cost: Cost) -> None:
         self._directory.log(
@@ -100,17 +121,21 @@ class RunJournal:
         )
 
     def failed(self, failure: Failure) -> None:
-        _LOG.warning(
-            "client %s, stage %s, round %d: %s: %s%s",
-            failure.client,
-            failure.stage,
-            failure.round,
-            failure.kind,
-            failure.reason,
-            f"\n{failure.traceback}" if failure.traceback else "",
-        )
+        if failure.kind == NotTrained.__name__:  # no accident of theirs, and there may be thousands
+            self._untrained.append(failure.client)
+        else:
+            _LOG.warning(
+                "client %s, stage %s, round %d: %s: %s%s",
+                failure.client,
+                failure.stage,
+                failure.round,
+                failure.kind,
+                failure.reason,
+                f"\n{failure.traceback}" if failure.traceback else "",
+            )
         where = {"stage": failure.stage, "round": failure.round, "client": failure.client}
         self._spent(where, "failed", failure.cost)
+        self.outbound.note(failure, failure.stage, self._wire)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
 
@@ -121,6 +146,9 @@ class RunJournal:
             self._observer({**event, "run": self._name, **sums})
 
     def completed(self, point: Checkpoint, force: bool) -> None:
+        if self._untrained:
+            _LOG.warning("%s", untrained_text(self._untrained, "score"))
+            self._untrained = []
         if (point.stage, point.round) in self._keep:
             write_payload(kept_path(self._directory.path, point.round), point.server)
         if force or self._directory.due():

@@ -21,7 +21,6 @@ from befit.protocol.method import Deployment, Method
 from befit.protocol.serve import deployment, score, serve
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
-from befit.runs.outbound import Outbound
 
 if TYPE_CHECKING:
     from befit.runs.host import Host
@@ -49,7 +48,6 @@ class LocalEngine:
         infos: Sequence[ClientInfo],
         sites: Callable[[ClientInfo], Site],
         store: ClientStore,
-        outbound: Outbound,
         wire: torch.dtype = torch.float32,
         serialise: bool = False,
         eval_batch_size: int = 256,
@@ -57,12 +55,11 @@ class LocalEngine:
         others: str = "never",
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
-        self.outbound = outbound
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore, outbound: Outbound) -> LocalEngine:
+    def of(cls, host: Host, method: Method, store: ClientStore) -> LocalEngine:
         """The engine that the host's configuration describes, for a method that the host has installed."""
         experiment = host.experiment
         return cls(
@@ -70,7 +67,6 @@ class LocalEngine:
             host.infos,
             host.site,
             store,
-            outbound,
             wire=getattr(torch, experiment.wire.dtype),
             serialise=experiment.engine.serialise,
             eval_batch_size=experiment.evaluate.batch_size,
@@ -103,7 +99,6 @@ class LocalEngine:
         except (RunError, MemoryError):
             raise
         except Exception as error:
-            self.outbound.numbers(client, at.stage, {"failure": str(error)})
             cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
             text = "".join(traceback.format_exception(error))
             return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
@@ -111,11 +106,8 @@ class LocalEngine:
     def _update(self, client: str, sent: Payload, at: Tick, start: float) -> Update:
         site = self._sites(self._infos[client])
         reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
-        report = dict(site.report)
-        self.outbound.payload(client, at.stage, reply)
-        self.outbound.numbers(client, f"{at.stage} report", report)
         cost = Cost(payload_bytes(reply), payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
-        return Update(self._infos[client], self._decode(reply), report, cost)
+        return Update(self._infos[client], self._decode(reply), dict(site.report), cost)
 
     def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
         site = self._sites(self._infos[client])
@@ -123,7 +115,6 @@ class LocalEngine:
         scored = score(
             self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
         )
-        self.outbound.numbers(client, f"score {split}", {**scored.metrics, "examples": scored.examples})
         cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
         return replace(scored, cost=cost)
 

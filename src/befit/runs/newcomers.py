@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from befit.core.errors import BefitError
-from befit.core.storage import read_json, write_json
+from befit.core.names import folder_name
+from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Failure, Payload, Tick
 from befit.protocol.federate import final_download
 from befit.protocol.method import Method, newcomer_stage
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.runs.artifacts import export_name, write_client
+from befit.runs.directory import finished
 from befit.runs.journal import Observer
 from befit.runs.local import LocalEngine
 from befit.runs.outbound import Outbound
@@ -55,10 +57,11 @@ def measure_newcomers(
     """
     rows: dict[str, dict[str, Any]] = {}
     for done, info in enumerate(host.newcomers, start=1):
-        file = path / "newcomers" / info.id / "result.json"
-        if not file.exists():
-            write_json(file, _measure(host, method, label, server, stages, file.parent, info))
-        rows[info.id] = read_json(file)
+        file = path / "newcomers" / folder_name(info.id) / "result.json"
+        if (row := finished(file)) is None:
+            write_sealed(file, _measure(host, method, label, server, stages, file.parent, info))
+            row = read_sealed(file)
+        rows[info.id] = row
         if observer:
             observer({"kind": "newcomer", "run": label, "done": done, "of": len(host.newcomers)})
     metric = host.task.metric
@@ -78,7 +81,7 @@ def _measure(
 ) -> dict[str, Any]:
     """One newcomer from its first contact to its adapter."""
     experiment, metric = host.experiment, host.backbone_of(info.id).task.metric
-    engine = newcomer_engine(host, method, info)
+    engine, outbound, wire = newcomer_engine(host, method, info), Outbound(), getattr(torch, experiment.wire.dtype)
     last = stages[-1].rounds or 1
     at = Tick(stages[-1].name, last, last, experiment.federation.seed)
     row: dict[str, Any] = {
@@ -100,24 +103,26 @@ def _measure(
     bare = _backbone(host, info)
     row["backbone"] = bare[metric]
     request: dict[str, Payload] = {}
-    welcome = arrive(engine, host, method, server, info, row)
+    welcome = arrive(engine, host, method, server, info, row, outbound)
     if isinstance(welcome, Failure):
         scored = welcome
     else:
         request = {info.id: final_download(method, welcome, info, at)}
         (scored,) = engine.score(request, at, experiment.evaluate.split)
+        outbound.note(scored, at.stage, wire)
         if not isinstance(scored, Failure):
             row["download"] = scored.metrics[metric]
         if not personal:
             row["bytes_down"] += scored.cost.bytes_down
         else:
-            failure = _personalise(engine, personal, welcome, info, at, row)
+            failure = _personalise(engine, personal, welcome, info, at, row, outbound, wire)
             if failure is None:
                 (scored,) = engine.score(request, at, experiment.evaluate.split)
+                outbound.note(scored, at.stage, wire)
             else:
                 scored = failure
     if newcomer_stage(method) is not None:
-        write_json(folder / "outbound.json", engine.outbound.as_dict())
+        write_json(folder / "outbound.json", outbound.as_dict())
     if isinstance(scored, Failure):
         row["reason"] = scored.reason
         if scored.kind != "NotTrained":  # the method's own answer, not an accident
@@ -128,7 +133,7 @@ def _measure(
         return row
     row |= {**scored.metrics, "unchanged": dict(scored.metrics) == bare}
     write_client(folder, engine.deployment(info.id, request[info.id], at), host, label, info.id)
-    row["adapter"] = f"newcomers/{info.id}/{export_name(folder)}"
+    row["adapter"] = f"newcomers/{folder.name}/{export_name(folder)}"
     return row
 
 
@@ -140,7 +145,6 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
         (info,),
         host.site,
         ClientStore(None),
-        Outbound(),
         wire=getattr(torch, experiment.wire.dtype),
         serialise=experiment.engine.serialise,
         eval_batch_size=experiment.evaluate.batch_size,
@@ -149,10 +153,16 @@ def newcomer_engine(host: Host, method: Method, info: ClientInfo) -> LocalEngine
 
 
 def arrive(
-    engine: LocalEngine, host: Host, method: Method, server: Payload, info: ClientInfo, row: dict[str, Any]
+    engine: LocalEngine,
+    host: Host,
+    method: Method,
+    server: Payload,
+    info: ClientInfo,
+    row: dict[str, Any],
+    outbound: Outbound,
 ) -> Payload | Failure:
     """The server's state for this newcomer, after the method's arrival stage; `server` itself for a method without one.
-    Adds the cost to the row.
+    Adds the cost to the row, and what left the newcomer to the list.
     """
     if (stage := newcomer_stage(method)) is None:
         return server
@@ -160,6 +170,7 @@ def arrive(
     (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)
     row["bytes_down"] += reply.cost.bytes_down
     row["seconds"] += reply.cost.seconds
+    outbound.note(reply, at.stage, getattr(torch, host.experiment.wire.dtype))
     if isinstance(reply, Failure):
         return reply
     row["bytes_up"] += reply.cost.bytes_up
@@ -184,14 +195,23 @@ def _backbone(host: Host, info: ClientInfo) -> dict[str, float]:
 
 
 def _personalise(
-    engine: LocalEngine, stages: Sequence[Stage], server: Payload, info: ClientInfo, at: Tick, row: dict[str, Any]
+    engine: LocalEngine,
+    stages: Sequence[Stage],
+    server: Payload,
+    info: ClientInfo,
+    at: Tick,
+    row: dict[str, Any],
+    outbound: Outbound,
+    wire: torch.dtype,
 ) -> Failure | None:
-    """Run all personal stages from the server's final state. Adds their costs and diagnostics to the row."""
+    """Run all personal stages from the server's final state. Adds their costs and diagnostics to the row, and what left
+    the newcomer to the list."""
     for stage in stages:
         rounds = stage.rounds or 0
         for number in range(1, rounds + 1):
             now = replace(at, stage=stage.name, round=number, rounds=rounds)
             (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, now)}, now)
+            outbound.note(reply, now.stage, wire)
             row["bytes_down"] += reply.cost.bytes_down
             row["seconds"] += reply.cost.seconds
             if isinstance(reply, Failure):

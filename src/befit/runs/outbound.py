@@ -8,18 +8,21 @@ from typing import Any
 
 import torch
 
-from befit.core.values import ClientInfo, Payload, Scalar
+from befit.core.values import NO_REPLY, REFUSED, Failure, Payload, Scalar, Score, Update
 from befit.core.wire import scalar_bytes
 
 _Array = tuple[str, str, tuple[int, ...], str]  # stage, name, shape, dtype
 _Number = tuple[str, str, str]  # stage, name, type
+_MOST_NUMBERS = 2000  # of one client; what else it sends is counted under one name
+_LONGEST_FLOAT = len(repr(-2.2250738585072014e-308))
 
 
 class Outbound:
     """For every client: name, shape, dtype, bytes and count of everything that left it.
 
-    Kept where the client is, from the payload as encoded, before it is handed to the transport. What is sent together
-    is the same at many clients and in many rounds, so it is held once and each client has a count of it.
+    A site notes its replies before they are handed to the transport, the server those that it took, each in the words
+    of the same methods. What is sent together is the same at many clients and in many rounds, so it is held once and
+    each client has a count of it.
     """
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
@@ -35,25 +38,53 @@ class Outbound:
                 for client, rows in saved["numbers"].items()
             }
 
-    def hello(self, info: ClientInfo) -> None:
-        """What a client says of itself when it joins."""
-        self.numbers(info.id, "hello", {"backbone": info.backbone, "num_examples": info.num_examples})
+    def note(self, reply: Update | Score | Failure, stage: str, wire: torch.dtype) -> None:
+        """Everything in a reply: of one to training its arrays, in the dtype of the wire, its numbers and its report;
+        of a score its metrics; of a failure what the client says of it; and what it says that each of them took.
 
-    def payload(self, client: str, stage: str, payload: Payload) -> None:
-        rows = tuple((stage, name, tuple(t.shape), str(t.dtype)[6:]) for name, t in payload.arrays.items())
+        Of a reply that the server refused there is its size and nothing else; where no reply came there is nothing.
+        """
+        if isinstance(reply, Update):
+            self._payload(reply.client.id, stage, reply.payload, wire)
+            self.numbers(reply.client.id, f"{stage} report", reply.report)
+            self._cost(reply.client.id, stage)
+        elif isinstance(reply, Score):
+            self.numbers(reply.client, f"score {reply.split}", {**reply.metrics, "examples": reply.examples})
+            self._cost(reply.client, f"score {reply.split}")
+        elif reply.kind == REFUSED:
+            self._note(reply.client, (f"{stage} failure", "refused reply", "bytes"), reply.cost.bytes_up)
+        elif reply.kind not in NO_REPLY:
+            self.numbers(reply.client, f"{stage} failure", {"error": reply.kind, "reason": reply.reason})
+            if reply.cost.seconds:  # the refusal of a request comes without
+                self._cost(reply.client, stage)
+
+    def numbers(self, client: str, stage: str, values: Mapping[str, Scalar]) -> None:
+        """Plain numbers; the count goes up, the bytes are those of the longest so far."""
+        for name, value in values.items():
+            self._note(client, (stage, name, type(value).__name__), scalar_bytes(value))
+
+    def _payload(self, client: str, stage: str, payload: Payload, wire: torch.dtype) -> None:
+        rows = tuple(
+            (stage, name, tuple(t.shape), str(wire if t.is_floating_point() else t.dtype)[6:])
+            for name, t in payload.arrays.items()
+        )
         if rows:
             rows = self._known.setdefault(rows, rows)
             counts = self._arrays.setdefault(client, {})
             counts[rows] = counts.get(rows, 0) + 1
         self.numbers(client, stage, payload.scalars)
 
-    def numbers(self, client: str, stage: str, values: Mapping[str, Scalar]) -> None:
-        """Plain numbers; the count goes up, the bytes are those of the longest so far."""
+    def _cost(self, client: str, stage: str) -> None:
+        """What is measured differs from run to run, and so does the length of its text: the longest is listed."""
+        for name in ("seconds", "peak_memory_mib"):
+            self._note(client, (f"{stage} cost", name, "float"), _LONGEST_FLOAT)
+
+    def _note(self, client: str, key: _Number, size: int) -> None:
         mine = self._numbers.setdefault(client, {})
-        for name, value in values.items():
-            key = stage, name, type(value).__name__
-            largest, count = mine.get(key, (0, 0))
-            mine[key] = max(largest, scalar_bytes(value)), count + 1
+        if key not in mine and len(mine) >= _MOST_NUMBERS:
+            key = ("any", "further numbers", "any")
+        largest, count = mine.get(key, (0, 0))
+        mine[key] = max(largest, size), count + 1
 
     def saved(self) -> dict[str, Any]:
         """The same in little space, for a checkpoint; the constructor takes it."""

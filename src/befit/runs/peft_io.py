@@ -234,14 +234,13 @@ def _plain(value: Any) -> Any:
 
 def _card(base: str, note: str, loader: str, label_names: Sequence[str]) -> str:
     labels = {index: name for index, name in enumerate(label_names)}
-    more = (
-        f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={labels!r},\n" if labels else ""
-    )
+    shown = repr(labels).replace("`", "\\x60")  # no label ends the block of code
+    more = f",\n    num_labels={len(labels)}, ignore_mismatched_sizes=True,\n    id2label={shown},\n" if labels else ""
     return (
         f"---\nlibrary_name: peft\nbase_model: {json.dumps(base)}\ntags:\n- lora\n- befit\n---\n\n"
         f"# LoRA adapter\n\n{note.strip()}\n\n"
         f"```python\nfrom peft import PeftModel\nfrom transformers import {loader}\n\n"
         f"base = {loader}.from_pretrained({json.dumps(base)}{more})\n"
         'model = PeftModel.from_pretrained(base, "this folder").eval()\n```\n\n'
-        "The name of the base model is the one of the machine that trained the adapter; give your own path or hub id.\n"
+        "The base model is named as where the adapter was trained; give your own path or hub id.\n"
     )

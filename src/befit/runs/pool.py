@@ -17,12 +17,10 @@ import torch
 
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.config.experiment import Experiment, load_experiment, to_dict
-from befit.core.errors import RunError
+from befit.core.errors import Damaged, RunError
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
-from befit.core.wire import cast
 from befit.protocol.method import Deployment
 from befit.protocol.store import ClientStore
-from befit.runs.outbound import Outbound
 from befit.runs.workers import Line, Worker, parent
 
 _ABOUT = "about"
@@ -40,8 +38,6 @@ class PoolEngine:
         self, experiment: Experiment, method: Mapping[str, Any], infos: Sequence[ClientInfo], state: Path, workers: int
     ) -> None:
         self._infos = {info.id: info for info in infos}
-        self._wire = getattr(torch, experiment.wire.dtype)
-        self.outbound = Outbound()
         setup = {"experiment": to_dict(experiment), "method": dict(method), "threads": torch.get_num_threads()}
         self._workers = [_ClientWorker({**setup, "state": str(state / f"worker-{index}")}) for index in range(workers)]
         self._home = {client: self._workers[index % workers] for index, client in enumerate(self._infos)}
@@ -75,21 +71,17 @@ class PoolEngine:
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         for client, header, arrays in self._spread("exchange", requests, at, {}):
             if header["kind"] == "failure":
-                yield self._failure(header["failure"])
+                yield _failure(header["failure"])
                 continue
-            update = Update(
+            yield Update(
                 self._infos[client], Payload(arrays, header["scalars"]), header["report"], Cost(**header["cost"])
             )
-            self.outbound.payload(client, at.stage, cast(update.payload, self._wire))
-            self.outbound.numbers(client, f"{at.stage} report", update.report)
-            yield update
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, header, _ in self._spread("score", requests, at, {"split": split}):
             if header["kind"] == "failure":
-                yield self._failure(header["failure"])
+                yield _failure(header["failure"])
                 continue
-            self.outbound.numbers(client, f"score {split}", {**header["metrics"], "examples": header["examples"]})
             yield Score(client, split, header["examples"], header["metrics"], Cost(**header["cost"]))
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
@@ -103,13 +95,8 @@ class PoolEngine:
         about = Payload(arrays).part(_ABOUT).arrays
         return Deployment(own, tuple(header["slots"]), mix_from(header["mixer"]), others, about)
 
-    def _failure(self, fields: dict[str, Any]) -> Failure:
-        failure = Failure(**{**fields, "cost": Cost(**fields["cost"])})
-        self.outbound.numbers(failure.client, failure.stage, {"failure": failure.reason})
-        return failure
-
     def store(self) -> PoolStore:
-        return PoolStore(self._workers)
+        return PoolStore(self._workers, self._home)
 
     def _spread(
         self, do: str, requests: Mapping[str, Payload], at: Tick, extra: Mapping[str, Any]
@@ -139,11 +126,15 @@ class PoolEngine:
                 yield client, header, arrays
 
 
+def _failure(fields: dict[str, Any]) -> Failure:
+    return Failure(**{**fields, "cost": Cost(**fields["cost"])})
+
+
 class PoolStore:
     """The workers' stores as one, for checkpoints; see `befit.protocol.store.ClientStore`."""
 
-    def __init__(self, workers: Sequence[_ClientWorker]) -> None:
-        self._workers = workers
+    def __init__(self, workers: Sequence[_ClientWorker], home: Mapping[str, _ClientWorker]) -> None:
+        self._workers, self._home = workers, home
 
     def commit(self) -> dict[str, str]:
         return {client: name for answer in self._ask({"do": "commit"}) for client, name in answer["files"].items()}
@@ -152,7 +143,12 @@ class PoolStore:
         self._ask({"do": "settle"})
 
     def restore(self, files: Mapping[str, str], serial: int) -> None:
-        self._ask({"do": "restore", "files": dict(files), "serial": serial})
+        of: dict[_ClientWorker, dict[str, str]] = {worker: {} for worker in self._workers}
+        for client, name in files.items():
+            of[self._home[client]][client] = name
+        for worker in self._workers:
+            worker.send({"do": "restore", "files": of[worker], "serial": serial})
+        self._answers()
 
     @property
     def serial(self) -> int:
@@ -161,7 +157,19 @@ class PoolStore:
     def _ask(self, header: dict[str, Any]) -> list[dict[str, Any]]:
         for worker in self._workers:
             worker.send(header)
-        return [worker.receive()[0] for worker in self._workers]
+        return self._answers()
+
+    def _answers(self) -> list[dict[str, Any]]:
+        """One of every worker; what went wrong is raised when all have answered."""
+        answers, problem = [], None
+        for worker in self._workers:
+            try:
+                answers.append(worker.receive()[0])
+            except Damaged as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return answers
 
 
 class _ClientWorker:
@@ -181,6 +189,8 @@ class _ClientWorker:
     def receive(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if (answer := self._worker.receive()) is None:
             raise self._lost()
+        if answer[0].get("kind") == "damaged":
+            raise Damaged(answer[0]["reason"])
         if answer[0].get("kind") == "error":
             raise RunError(f"a worker process failed: {answer[0]['reason']}")
         return answer
@@ -207,12 +217,14 @@ def work(line: Line) -> None:
         method = host.build(setup[0]["method"])
         host.install(method)
         store = ClientStore(Path(setup[0]["state"]), experiment.engine.store == "memory")
-        engine = LocalEngine.of(host, method, store, Outbound())
+        engine = LocalEngine.of(host, method, store)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     while (question := line.receive()) is not None:
         try:
             answer, sent = ({"kind": "error", "reason": reason}, {}) if reason else _answer(engine, store, *question)
+        except Damaged as error:
+            answer, sent = {"kind": "damaged", "reason": str(error)}, {}
         except Exception as error:
             answer, sent = {"kind": "error", "reason": f"{type(error).__name__}: {error}"}, {}
         try:
@@ -233,8 +245,7 @@ def _answer(
         store.settle()
         return {}, {}
     if do == "restore":
-        mine = {client: name for client, name in header["files"].items() if store.has(name)}
-        store.restore(mine, header["serial"])
+        store.restore(header["files"], header["serial"])
         return {}, {}
     if do == "serial":
         return {"serial": store.serial}, {}

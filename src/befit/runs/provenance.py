@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from befit.config.experiment import Experiment, load_experiment, to_dict, to_yaml
-from befit.core.errors import RunError
+from befit.core.errors import Damaged, RunError
 from befit.core.plugins import plugin_hash
-from befit.core.storage import atomic_write, check_folder, read_json, write_json
+from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.runs.host import Host
 
 
@@ -44,7 +44,13 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-    before, now = (result_affecting(value) for value in (to_dict(load_experiment(config)), to_dict(experiment)))
+    own = load_experiment(config)
+    if (path / "run.json").exists() and read_manifest(path)["settings"] != _settings(own):
+        raise Damaged(
+            f"{config} is damaged, or was changed: it is not what this run was started with. Put it back from a "
+            "copy, or start a new run"
+        )
+    before, now = (result_affecting(to_dict(value)) for value in (own, experiment))
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         raise RunError(
             f"{path} was started with another configuration; {', '.join(different)} differ. Resume it "
@@ -61,6 +67,12 @@ def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in others}
 
 
+def _settings(experiment: Experiment) -> str:
+    """Hash of the settings that affect a run's numbers, as its config.yaml has them."""
+    text = json.dumps(result_affecting(to_dict(experiment)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def settings_hash(experiment: Experiment) -> str:
     """Hash of the settings that affect a run's numbers, and of its plugins' files."""
     values = result_affecting(to_dict(experiment))
@@ -72,7 +84,10 @@ def settings_hash(experiment: Experiment) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock the directory for this process; raises RunError while another has it. A crash unlocks it."""
+    """Lock the directory for this process, and remove what a crash left there of files that it was writing.
+
+    Raises RunError while another process has it. A crash unlocks it.
+    """
     check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     with (path / ".lock").open("w") as file:
@@ -80,6 +95,7 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(f"{path} is in use by another process that is still running") from None
+        remove_litter(path)
         yield
 
 
@@ -90,7 +106,7 @@ def identify(path: Path, host: Host) -> None:
     """
     now = _basis(host)
     if (path / "run.json").exists():
-        old, new = _result_affecting_basis(read_json(path / "run.json")), _result_affecting_basis(now)
+        old, new = _result_affecting_basis(read_manifest(path)), _result_affecting_basis(now)
         if different := [key for key in new if old[key] != new[key]]:
             raise RunError(
                 f"{path} was started with other data or weights: {', '.join(different)} changed since. Start a new "
@@ -98,7 +114,18 @@ def identify(path: Path, host: Host) -> None:
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
-    write_json(path / "run.json", now)
+    write_sealed(path / "run.json", {**now, "settings": _settings(load_experiment(path / "config.yaml"))})
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """run.json of a run directory. Raises Damaged, saying how to go on, where it is not as the run wrote it."""
+    try:
+        return read_sealed(path / "run.json")
+    except Damaged as error:
+        raise Damaged(
+            f"{error}. Put it back from a copy; or, if data and model are those that the run began with, remove it and "
+            "resume the run with --resume, which writes it again"
+        ) from error
 
 
 def data_and_weights(host: Host) -> dict[str, Any]:

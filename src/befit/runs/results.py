@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from befit.core.metrics import spread
+from befit.core.storage import read_lines
 from befit.report.results import ALONE
-from befit.runs.directory import read_lines
 
 
 def method_results(

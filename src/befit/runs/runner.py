@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -21,11 +21,12 @@ from befit.config.experiment import (
     run_names,
     to_dict,
 )
-from befit.core.errors import ConfigError, RunError
+from befit.core.errors import ConfigError, NotTrained, RunError
 from befit.core.metrics import group_keys
+from befit.core.names import folder_name
 from befit.core.schema import plain
-from befit.core.storage import read_json, write_json
-from befit.core.values import Payload, Tick
+from befit.core.storage import read_sealed, write_json, write_sealed
+from befit.core.values import Failure, Payload, Tick
 from befit.data.federation import ClientData
 from befit.data.limit import limit_sentence
 from befit.protocol.check import check as check_method
@@ -37,14 +38,13 @@ from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
 from befit.runs.artifacts import export_name, write_client
 from befit.runs.clients import family_experiment
-from befit.runs.directory import RunDirectory
+from befit.runs.directory import RunDirectory, finished
 from befit.runs.groups import Rows, by_budget, by_group, by_record
 from befit.runs.host import Host
-from befit.runs.journal import Observer, RunJournal
+from befit.runs.journal import Observer, RunJournal, untrained_text
 from befit.runs.loading import resolve_model
 from befit.runs.local import LocalEngine
 from befit.runs.newcomers import measure_newcomers
-from befit.runs.outbound import Outbound
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
 from befit.runs.results import against_baselines, method_results
@@ -57,12 +57,10 @@ _LOG = logging.getLogger(__name__)
 class Remote(Engine, Protocol):
     """An engine whose clients are elsewhere. Their adapters are written where they are.
 
-    export  has every client write its adapter; returns the clients that could not, with the reason
+    export  has every client write its adapter; returns the failures of those that could not, by client
     """
 
-    outbound: Outbound
-
-    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Exception]: ...
+    def export(self, requests: Mapping[str, Payload], at: Tick) -> dict[str, Failure]: ...
 
 
 Engines = Callable[[str, Mapping[str, Any]], tuple[Remote, Memories]]
@@ -111,8 +109,9 @@ def run(
         )
     path = free_directory(experiment.name) if out is None else Path(out)
     check_directory(path, experiment, resume)
-    if resume and (path / "report.html").exists():
-        return Run(path, read_json(path / "results.json"))
+    done = resume and (path / "report.html").exists() and (path / "run.json").exists()
+    if done and (results := finished(path / "results.json")) is not None:
+        return Run(path, cast(RunResults, results))
     name, *labels = run_names(experiment)
     configs = dict(zip((name, *labels), (experiment.method, *experiment.baselines), strict=True))
     if host is None:
@@ -143,7 +142,7 @@ def run(
         write_results(path, host, name, results, baselines)
         forget_shared_stages(path / "shared_stages", alike)
         write_report(path, plots=experiment.report.plots)
-    return Run(path, read_json(path / "results.json"))
+    return Run(path, cast(RunResults, read_sealed(path / "results.json")))
 
 
 def check(config: Experiment | Mapping[str, Any] | Path | str) -> dict[str, Any]:
@@ -164,8 +163,7 @@ def run_method(
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
-    if done.exists():
-        results = read_json(done)
+    if (results := finished(done)) is not None:
         if observer:  # by an earlier process, but whoever shows this one's progress should count it
             observer({"kind": "run_started", "run": label, "stages": [], "clients": len(host.infos)})
             observer({"kind": "run_finished", "run": label, "mean": results["summary"]["mean"]})
@@ -190,10 +188,10 @@ def run_method(
             for round_ in experiment.checkpoint.keep
             if stage.federated
         }
-        journal = RunJournal(directory, store, label, observer, committed, kept)
-        engine.outbound = journal.outbound
+        wire = getattr(torch, experiment.wire.dtype)
+        journal = RunJournal(directory, store, label, observer, committed, kept, wire)
         for info in host.infos if journal.resume() is None else ():
-            journal.outbound.hello(info)
+            journal.outbound.numbers(info.id, "hello", host.hello(info.id))
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
@@ -205,9 +203,15 @@ def run_method(
             missing = export_clients(path, host, label, engine, downloads, at)
         else:
             missing = engine.export(downloads, at)
+            for client in downloads:
+                if client in missing:
+                    journal.outbound.note(missing[client], "export", wire)
+                else:
+                    journal.outbound.numbers(client, "export", {"exported": True})
         newcomers: dict[str, Any] = {}
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
+        directory.forget_previous(store)
     clients = [info.id for info in host.infos]
     examples = {info.id: info.num_examples for info in host.infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
@@ -217,10 +221,10 @@ def run_method(
         if client in missing:
             row["adapter"] = None
         elif engines is None:
-            row["adapter"] = f"clients/{client}/{export_name(path / 'clients' / client)}"
+            row["adapter"] = f"clients/{folder_name(client)}/{export_name(path / 'clients' / folder_name(client))}"
     results["failures"] += [
-        {"client": client, "stage": "export", "round": 0, "kind": type(error).__name__, "reason": str(error)}
-        for client, error in missing.items()
+        {"client": client, "stage": "export", "round": 0, "kind": failure.kind, "reason": failure.reason}
+        for client, failure in missing.items()
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
@@ -229,7 +233,7 @@ def run_method(
     if newcomers:
         results["newcomers"] = newcomers
     write_json(path / "outbound.json", journal.outbound.as_dict())
-    write_json(done, results)
+    write_sealed(done, results)
     journal.event({"kind": "run_finished", "mean": results["summary"]["mean"]})
     return results
 
@@ -251,18 +255,24 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
 
 def export_clients(
     path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
-) -> dict[str, Exception]:
-    """Write every client's adapter. A client that has none, or a broken one, is returned with the reason."""
-    missing: dict[str, Exception] = {}
+) -> dict[str, Failure]:
+    """Write every client's adapter. A client that has none, or a broken one, is returned with its failure."""
+    missing: dict[str, Failure] = {}
+    untrained: list[str] = []
     for client, request in requests.items():
         try:
             deployed = engine.deployment(client, request, at)
-            write_client(path / "clients" / client, deployed, host, label, client)
+            write_client(path / "clients" / folder_name(client), deployed, host, label, client)
         except RunError:
             raise
+        except NotTrained as error:
+            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
+            untrained.append(client)
         except Exception as error:
             _LOG.warning("client %s gets no adapter: %s", client, error)
-            missing[client] = error
+            missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
+    if untrained:
+        _LOG.warning("%s", untrained_text(untrained, "adapter"))
     return missing
 
 
@@ -274,7 +284,7 @@ def make_engine(
     workers = min(settings.workers, len(host.infos))
     if workers == 1:
         store = directory.store(settings.store == "memory")
-        return LocalEngine.of(host, method, store, Outbound()), store
+        return LocalEngine.of(host, method, store), store
     pool = cleanup.enter_context(
         PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
     )
@@ -362,7 +372,7 @@ def write_results(
     curves = {name: curve, **{label: other["curve"] for label, other in baselines.items()}}
     costs = {name: cost, **{label: other.get("cost", {}) for label, other in baselines.items()}}
     failures += [{**failure, "run": label} for label, other in baselines.items() for failure in other["failures"]]
-    write_json(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
+    write_sealed(path / "results.json", {**head, **results, "curves": curves, "costs": costs, "failures": failures})
 
 
 def add_groups(

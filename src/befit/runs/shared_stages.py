@@ -19,6 +19,7 @@ from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import PayloadMismatch, RunError
+from befit.core.names import folder_name
 from befit.core.storage import read_bytes, read_json, write_json
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import resolved_stages
@@ -155,7 +156,7 @@ class _Shared:
 
     @staticmethod
     def _client(folder: Path, client: str) -> Path:
-        return folder / "clients" / f"{client}.safetensors"
+        return folder / "clients" / f"{folder_name(client)}.safetensors"
 
 
 def forget_shared_stages(folder: Path, keys: Iterable[str]) -> None:

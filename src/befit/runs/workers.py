@@ -81,6 +81,7 @@ class Worker(Line):
 
 
 def parent() -> Line:
-    """A worker's end of the pipe. Ctrl-C is left to the parent, which then closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A worker's end of the pipe. Ctrl-C and a scheduler's SIGTERM are left to the parent, which then closes it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     return Line(Connection(int(sys.argv[1])))

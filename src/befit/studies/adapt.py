@@ -17,7 +17,7 @@ from befit.adapters.keys import Selector, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE
 from befit.config.experiment import Experiment, load_experiment, run_names
 from befit.core.errors import BefitError, ConfigError, DataError, NotTrained, RunError, did_you_mean
-from befit.core.storage import read_json
+from befit.core.names import folder_name
 from befit.core.values import ClientInfo, Failure, Payload, State, Tick
 from befit.protocol.federate import final_download, resolved_stages
 from befit.protocol.method import Deployment, Method
@@ -26,6 +26,8 @@ from befit.runs.artifacts import read_deployment
 from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.newcomers import arrive, newcomer_engine
+from befit.runs.outbound import Outbound
+from befit.runs.provenance import read_manifest
 from befit.train.loop import Pass, train
 
 if TYPE_CHECKING:
@@ -204,7 +206,7 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
         raise RunError(f"{path} is not finished; go on with --resume")
     experiment = load_experiment(path / "config.yaml", overrides)
     host = Host(replace(experiment, evaluate=replace(experiment.evaluate, newcomers=True)))
-    before = read_json(path / "run.json")
+    before = read_manifest(path)
     trained_on = {before["backbone"], *before["backbones"].values()}
     for backbone in host.backbones.values():
         if backbone.fingerprint not in trained_on:
@@ -301,7 +303,7 @@ def _or_reason(find: Callable[[], _Start]) -> _Start | str:
 def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
     """The mean of the adapters of the clients with this newcomer's backbone."""
     peers = [client.id for client in host.infos if client.backbone == info.backbone]
-    folders = [folder / "clients" / client for client in peers]
+    folders = [folder / "clients" / folder_name(client) for client in peers]
     deployed = [read_deployment(folder) for folder in folders if (folder / "deployment.safetensors").exists()]
     if not deployed:
         raise NotTrained("no client with its backbone has an adapter here")
@@ -313,7 +315,8 @@ def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
 def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Start:
     """The adapter that the method's server has for this newcomer."""
     engine = newcomer_engine(host, method, info)
-    welcome = arrive(engine, host, method, server, info, {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0})
+    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    welcome = arrive(engine, host, method, server, info, row, Outbound())
     if isinstance(welcome, Failure):
         raise NotTrained(welcome.reason)
     experiment = host.experiment

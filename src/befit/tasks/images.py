@@ -8,6 +8,7 @@ configuration decides resizing and normalisation itself; otherwise images are re
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from befit.core.errors import DataError
+from befit.core.errors import DataError, brief
 
+# Those that PIL reads by itself: PostScript, for one, it would give to an interpreter.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
+_RATIO, _PIXELS = 30, 2**24  # pixels for a byte, as no photograph has, in a picture that takes half a second to read
 # ITU-R BT.601, the weights that PIL uses for "L", so that an array and the same picture as a file agree.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -102,9 +106,10 @@ def read_image(image: Any, where: str = "the image") -> np.ndarray:
 
 def load_array(path: Path, where: str) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{where}: cannot read {path} as a NumPy array: {error}") from error
+        # Mapped first, which compares the size of the file with what its header says.
+        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception as error:  # whatever a damaged file makes NumPy raise
+        raise DataError(f"{where}: cannot read {path} as a NumPy array: {brief(error)}; save it again") from error
 
 
 def load_picture(source: str | PathLike[str] | bytes, where: str) -> Image.Image:
@@ -113,10 +118,13 @@ def load_picture(source: str | PathLike[str] | bytes, where: str) -> Image.Image
         with warnings.catch_warnings():
             # A picture so large that PIL warns of an attack is refused rather than resized.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as picture:
+                size = len(source) if isinstance(source, bytes) else os.stat(source).st_size
+                if picture.width * picture.height > max(_PIXELS, _RATIO * size):
+                    raise ValueError(f"{size} bytes unpack to {picture.width} x {picture.height} pixels")
                 return ImageOps.exif_transpose(picture).copy()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{where}: cannot read {name} as a picture: {error}") from error
+    except Exception as error:  # whatever a damaged picture makes PIL raise
+        raise DataError(f"{where}: cannot read {name} as a picture: {brief(error)}; save it as .png or .jpg") from error
 
 
 def picture_to_array(picture: Image.Image) -> np.ndarray:

@@ -160,7 +160,7 @@ def _turn(turn: Any, where: str) -> dict[str, str]:
     if not isinstance(turn, Mapping):
         raise DataError(f"{where}: a turn must be {{role, content}} or {{from, value}}, got {show(turn)}")
     role, text = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
-    if role not in ROLES or not isinstance(text, str) or not text.strip():
+    if not isinstance(role, str) or role not in ROLES or not isinstance(text, str) or not text.strip():
         raise DataError(
             f"{where}: a turn must be {{role: user or assistant, content: text}} or {{from: human or gpt, "
             f"value: text}}, got {show(dict(turn))}"

@@ -3,20 +3,25 @@
 import io
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from befit.cli.adapter import read_inputs
 from befit.cli.inspect import _check_rows
-from befit.cli.main import app, exit_code
-from befit.cli.output import make_table, print_json, show_table, warnings_to
+from befit.cli.main import app, exit_code, explain_error
+from befit.cli.output import make_table, print_json, say, screen, show_table, training, warnings_to
 from befit.cli.run import default_out
 from befit.core.errors import ConfigError, DataError, NotEnoughReplies, PayloadMismatch, RunError
 from befit.report.table import Table
+from tests import processes
 from tests.unit.models.tiny_models import save_bert
 
 runner = CliRunner()
@@ -187,6 +192,51 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
     done = call("run", config, "--out", out, "--json")
     assert done.exit_code == 130 and done.stdout == ""
     assert f"resume with: befit run '{out}/config.yaml' --out '{out}' --resume" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_is_an_interrupt_with_its_own_exit_code(number, capsys):
+    with pytest.raises(typer.Exit) as ended, training(False, True, lambda: "go on"):
+        os.kill(os.getpid(), number)
+        threading.Event().wait(5)
+    assert ended.value.exit_code == 128 + number and "interrupted; go on" in capsys.readouterr().err
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def stopped_twice():
+    with training(False, True, lambda: "go on"):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(5)
+        finally:  # as long as cleaning up may take
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(5)
+
+
+def test_a_second_signal_ends_the_process_at_once():
+    assert processes.call(stopped_twice).returncode == -signal.SIGTERM
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with training(False, True, lambda: "go on"):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_texts_from_files_cannot_act_on_the_terminal(tmp_path, capsys):
+    label = "a\x1b[2J\u202eb"
+    explain_error(DataError(f"no column {label}\n  there are others"))
+    say(f"answer {label}")
+    show_table(screen(), Table(label, ["answer"], [[label]]))
+    shown = capsys.readouterr()
+    for text in (shown.err, shown.out):
+        assert "a\\x1b[2J\\u202eb" in text and "\x1b" not in text and "\u202e" not in text
+    assert shown.err.endswith("\n  there are others\n")
+    print_json({"label": label})
+    assert json.loads(capsys.readouterr().out) == {"label": label}
 
 
 def test_results_of_an_earlier_run_are_not_in_the_way(tmp_path):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from befit.cli.main import app
 from befit.config.experiment import load_experiment
+from befit.core.storage import read_sealed
 from befit.core.yamlfile import parse_yaml
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -41,7 +42,7 @@ def test_a_run_prints_its_results_and_nothing_else(finished):
     out, done = finished
     printed = json.loads(done.stdout)
     assert printed["path"] == str(out)
-    assert printed["results"] == json.loads((out / "results.json").read_text())
+    assert printed["results"] == read_sealed(out / "results.json")
     assert len(printed["results"]["clients"]) == 10
     assert "potara" in done.stderr and "elapsed" in done.stderr
 

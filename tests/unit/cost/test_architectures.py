@@ -137,7 +137,7 @@ def test_a_model_that_ships_is_an_architecture_too():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{broken", "not a valid JSON file"),
+        ("{broken", "config.json: is not JSON"),
         ("[]", "describes no model"),
         ('{"model_type": "no-such"}', "no-such"),
         ('{"model_type": "llama", "hidden_size": "many"}', "hidden_size"),

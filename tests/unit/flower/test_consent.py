@@ -71,7 +71,7 @@ def test_a_site_may_limit_the_methods(experiment: Make) -> None:
 def test_a_baseline_that_a_site_does_not_run_is_refused_at_the_start(experiment: Make, tmp_path: Path) -> None:
     service = SiteService(SiteFile(**{**vars(SITE), "methods": ["fedsa"], "state": str(tmp_path)}))
     with pytest.raises(Lost, match=r"method\.name: local is not among the site's methods: fedsa"):
-        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {})
+        checked(service.answer(hello(experiment("fedsa", baselines=["local"]), "trial")), {}, "hello")
 
 
 def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) ->
 
 def test_a_site_file_names_every_mistake(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
-    path.write_text("client: 'a/b'\nmodel: {x: y}\ndevice: tpu\n")
+    path.write_text("client: 'a '\nmodel: {x: y}\ndevice: tpu\n")
     with pytest.raises(ConfigError) as refused:
         load_site(path)
     text = str(refused.value)
     assert all(
-        part in text for part in ("client: must be ASCII letters", "model: unknown key", "models", "device: must")
+        part in text for part in ("client: must be a printable name", "model: unknown key", "models", "device: must")
     )
 
 
@@ -168,7 +168,7 @@ def test_the_text_of_an_error_stays_at_the_site_unless_its_file_says_otherwise(
         )
         request = request_of(experiment(model={"id": "digits-vit"}), settings=settings, do="hello")
         with pytest.raises(Lost) as lost:
-            checked(SiteService(site).answer(request), {})
+            checked(SiteService(site).answer(request), {}, "hello")
         told[errors] = lost.value.reason
     assert "/no/such/file" not in told["kind"]
     assert "/no/such/file" in told["text"]

@@ -140,7 +140,7 @@ def test_altered_bytes_are_refused(grid: LoopbackGrid, experiment: Make, tmp_pat
     ("change", "reason"),
     [
         (lambda header, arrays: header.update(client="client-00"), "a reply to another request"),
-        (lambda header, arrays: header.update(report={"loss": "low"}), "malformed"),
+        (lambda header, arrays: header.update(report={"loss": "low"}), "its loss is low"),
         (lambda header, arrays: header.pop("scalars"), "malformed"),
         (lambda header, arrays: arrays.update({key: value.double() for key, value in arrays.items()}), "wire.dtype"),
         (lambda header, arrays: arrays.popitem(), "left out 1 declared"),

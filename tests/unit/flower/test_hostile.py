@@ -44,7 +44,7 @@ def lying(kind: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Me
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        ("update", lambda said: said["report"].update(loss=10**400), "malformed"),
+        ("update", lambda said: said["report"].update(loss=10**400), "it has to be a number"),
         ("update", lambda said: said.update(kind="failure", error="E", reason="\x1b[2J" + "x" * 10**6), "[2Jxxx"),
         ("score", lambda said: said["metrics"].update(updates=10**6), "'updates', which is no metric's name"),
     ],
@@ -80,25 +80,25 @@ def read(said: dict[str, Any]) -> None:
     replies.hello(said)
     replies.scalars(said)
     replies.report(said)
-    replies.metrics(said, "accuracy")
+    replies.metrics(said, "accuracy", 3)
     replies.cost(said, 0, 0)
-    replies.examples({"examples": said["examples"][0]})
+    replies.examples({"examples": said["examples"][0]}, 3)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"report": {f"{n}": 1 for n in range(1001)}}, "1001 names"),
-        ({"report": {"x" * 201: 1.0}}, "report has an invalid name"),
-        ({"report": {"a\x1b[2J": 1.0}}, "report has an invalid name"),
-        ({"report": {"loss": "low"}}, "malformed"),
-        ({"report": {"loss": 10**400}}, "malformed"),
+        ({"report": {f"{n}": 1 for n in range(201)}}, "201 names"),
+        ({"report": {"x" * 101: 1.0}}, "name of the report is x"),
+        ({"report": {"a\x1b[2J": 1.0}}, r"name of the report is a\[2J"),
+        ({"report": {"loss": "low"}}, "its loss is low; it has to be a number"),
+        ({"report": {"loss": 10**400}}, "its loss is 1000.*; it has to be a number"),
         ({"scalars": {"a": {"b": 1}}}, "number a is"),
         ({"scalars": {"a": [[1]]}}, "number a is"),
-        ({"cost": {"seconds": float("nan"), "peak_memory_mib": 1}}, "costs: nan s"),
-        ({"cost": {"seconds": -1, "peak_memory_mib": 1}}, "costs: -1"),
-        ({"cost": {"seconds": "long", "peak_memory_mib": 1}}, "malformed"),
-        ({"cost": 3}, "malformed"),
+        ({"cost": {"seconds": float("nan"), "peak_memory_mib": 1}}, "its seconds is nan"),
+        ({"cost": {"seconds": -1, "peak_memory_mib": 1}}, "its seconds is -1"),
+        ({"cost": {"seconds": "long", "peak_memory_mib": 1}}, "its seconds is long"),
+        ({"cost": 3}, "its cost is malformed"),
         ({"metrics": {}}, "has no accuracy"),
         ({"metrics": {"accuracy": float("inf")}}, "its accuracy is inf"),
         ({"metrics": {"accuracy": 1, "adapter": 2}}, "'adapter', which is no metric's name"),
@@ -162,7 +162,7 @@ def bare() -> RecordDict:
 )
 def test_bytes_that_are_no_reply_are_refused(content: RecordDict, reason: str) -> None:
     with pytest.raises(PayloadMismatch, match=reason):
-        checked(from_content(content), {})
+        checked(from_content(content), {}, "update")
 
 
 def test_a_run_goes_on_without_a_site_that_sends_bytes_of_no_sense_or_too_many(

@@ -313,7 +313,7 @@ def test_damaged_and_missing_files_are_named_together(tmp_path: Path) -> None:
         merge_checkpoints([good, torn, odd, pickled, tmp_path / "empty", tmp_path / "no"], tmp_path / "out", Merge())
     text = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 5
-    for words in ("damaged or no safetensors", "not valid JSON", "a pickle", f"no {CONFIG}", "no such folder"):
+    for words in ("damaged or no safetensors", "is not JSON", "a pickle", f"no {CONFIG}", "no such folder"):
         assert words in text
 
 

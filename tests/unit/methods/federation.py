@@ -31,9 +31,13 @@ class Notes:
     spool: Path = Path("unused")
     updates: list[tuple[Tick, Update]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    outbound: Outbound = field(default_factory=Outbound)
 
     def resume(self) -> Checkpoint | None:
         return None
+
+    def accepted(self, at: Tick, update: Update) -> None:
+        self.outbound.note(update, at.stage, torch.float32)
 
     def trained(self, at: Tick, update: Update) -> None:
         self.updates.append((at, update))
@@ -71,8 +75,8 @@ class Clients:
         self.initial = self.model.dump(EVERYTHING)
         self.infos = tuple(site.info for site in self.sites.values())
         self.server_site = ServerSite({"tiny": self.initial}, self.infos)
-        self.store, self.outbound, self.notes = ClientStore(None), Outbound(), Notes()
-        self.engine = LocalEngine(method, self.infos, self.site, self.store, self.outbound)
+        self.store, self.notes = ClientStore(None), Notes()
+        self.engine = LocalEngine(method, self.infos, self.site, self.store)
 
     def site(self, info: ClientInfo) -> Site:
         return replace(self.sites[info.id], report={})

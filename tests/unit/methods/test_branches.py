@@ -51,7 +51,7 @@ def test_ffa_lora_keeps_one_A_at_all_clients_and_averages_products_exactly() -> 
 def test_feddpa_never_sends_the_personal_adapter_and_deploys_both(variant: str) -> None:
     clients = Clients(feddpa(rank=2, alpha=4.0, variant=variant))  # type: ignore[arg-type]
     server = clients.run(3)
-    sent = {row["name"] for rows in clients.outbound.as_dict().values() for row in rows if row["shape"]}
+    sent = {row["name"] for rows in clients.notes.outbound.as_dict().values() for row in rows if row["shape"]}
     assert sent and all(name.startswith("shared/") for name in sent)
     deployed = _deployed(clients, "a", server)
     memory = clients.store.load("a")

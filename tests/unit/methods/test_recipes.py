@@ -94,7 +94,7 @@ def test_fedalt_trains_the_individual_adapter_and_a_gate_that_never_leaves() -> 
         assert all(not torch.equal(tensor, clients.initial[key]) for key, tensor in memory.items())
         # the individual adapter is never overwritten by what comes down
         assert_same(select(memory, slot("personal")), clients.uploads(2)[name])
-    leaving = {row["name"] for rows in clients.outbound.as_dict().values() for row in rows if row["shape"]}
+    leaving = {row["name"] for rows in clients.notes.outbound.as_dict().values() for row in rows if row["shape"]}
     assert leaving and all(name.startswith("personal/") for name in leaving)
 
 

@@ -1,6 +1,5 @@
 """report.md and report.html of whole run directories."""
 
-import json
 import random
 import re
 from html.parser import HTMLParser
@@ -11,6 +10,7 @@ import pytest
 import befit
 from befit.core.errors import RunError
 from befit.core.schema import plain
+from befit.core.storage import log_line, read_sealed, write_json, write_sealed
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
 from befit.report import write_report
 from befit.report.sections import outbound_groups, outbound_totals
@@ -106,13 +106,13 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "count": 60,
     }
     files = {
-        "results.json": results,
         "outbound.json": {client: [entry] for client in clients},
         "env.json": {"python": "3.11.9", "packages": {"torch": "2.6.0"}},
     }
     path.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
-        (path / name).write_text(json.dumps(value))
+        write_json(path / name, value)
+    write_sealed(path / "results.json", results)
     ledger = [
         {
             "stage": "federate",
@@ -127,7 +127,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         for client in clients
     ]
     for name, each in (("metrics.jsonl", lines), ("ledger.jsonl", ledger)):
-        (path / name).write_text("".join(json.dumps(line) + "\n" for line in each))
+        (path / name).write_bytes(b"".join(map(log_line, each)))
     (path / "config.yaml").write_text("name: trial\nmethod:\n  name: potara\n")
     return path
 
@@ -166,7 +166,7 @@ def page_of(path):
 def test_the_page_shows_the_same_numbers_as_the_tables_and_the_markdown(tmp_path):
     page = page_of(write_run(tmp_path, ["c0", "c1", "c2"]))
     markdown = (tmp_path / "report.md").read_text()
-    score = json.loads((tmp_path / "results.json").read_text())["clients"]["c1"]["accuracy"]
+    score = read_sealed(tmp_path / "results.json")["clients"]["c1"]["accuracy"]
     row = page.cells[page.cells.index("c1") :][:7]
     assert row == [
         "c1",
@@ -293,12 +293,12 @@ def test_a_client_without_a_score_is_shown_as_such(tmp_path):
 
 def test_adapters_that_do_not_exist_are_not_listed(tmp_path):
     write_run(tmp_path, ["c0", "c1", "c2"], unscored=["c1"])
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = read_sealed(tmp_path / "results.json")
     results["clients"]["c1"]["adapter"] = None
     results["failures"] = [
         {"client": "c1", "stage": "export", "round": 0, "kind": "RunError", "reason": "never trained"}
     ]
-    (tmp_path / "results.json").write_text(json.dumps(results))
+    write_sealed(tmp_path / "results.json", results)
     page = page_of(tmp_path)
     assert "adapters of 2 (PEFT checkpoints)" in page.cells
     for text in (page.text, (tmp_path / "report.md").read_text()):
@@ -330,11 +330,11 @@ def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tm
         (10_000, "token_accuracy", set()),
     ):
         write_run(tmp_path, ["c0", "c1", "c2"])
-        results = json.loads((tmp_path / "results.json").read_text())
+        results = read_sealed(tmp_path / "results.json")
         results["metric"] = metric
         for row in results["clients"].values():
             row |= {"examples": examples, metric: row["accuracy"]}
-        (tmp_path / "results.json").write_text(json.dumps(results))
+        write_sealed(tmp_path / "results.json", results)
         page = page_of(tmp_path)
         assert {
             cell["class"] for cell in page.named("td") if cell.get("class") in ("gain", "loss", "unclear")
@@ -347,14 +347,14 @@ def test_colours_mark_only_what_is_beyond_two_standard_errors_of_a_difference(tm
 @pytest.mark.parametrize("count", [3, 60])
 def test_weights_of_groups_are_drawn_as_ranges_with_a_caption_that_says_so(tmp_path, count):
     write_run(tmp_path, [f"c{k}" for k in range(count)])
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = read_sealed(tmp_path / "results.json")
     assert "from w_min to w_max" not in page_of(tmp_path).text
     results["diagnostics"] = plain([RANGE])
     drawings = []
     for w, least, most in ((0.99, 0.25, 0.75), (0.01, 0.25, 0.75), (0.99, 0.2, 0.75), (0.99, 0.25, 0.8)):
         for row in results["clients"].values():
             row["diagnostics"] = {"w": w, "w_min": least, "w_max": most}
-        (tmp_path / "results.json").write_text(json.dumps(results))
+        write_sealed(tmp_path / "results.json", results)
         page = page_of(tmp_path)
         assert page.cells.count(f"{least:.2f}–{most:.2f}") == count
         names = [attributes["aria-label"] for attributes in page.named("svg")]
@@ -384,7 +384,7 @@ def test_files_that_are_missing_are_named(tmp_path):
 def test_a_directory_without_a_finished_run_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"has no results\.json"):
         write_report(tmp_path)
-    (tmp_path / "results.json").write_text('{"method": "potara"}')
+    write_sealed(tmp_path / "results.json", {"method": "potara"})
     with pytest.raises(RunError, match="it has no metric, clients, summary"):
         write_report(tmp_path)
     assert not list(tmp_path.glob("report.*"))
@@ -394,7 +394,7 @@ def test_a_broken_log_is_refused_rather_than_half_read(tmp_path):
     write_run(tmp_path, ["c0"])
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "sco')
-    with pytest.raises(RunError, match=r"metrics\.jsonl has a line that is not valid JSON"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in line \d+:"):
         write_report(tmp_path)
 
 

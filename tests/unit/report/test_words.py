@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from befit.core.storage import log_line
 from befit.report.drawing import legend
 from befit.report.groups import group_tables
 from befit.runs.results import method_results
@@ -16,7 +16,7 @@ from befit.runs.results import method_results
 def test_updates_are_the_rounds_of_exchanges_and_not_those_of_personal_stages(tmp_path: Path) -> None:
     line = {"client": "a", "purpose": "train", "bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "peak_memory_mib": 1.0}
     stages = [{"stage": stage, "round": round_} for stage, round_ in (("meet", 1), ("meet", 2), ("own", 1))]
-    (tmp_path / "ledger.jsonl").write_text("\n".join(json.dumps({**line, **stage}) for stage in stages))
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(log_line({**line, **stage}) for stage in stages))
     found = method_results(tmp_path, ["a"], {"a": 3}, "accuracy", ["meet"], ("own", 1), {"meet"})
     assert found["clients"]["a"]["updates"] == 2 and found["clients"]["a"]["bytes_up"] == 3
 

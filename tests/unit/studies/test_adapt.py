@@ -22,6 +22,7 @@ from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.newcomers import arrive, newcomer_engine
+from befit.runs.outbound import Outbound
 from befit.runs.runner import run
 from befit.studies.adapt import adapt, fast_adaptation, mean_start, summary
 from tests.unit.models.tiny_models import save_speller, save_vit
@@ -57,7 +58,8 @@ def test_curves_begin_with_a_fresh_adapter_the_clients_mean_and_the_servers_mixt
     assert clients[0].slots == ("personal", "shared") and clients[0].mixer == "gate"
     mean = mean_start([select(one.arrays, slot("personal")) for one in clients])
     row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
-    server = arrive(newcomer_engine(host, method, info), host, method, last_checkpoint(finished).server, info, row)
+    engine = newcomer_engine(host, method, info)
+    server = arrive(engine, host, method, last_checkpoint(finished).server, info, row, Outbound())
     given = final_download(method, server, info, Tick("federate", 1, 1, 0)).arrays  # type: ignore[arg-type]
     mixture = {key.replace("shared", "personal"): value for key, value in given.items()}
     assert row["bytes_up"] > 0 and site is not None

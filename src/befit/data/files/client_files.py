@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from befit.core.errors import DataError, did_you_mean
+from befit.core.errors import DataError, did_you_mean, listed
+from befit.core.names import id_problems
 from befit.data.files.readers import SUFFIXES, is_dataset, is_readable, suffix_of
 
 Sources = dict[str, list[Path]]
@@ -25,15 +26,15 @@ def client_sources(
              client to a file, a folder or {train, val, test}
     trains   whether each needs training data, as clients do and newcomers do not
 
-    A client's folder has train, perhaps val (or validation) and test: files, shards such as
-    `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError that names the client.
+    An id is any printable name, see `befit.core.names`. A client's folder has train, perhaps val (or validation) and
+    test: files, shards such as `train-00000-of-00002.parquet`, or directories that `datasets` saved. Raises DataError
+    that names the client.
     """
     given = clients if isinstance(clients, Mapping) else client_entries(Path(clients))
     if not given:
         raise DataError("there are no clients")
-    for client in given:
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", client) or not client.strip("."):
-            raise DataError(f"client {client!r}: an id is ASCII letters, digits, '.', '_' and '-', and not only dots")
+    if problems := id_problems(given):
+        raise DataError(listed(problems))
     sources_of: dict[str, Sources] = {}
     for client, value in given.items():
         try:
@@ -50,8 +51,8 @@ def client_sources(
         if not path.exists()
     ]
     if missing:
-        listed = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
-        raise DataError(listed + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
+        first = "; ".join(f"client {client}: there is no file {path}" for client, path in missing[:5])
+        raise DataError(first + (f"; and {len(missing) - 5} more" if len(missing) > 5 else ""))
     return sources_of
 
 

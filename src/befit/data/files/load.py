@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from befit.core.errors import ConfigError, DataError, map_all
+from befit.core.names import id_problems
 from befit.data.federation import SPLITS, ClientData, Federation
 from befit.data.files.client_files import ALL, Sources, client_sources
 from befit.data.files.readers import read_rows
@@ -21,7 +22,7 @@ from befit.tasks import get_task
 
 logger = logging.getLogger(__name__)
 
-PUBLIC = "public records"  # a key beside the clients' ids, which never have a space
+PUBLIC = "public records"  # a key beside the clients' ids
 Splits = dict[str, list[Item]]
 
 
@@ -132,7 +133,10 @@ def _read_public(sources: Sources, task: str, columns: Mapping[str, str]) -> lis
 def _check_apart(clients: Mapping[str, Sources], newcomers: Mapping[str, Sources]) -> None:
     """Raise DataError for a newcomer that is a client, by its id or by its files."""
     owners = {path.resolve(): name for name, splits in clients.items() for paths in splits.values() for path in paths}
-    problems = [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
+    problems = id_problems([*clients, *newcomers])
+    problems += [f"newcomer {name}: there is a client of this name" for name in newcomers if name in clients]
+    if PUBLIC in clients or PUBLIC in newcomers:
+        problems.append(f"client {PUBLIC}: this is what befit calls the records of data.public; rename it")
     problems += [
         f"newcomer {name}: {path} is client {owners[path.resolve()]}'s"
         for name, splits in newcomers.items()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from befit.core.errors import DataError, map_all
+from befit.core.errors import DataError, brief, map_all
+from befit.core.jsonfile import parse_json
 
 if TYPE_CHECKING:
     import pyarrow
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".tsv", ".parquet")
+# What unpacks to more than both is no data but a bomb: text packs to a tenth, zeros to a thousandth of its size.
+_RATIO, _GZIP, _PARQUET = 100, 2**20, 2**26
+_ROWS = 1_000_000  # of a Parquet file that has more rows than bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +90,27 @@ def read_table(path: Path) -> pyarrow.Table:
 
 def _content(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.name.lower().endswith(".gz") else data
+        if not path.name.lower().endswith(".gz"):
+            return path.read_bytes()
+        most = max(_GZIP, _RATIO * path.stat().st_size)
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {brief(error)}") from error
+    if len(data) > most:
+        raise _bomb(path, "run gunzip and name the unpacked file")
+    return data
+
+
+def _bomb(path: Path, mend: str) -> DataError:
+    return DataError(f"{path} unpacks to more than {_RATIO} times its size, as records do not; if it should, {mend}")
 
 
 def _json_lines(data: bytes, path: Path) -> list[Row]:
     """One object a line. Empty lines are allowed and counted."""
     # Cut before it is decoded: str.splitlines would also cut at U+2028, which JSON strings may hold.
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    numbered = [(f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
     return map_all(lambda pair: _object(_parse(pair[1], path, pair[0]), path, pair[0]), numbered)
 
 
@@ -105,7 +118,7 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
     if not data.strip():
         return []
     try:
-        values = _parse(data.removeprefix(b"\xef\xbb\xbf"), path, "")
+        values = _parse(data, path, "")
     except DataError as error:
         raise DataError(f"{error}. A file with one object a line is JSON Lines, and ends in .jsonl") from error
     if not isinstance(values, list):
@@ -114,16 +127,7 @@ def _json_list(data: bytes, path: Path) -> list[Row]:
 
 
 def _parse(data: bytes, path: Path, place: str) -> Any:
-    where = f"{path}, {place}" if place else str(path)
-    try:
-        return json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        spot = f"column {error.colno}" if place else f"line {error.lineno}, column {error.colno}"
-        raise DataError(f"{where}: is not JSON ({error.msg} at {spot})") from error
-    except RecursionError as error:
-        raise DataError(f"{where}: is nested too deeply") from error
+    return parse_json(data, f"{path}, {place}" if place else str(path), DataError, halves=True)
 
 
 def _object(value: Any, path: Path, place: str) -> Row:
@@ -141,12 +145,31 @@ def _load_parquet(path: Path) -> pyarrow.Table:
     import pyarrow
     import pyarrow.parquet
 
+    batches: list[pyarrow.RecordBatch] = []
     try:
+        size = path.stat().st_size
         # As a single file: otherwise folders named `key=value` above it would become columns.
         with pyarrow.parquet.ParquetFile(path) as file:
-            return file.read()
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+            unpacked, most = 0, max(_PARQUET, _RATIO * size)
+            is_bomb = file.metadata.num_rows > max(_ROWS, size)
+            # In small parts, since a few bytes may stand for as many copies of a long text as there are rows.
+            for batch in () if is_bomb else file.iter_batches(batch_size=1024):
+                batches.append(batch)
+                unpacked += sum(map(_size, batch.columns))
+                if is_bomb := unpacked > most:
+                    break
+            if not is_bomb:
+                return pyarrow.Table.from_batches(batches, file.schema_arrow)
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {brief(error)}") from error
+    raise _bomb(path, "save it as .jsonl")
+
+
+def _size(column: pyarrow.Array) -> int:
+    """Bytes of a column as values: of a dictionary's, as often as they are repeated."""
+    import pyarrow
+
+    return (column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column).nbytes
 
 
 def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
@@ -162,10 +185,10 @@ def _load_csv(path: Path, delimiter: str) -> pyarrow.Table:
         convert = csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, strings_can_be_null=False)
         table = csv.read_csv(pyarrow.BufferReader(data), parse_options=parse, convert_options=convert)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+        raise DataError(f"{path} cannot be read as CSV: {brief(error)}") from error
     if len(names) == 1 and ";" in names[0]:
         raise DataError(
-            f"{path}: its first line is {names[0]!r}; values are separated by {delimiter!r} here, so save "
+            f"{path}: its first line is {brief(names[0])!r}; values are separated by {delimiter!r} here, so save "
             "it in that form"
         )
     return table
@@ -176,11 +199,13 @@ def _load_dataset(path: Path) -> pyarrow.Table:
     import pyarrow
 
     try:
-        if not json.loads((path / "state.json").read_bytes())["_data_files"]:
+        if not parse_json((path / "state.json").read_bytes(), str(path / "state.json"), DataError)["_data_files"]:
             return pyarrow.table({})  # without records it is saved without files, and datasets cannot load that
         return datasets.Dataset.load_from_disk(str(path)).with_format("arrow")[:]
-    except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a datasets directory: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # whatever a damaged folder makes datasets raise
+        raise DataError(f"{path} cannot be read as a datasets directory: {brief(error)}") from error
 
 
 def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names_of_labels: bool = True) -> list[Row]:
@@ -188,29 +213,43 @@ def table_rows(table: pyarrow.Table, path: Path, columns: Collection[str], names
 
     names_of_labels  false leaves them as numbers, for data whose names are known and are not always stored
     """
-    fields = tuple(table.column_names)
+    try:
+        fields = tuple(table.column_names)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} has a column whose name is not UTF-8 text: {brief(error)}") from error
     if len(set(fields)) < len(fields):
-        raise DataError(f"{path} has two columns of one name: {', '.join(fields)}")
+        raise DataError(f"{path} has two columns of one name: {few(fields)}")
     selected = table.select([name for name in fields if name in columns])
-    names = _class_names(selected.schema) if names_of_labels else {}
-    rows = []
-    for number, values in enumerate(selected.to_pylist(), 1):
-        for column, known in names.items():
-            value = values[column]
-            if value is not None and 0 <= value < len(known):
-                values[column] = known[value]
-        rows.append(Row(values, fields, path, f"row {number}"))
+    names = _class_names(selected.schema, path) if names_of_labels else {}
+    rows = [Row({}, fields, path, f"row {number}") for number in range(1, len(table) + 1)]
+    for column in selected.column_names:
+        known = names.get(column, ())
+        for row, value in zip(rows, _column(selected[column], path, column), strict=True):
+            is_class = isinstance(value, int) and 0 <= value < len(known)
+            row.values[column] = known[value] if is_class else value
     return rows
 
 
-def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
+def few(names: Sequence[str]) -> str:
+    """Names for a sentence: the first twenty, each shortened."""
+    return ", ".join(map(brief, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _column(values: pyarrow.ChunkedArray, path: Path, name: str) -> list[Any]:
+    try:
+        values.validate(full=True)  # neither Parquet nor Arrow checks what it reads: offsets, UTF-8
+        return values.to_pylist()
+    except Exception as error:  # whatever a broken page, or a date out of range, makes pyarrow raise
+        raise DataError(f"{path}: its column {brief(name)} cannot be read: {brief(error)}; write it again") from error
+
+
+def _class_names(schema: pyarrow.Schema, path: Path) -> dict[str, list[str]]:
     """Names of the classes of every `ClassLabel` column, from what `datasets` writes beside the schema."""
-    stored = (schema.metadata or {}).get(b"huggingface")
-    if stored is None:
-        return {}
-    features = json.loads(stored).get("info", {}).get("features", {})
-    return {
-        column: feature["names"]
-        for column, feature in features.items()
-        if column in schema.names and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-    }
+    stored = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), f"{path}: its notes of datasets", DataError)
+    try:
+        features = stored.get("info", {}).get("features", {}).items()
+        labels = {column: feature for column, feature in features if feature.get("_type") == "ClassLabel"}
+        names = {column: list(feature["names"]) for column, feature in labels.items() if column in schema.names}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: its notes of datasets are damaged: {brief(error)}; write it again") from error
+    return names

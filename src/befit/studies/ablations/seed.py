@@ -19,7 +19,7 @@ from befit.config.experiment import Experiment
 from befit.config.overrides import put
 from befit.core.errors import NotTrained
 from befit.core.seeds import derive_seed
-from befit.core.storage import read_json
+from befit.core.storage import read_lines, read_sealed
 from befit.core.values import ClientInfo, State, Tick
 from befit.core.wire import cast
 from befit.core.yamlfile import parse_yaml
@@ -29,7 +29,7 @@ from befit.protocol.federate import resolved_stages
 from befit.protocol.registry import build_method, check_method
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore, read_payload
-from befit.runs.directory import RunDirectory, read_lines
+from befit.runs.directory import RunDirectory
 from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.provenance import settings_hash
@@ -113,7 +113,7 @@ class Seed:
 
     def scores(self, run: Path) -> dict[str, float]:
         """Every client's score. Raises NotTrained where a client has none."""
-        results = read_json(run / "results.json")
+        results = read_sealed(run / "results.json")
         scores = {client: row.get(results["metric"]) for client, row in results["clients"].items()}
         if missing := [client for client, score in scores.items() if score is None]:
             raise NotTrained(

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from befit.core.storage import read_json
+from befit.core.errors import Damaged
+from befit.core.storage import read_lines, read_sealed
 from befit.report.numbers import score_of
-from befit.runs.directory import read_lines
+from befit.report.results import RunResults
 from befit.runs.groups import Rows
+from befit.runs.provenance import read_manifest
 from befit.studies.compare.beside import scores_beside
 from befit.studies.compare.cells import Cell, PlannedRun
 from befit.studies.compare.execute import find_folder
@@ -69,10 +71,17 @@ def collect(out: Path, run: PlannedRun) -> Finished:
 
 
 def _scores(out: Path, cell: Cell, path: Path) -> Scores:
-    results, basis = read_json(path / "results.json"), read_json(path / "run.json")
+    try:
+        results, basis, lines = (
+            read_sealed(path / "results.json"),
+            read_manifest(path),
+            read_lines(path / "metrics.jsonl"),
+        )
+    except Damaged as error:
+        raise Damaged(f"{error}. Or remove {path}, and the same command does this run again") from error
     metric, rows = results["metric"], results["clients"]
     steps: dict[str, int] = dict.fromkeys(rows, 0)
-    for line in read_lines(path / "metrics.jsonl"):
+    for line in lines:
         if line["kind"] == "train":
             steps[line["client"]] += line["steps"]
     return Scores(
@@ -91,5 +100,5 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         failures=len(results["failures"]),
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
-        beside=scores_beside(results),
+        beside=scores_beside(cast(RunResults, results)),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from befit.config.experiment import Experiment, to_dict
-from befit.core.storage import read_json
+from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.runner import run, shared
 from befit.runs.shared_stages import forget_shared_stages, repeated_keys, shared_stages_key
@@ -49,8 +49,8 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
     left: list[int] = []
     for number, cell in enumerate(cells):
         path = find_folder(out, cell)
-        if (path / "report.html").exists():
-            mean = read_json(path / "results.json")["summary"]["mean"]
+        if (path / "report.html").exists() and (results := finished(path / "results.json")) is not None:
+            mean = results["summary"]["mean"]
             tell({"kind": "cell_finished", "cell": number, "mean": mean, "reused": True, "seconds": 0.0})
         else:
             left.append(number)

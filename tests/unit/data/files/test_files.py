@@ -497,7 +497,8 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
         (["a.jsonl", "a/train.jsonl"], "two clients a:"),
         (["a.jsonl", "b.doc"], "{root}/b.doc is no client"),
         (["train.jsonl", "test.jsonl"], "{root}/test.jsonl is a split"),
-        (["a b.jsonl"], "client 'a b': an id is ASCII letters"),
+        (["a\tb.jsonl"], "'a\\tb' is no client's id: it must be a printable name"),
+        (["Ana.jsonl", "ana.jsonl"], "'Ana' and 'ana' are the same name but for case"),
         ([], "{root} has no clients"),
     ],
 )
@@ -754,8 +755,8 @@ def test_newcomers_of_a_configuration_count_from_its_folder_and_their_ids_are_ch
     config.write_text(text)
     experiment = load_experiment(config)
     assert [one.id for one in load_federation(experiment).newcomers] == ["c"]
-    config.write_text(text.replace("newcomers: new", "newcomers: {c d: new}"))
-    with pytest.raises(ConfigError, match=r"data\.newcomers\.c d: a client's id is"):
+    config.write_text(text.replace("newcomers: new", "newcomers: {'c ': new}"))
+    with pytest.raises(ConfigError, match=r"data\.newcomers: 'c ' is no client's id"):
         load_experiment(config)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import final
 
 from torch import Tensor
@@ -45,6 +46,7 @@ from befit.methods.parts.mosaic.sketch import (
     agreement,
     check_agreed,
     disturbed,
+    few_records,
     mean_sketch,
     newcomer_sketch,
 )
@@ -97,12 +99,18 @@ class Mosaic(Method):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        """Backbones whose PQ sites are not at the same places have no cores to share."""
+        """Backbones whose PQ sites are not at the same places have no cores to share; a gradient of few records says
+        what they are."""
         places = {
             family: {f"{k}.{rest}" for k, rest in sites(shapes.targets, self.blocks).values()}
             for family, shapes in context.shapes.items()
         }
-        return [Problem("error", "", text) for text in (differing(places) if places else [])]
+        problems = [Problem("error", "", text) for text in (differing(places) if places else [])]
+        if self.sketch is not None and isinstance(self.mixing, Relevance):
+            batches = ceil(context.train.max_steps / self.mixing.every)
+            smallest = min((len(client.train) for client in context.federation.clients), default=0)
+            problems += few_records(batches, context.train.batch_size, smallest)
+        return problems
 
     def work(self) -> tuple[Work, ...]:
         """Training beside the frozen mixture, and a bare pass of the smallest backbone at every `every`-th step."""

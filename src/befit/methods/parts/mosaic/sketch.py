@@ -21,9 +21,11 @@ from befit.adapters.model import last_projection
 from befit.core.errors import ConfigError, DataError, ModelError, NotTrained, PayloadMismatch
 from befit.core.seeds import derive_seed
 from befit.core.values import Payload, Scalar, TensorSpec, Tick
+from befit.protocol.check import Problem
 from befit.protocol.site import Backbone, Site, shuffled_batches
 
 SKETCH = "sketch/last/gradient"
+FEW = 40  # records behind an upload in the paper's schedule: ten batches of four
 ARRIVING = 20  # batches of a newcomer's data that its gradient is the mean of: 80 records of the paper's batches of 4
 
 
@@ -111,6 +113,23 @@ def _entries(size: int, count: int, seed: int) -> Tensor:
     """`count` of `size` places, in order."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "entries of the last layer's gradient"))
     return torch.randperm(size, generator=generator)[:count].sort().values
+
+
+def few_records(batches: int, batch_size: int, smallest: int) -> list[Problem]:
+    """A warning where fewer records stand behind an upload than in the paper's schedule.
+
+    batches     whose gradients a round's upload is the mean of
+    batch_size  records of each
+    smallest    training records of the client that has fewest
+    """
+    if (behind := min(batches * batch_size, smallest)) >= FEW:
+        return []
+    text = (
+        f"one upload is the mean gradient of {behind} records ({batches} x {batch_size}), and the server can tell what "
+        "they are about by comparing it with gradients of its own; a smaller every, more steps or larger batches put "
+        f"more records behind it, and {FEW} still name a task (docs/methods/rela.md, Traps)"
+    )
+    return [Problem("warning", "relevance.every", text)]
 
 
 def last_gradient(small: Backbone, batch: dict[str, Tensor]) -> Tensor:

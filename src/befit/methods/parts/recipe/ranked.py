@@ -63,7 +63,7 @@ class Ranked(Method):
     merge: MergeRanks
     ranks: Mapping[str, int] = field(default_factory=dict[str, int])
     rule: RankRule = field(default_factory=FixedRank)
-    needs: Needs = field(default_factory=Needs)
+    needs: Needs = Needs(individual_updates=True)  # noqa: RUF009 frozen
 
     use = Use(("shared",))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
@@ -100,6 +100,8 @@ class Recipe(Method):
         return self.use.deployment(site)
 
     def __post_init__(self) -> None:
+        if self.share != NOTHING and self.merge.individual:
+            object.__setattr__(self, "needs", replace(self.needs, individual_updates=True))
         for passes in (self.passes, *(stage.passes for stage in (*self.before, *self.then))):
             names = [step.name for step in passes]
             if len(set(names)) < len(names):

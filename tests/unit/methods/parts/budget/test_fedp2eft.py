@@ -338,7 +338,7 @@ def test_a_client_that_never_took_part_needs_the_download_and_its_own_data_alone
     method = FedP2EFT(**SMALL)
     clients = Clients(method)
     info = clients.infos[2]
-    clients.engine = LocalEngine(method, clients.infos[:2], clients.site, clients.store, clients.outbound)
+    clients.engine = LocalEngine(method, clients.infos[:2], clients.site, clients.store)
     server = clients.run()
     site, memory = clients.fresh(info.id), method.client_init(clients.fresh(info.id))
     assert clients.store.load(info.id) is None

@@ -12,13 +12,13 @@ import torch
 from befit.adapters.keys import join
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
+from befit.core.storage import read_lines
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
 from befit.methods.lora import Lora
 from befit.protocol.method import Method
 from befit.protocol.registry import build_method
-from befit.runs.directory import read_lines
 from befit.runs.runner import check, run
 from tests.conftest import assert_near
 from tests.unit.methods.federation import Clients

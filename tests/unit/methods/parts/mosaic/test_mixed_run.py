@@ -26,7 +26,6 @@ from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.runs.runner import run
 from tests.conftest import federated
 from tests.contract.conftest import Memo
@@ -59,7 +58,7 @@ def test_clients_with_two_backbones_learn_from_each_other(host: Host, serialise:
     site = host.install(method)
     store, memo = ClientStore(None if not serialise else tmp_path / "state", resident=not serialise), Memo()
     memo.spool = tmp_path / "spool"
-    engine = LocalEngine(method, host.infos, host.site, store, Outbound(), serialise=serialise)
+    engine = LocalEngine(method, host.infos, host.site, store, serialise=serialise)
     server = federate(method, engine, site, Schedule(2, 0), memo)
     assert len(memo.updates) == 8 and len(memo.scores) == 4 and not memo.failures
     d_out, d_in = host.common.model.shapes.last
@@ -171,7 +170,7 @@ def spellers(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def played(host: Host, config: dict[str, Any], rounds: int) -> tuple[Method, ServerSite, Payload, Memo]:
     method = host.build(config)
     site, memo = host.install(method), Memo()
-    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True), Outbound())
+    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True))
     return method, site, federate(method, engine, site, Schedule(rounds, 0), memo), memo
 
 

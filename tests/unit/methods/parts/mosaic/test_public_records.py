@@ -18,6 +18,8 @@ from befit.runs.host import Host
 from befit.runs.runner import check
 from tests.unit.models.tiny_models import save_gpt2
 
+LONG = TrainSettings(max_steps=100)  # enough records behind every gradient
+
 
 def test_two_backbones_without_public_records_are_refused_before_anything_is_trained() -> None:
     federation = build("skills", None, {"clients": 4})
@@ -25,11 +27,11 @@ def test_two_backbones_without_public_records_are_refused_before_anything_is_tra
     ids = [client.id for client in federation.clients]
     two = {client: ("small", "model")[place % 2] for place, client in enumerate(ids)}
     method = build_method("fedmosaic")
-    (problem,) = check_method(method, Context(bare, two, TrainSettings()))
+    (problem,) = check_method(method, Context(bare, two, LONG))
     assert problem.severity == "error" and "public records" in problem.text and "skills has none" in problem.text
-    assert not check_method(method, Context(federation, two, TrainSettings()))
-    assert not check_method(method, Context(bare, dict.fromkeys(ids, "model"), TrainSettings()))
-    assert not check_method(build_method("rela"), Context(bare, two, TrainSettings()))
+    assert not check_method(method, Context(federation, two, LONG))
+    assert not check_method(method, Context(bare, dict.fromkeys(ids, "model"), LONG))
+    assert not check_method(build_method("rela"), Context(bare, two, LONG))
 
 
 def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_to_change(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from befit.core.values import Tick
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient, mean_sketch, newcomer_sketch
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, Site
+from befit.runs.runner import check
 from tests.conftest import MakeSite, make_site, random_state, tiny_examples, tiny_task
 
 AT = Tick("federate", 1, 4, 7)
@@ -204,3 +205,16 @@ def test_the_layout_declares_it_by_the_shape_of_the_smallest_model() -> None:
     site.model.install(replace(lora(2, 4.0), extras=(Sketch(0.5),)), 0)
     assert site.model.specs[SKETCH].shape == (10,)
     assert not site.model.dump(slot("sketch"))[SKETCH].any()
+
+
+@pytest.mark.parametrize(
+    ("train", "every", "behind"),
+    [({"max_steps": 5, "batch_size": 8}, 10, 8), ({"max_steps": 40, "batch_size": 10}, 10, None)],
+)
+def test_a_warning_says_how_few_records_stand_behind_an_upload(train, every, behind):
+    config = {"benchmark": {"name": "digits", "clients": 3}, "train": train, "federation": {"rounds": 2}}
+    warned = check({**config, "method": {"name": "rela", "relevance": {"every": every}}})["warnings"]
+    about = [text for text in warned if "relevance.every" in text]
+    assert [f"gradient of {behind} records" in text for text in about] == ([] if behind is None else [True])
+    equal = check({**config, "method": {"name": "rela", "mixing": "equal"}})["warnings"]
+    assert not any("relevance.every" in text for text in equal)

@@ -23,7 +23,6 @@ from befit.protocol.store import ClientStore
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.runs.local import LocalEngine
-from befit.runs.outbound import Outbound
 from befit.tasks.base import Examples
 from tests.conftest import assert_near, assert_same, federated, make_site, tiny_model
 from tests.contract.conftest import Memo
@@ -191,7 +190,7 @@ def test_clients_with_equal_tasks_count_more_for_each_other_than_those_with_anot
     host = Host(experiment, replace(whole, clients=halves, newcomers=()))
     method = host.build(experiment.method)
     site = host.install(method)
-    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True), Outbound())
+    engine = LocalEngine(method, host.infos, host.site, ClientStore(None, resident=True))
     server = federate(method, engine, site, Schedule(1, 0), Memo())
     weights = server.part(GROUPS, EVERYBODY).arrays[WEIGHTS]
     ids = sorted(info.id for info in host.infos)

@@ -16,6 +16,7 @@ from befit.adapters.keys import join, split
 from befit.adapters.pq import BASIS, polar
 from befit.adapters.state import fingerprint
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.jsonfile import parse_json
 from befit.core.seeds import derive_seed
 from befit.core.storage import atomic_write, read_bytes
 from befit.core.values import State
@@ -238,7 +239,7 @@ def load(folder: Path | str, backbone: str, about: Mapping[str, Any]) -> State |
     if not path.exists():
         return None
     arrays, metadata = from_bytes(read_bytes(path), str(path))
-    saved = json.loads(metadata.get("about", "{}"))
+    saved = parse_json(metadata.get("about", "{}"), str(path), PayloadMismatch)
     for key, value in about.items():
         if saved.get(key) != value:
             raise PayloadMismatch(
