@@ -351,9 +351,9 @@ _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 def cost(table: Table, setting: Setting, seeds: Sequence[int]) -> str:
     """Points that the attack and the defence take from the honest clients, with the half-width of the 95 % interval."""
+    if setting.attack == HONEST and setting.defence == "guard":
+        return ""  # what all others of its column are compared with
     against = setting._replace(defence="guard", clip=CLIP, attack=HONEST if setting.attack == HONEST else ABSENT)
-    if setting.seed in TUNING:  # where only clipping was tried without a rule
-        against = setting._replace(defence="clip", attack=ABSENT)
     pairs = [(table.get(against._replace(seed=seed)), table.get(setting._replace(seed=seed))) for seed in seeds]
     lost = [100 * (without - there) for without, there in pairs if without is not None and there is not None]
     if not lost:
