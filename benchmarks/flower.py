@@ -27,6 +27,7 @@ from tests.integration.flower_network import Network
 ORDER = ("local", "cold", "worker")
 CLIENTS = ("client-00", "client-01")
 MIB = 2**20
+ONE_RECORD = "limits: {min_records: 1, min_batch: 1}"  # what is measured is the way, and not the training
 
 
 class Measured(Network):
@@ -89,7 +90,7 @@ def remote(kind: str, folder: Path, rounds: int, workers: bool) -> dict[str, Any
             site.parent.mkdir(exist_ok=True)
             model = wanted.get("model", {}).get("id", "digits-vit")
             data = "benchmarks: [digits]" if kind == "small" else "data: data.jsonl"
-            site.write_text(f"client: {client}\nmodels: {{{model}: {model}}}\n{data}\n")
+            site.write_text(f"client: {client}\nmodels: {{{model}: {model}}}\n{data}\n{ONE_RECORD}\n")
             network.register(site)
             if workers:
                 network.start(f"worker-{client}", ["python", "-m", "befit", "worker", site])

@@ -287,6 +287,6 @@ def test_a_client_that_would_send_more_than_it_declared_is_stopped_at_its_own_si
     object.__setattr__(stage.exchange, "client_update", leak)
     object.__setattr__(done.engine._method, "plan", lambda: [stage])
     victim = host.infos[0]
-    (reply,) = list(done.engine.exchange({victim.id: done.server}, Tick("federate", 2, 2, 0)))
+    (reply,) = list(done.engine.exchange({victim.id: Payload(done.server.arrays)}, Tick("federate", 2, 2, 0)))
     assert isinstance(reply, Failure)
     assert "undeclared arrays, first 'personal/" in reply.reason

@@ -105,7 +105,15 @@ class Network:
         write_site_keys(site.parent / "keys")
         self.flwr("supernode", "register", str(site.parent / "keys" / "site.pub"), "befit")
 
-    def connect(self, name: str, site: Path, key: Path | None = None, ca: Path | None = None) -> None:
+    def connect(
+        self, name: str, site: Path, key: Path | None = None, ca: Path | None = None, executor: bool = False
+    ) -> None:
+        """Start a SuperNode; with befit's executor for its messages, or with Flower's own."""
+        port = str(free_port())
+        if executor:
+            self.start(
+                f"{name}-executor", ["python", "-m", "befit", "flower", "executor", "--node", f"127.0.0.1:{port}"]
+            )
         self.start(
             name,
             [
@@ -119,9 +127,10 @@ class Network:
                 "--host",
                 "127.0.0.1",
                 "--port",
-                str(free_port()),
+                port,
                 "--node-config",
                 f'site="{site}"',
+                *(["--isolation", "process"] if executor else []),
             ],
         )
 

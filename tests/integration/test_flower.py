@@ -32,13 +32,13 @@ MORE: dict[str, tuple[int, Any]] = {
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Three sites, each with a resident worker."""
+    """Three sites, each with a resident worker; the first one's messages get Flower's own processes."""
     with Network(tmp_path_factory.mktemp("federation")) as network:
         for number in range(3):
-            site = write_site(network.folder / f"site-{number}", f"client-0{number}")
+            site = write_site(network.folder / f"site-{number}", f"client-0{number}", "shares: [personal]\n")
             network.register(site)
             network.start(f"worker-{number}", ["python", "-m", "befit", "worker", site])
-            network.connect(f"node-{number}", site)
+            network.connect(f"node-{number}", site, executor=number > 0)
         yield network
 
 

@@ -51,7 +51,7 @@ def trained(events: list[dict[str, Any]], stage: str) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize(("jobs", "store"), [(1, "memory"), (2, "disk")])
+@pytest.mark.parametrize(("jobs", "store"), [(2, "disk"), pytest.param(1, "memory", marks=pytest.mark.slow)])
 def test_cells_on_one_base_are_what_each_is_alone(jobs: int, store: str, tmp_path: Path) -> None:
     """A cohort of two of three clients leaves clients whose memory the base never touched."""
     events: list[dict[str, Any]] = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gzip
-import inspect
 import io
 import json
 import logging
@@ -221,10 +220,8 @@ def frames() -> Kind:
             sent[purpose] = digest(frame("a"))
             yield "a", reply["frame"]
 
-    more = {"examples": {"a": {"train": 9, "val": 3, "test": 3}}}
-    more = more if "examples" in inspect.signature(RemoteEngine).parameters else {}
     about = ("run", "method", {"train": {"lr": 0.1}}, {"name": "fedit"}, torch.float32, "accuracy")
-    engine = RemoteEngine(OneReply(), [ClientInfo("a", "b", 9)], *about, **more)
+    engine = RemoteEngine(OneReply(), {"a": ClientInfo("a", "b", 9)}, *about, lambda client, split: 3, 2**20)
     asks: dict[str, Callable[[], Sequence[Any]]] = {
         "update": lambda: list(engine.exchange({"a": request}, at)),
         "score": lambda: list(engine.score({"a": request}, at, "val")),

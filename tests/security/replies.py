@@ -15,7 +15,7 @@ import torch
 
 from befit.core.values import State
 from befit.core.wire import to_bytes
-from befit.flower.frame import pack, unpack
+from befit.flower.frame import PROTOCOL, pack, unpack
 
 Header = dict[str, Any]
 Change = Callable[[Header, State], object]
@@ -334,10 +334,10 @@ ARRAYS: dict[str, Change] = {
 }
 TRAIN: dict[str, Callable[[bytes, bytes], bytes]] = {
     "the reply to an earlier request": lambda honest, earlier: earlier,
-    "protocol 2.0": with_value(("protocol",), 2.0),
-    "protocol '2'": with_value(("protocol",), "2"),
+    "protocol as a float": with_value(("protocol",), float(PROTOCOL)),
+    "protocol as a text": with_value(("protocol",), str(PROTOCOL)),
     "protocol 1": with_value(("protocol",), 1),
-    "protocol 3": with_value(("protocol",), 3),
+    "the next protocol": with_value(("protocol",), PROTOCOL + 1),
     "another run": with_value(("run",), "another"),
     "another method": with_value(("label",), "another"),
     "another client": with_value(("client",), "client-00"),

@@ -19,11 +19,11 @@ from befit.core.errors import PayloadMismatch
 from befit.core.text import readable
 from befit.core.values import REFUSED, Failure, Payload, Score, Tick, Update
 from befit.flower import replies
-from befit.flower.at_sites import hello
+from befit.flower.at_sites import hello, largest_reply
 from befit.flower.engine import Lost, RemoteEngine, RemoteMemories, checked
 from befit.flower.frame import digest, from_content, to_content, unpack
 from befit.flower.policy import method_of, settings_of
-from befit.flower.remote_clients import remote_host
+from befit.flower.remote_clients import Infos, RemoteClients
 from befit.flower.server_app import run_over
 from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
@@ -94,17 +94,18 @@ class Federation:
 
     def engine(self, lie: Lie | None = None, late: bool = False) -> RemoteEngine:
         self.line.lie, self.line.late = lie, late
-        clients = self.host.federation.clients
+        infos, wire = Infos(self.host), torch.float32
         return RemoteEngine(
             self.line,
-            self.host.infos,
+            infos,
             "trial",
             "fedit",
             settings_of(self.experiment),
             method_of(self.experiment.method),
-            wire=torch.float32,
+            wire,
             metric="accuracy",
-            examples={client.id: {"val": len(client.val), "test": len(client.test)} for client in clients},
+            examples=infos.examples,
+            max_bytes=largest_reply(self.host, self.experiment.method, wire),
         )
 
     def play(self, path: Path, lie: Lie | None = None, late: bool = False) -> list[Checkpoint]:
@@ -120,12 +121,21 @@ class Federation:
         method, at = build_method(self.experiment.method), Tick("federate", ROUNDS, ROUNDS, 0)
         (stage,) = run_stages(method)
         cohort = self.host.infos
-        requests = _Requests(cohort, lambda info: stage.exchange.dispatch(before, info, at), checked=True)
+        requests = _Requests(cohort, lambda info: stage.exchange.dispatch(before, info, at))
         if do == "score":
             return {reply.client: reply for reply in self.engine(lie).score(requests, at, "test")}
-        check = _Check(stage, schedule_of(self.experiment).guard, self.site, requests)
+        check = _Check(stage, self.site, requests)
         found = [check(reply, at) for reply in self.engine(lie).exchange(requests, at)]
+        good = check.replies([reply for reply in found if isinstance(reply, Update)])
+        _, reasons = good.judged(schedule_of(self.experiment).guard)
+        found = [_judged(reply, reasons, at) for reply in found]
         return {reply.client if isinstance(reply, Failure) else reply.client.id: reply for reply in found}
+
+
+def _judged(reply: Update | Failure, reasons: Mapping[str, str], at: Tick) -> Update | Failure:
+    if isinstance(reply, Failure) or reply.client.id not in reasons:
+        return reply
+    return Failure(reply.client.id, at.stage, at.last, REFUSED, reasons[reply.client.id])
 
 
 class Remembering(RunJournal):
@@ -148,7 +158,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     line = Line(services)
     question = hello(experiment, "trial")
     hellos = {client: replies.hello(checked(line.answer(client, question), {}, "hello")[0]) for client in services}
-    host = remote_host(experiment, hellos)
+    host = RemoteClients(experiment).host(hellos, list(hellos))
     return Federation(experiment, host, host.install(build_method(experiment.method)), line)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import shlex
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from befit.cli.output import Imports, Json, Overrides, messages, print_json, say, screen, show_table
 from befit.core.errors import ConfigError
 from befit.report.table import Table
+
+if TYPE_CHECKING:
+    from befit.config.experiment import Experiment
 
 app = typer.Typer(no_args_is_help=True, help="Run the same experiment on many machines, over Flower.")
 
@@ -38,6 +42,7 @@ def write(
     """Write a Flower app directory for a configuration; `flwr run` starts it."""
     from befit.config.experiment import load_experiment
     from befit.flower.app_folder import start_command, write_app
+    from befit.flower.keys import NO_KEYS
 
     experiment = load_experiment(config, [*(overrides or ()), "engine.kind=flower"], imports or ())
     runs = (run_dir or Path("runs") / experiment.name).resolve()
@@ -52,6 +57,8 @@ def write(
         ("waits for", ", ".join(clients)),
         ("start it with", start),
     ]
+    if not (experiment.engine.keys or insecure or simulation):
+        rows.append(("keys", f"none: {NO_KEYS}"))
     if experiment.plugins:
         stay = f"{', '.join(experiment.plugins)} (stay here: a site loads what its own file names under plugins)"
         rows.append(("plugins", stay))
@@ -123,32 +130,92 @@ def node_config(
         "site.yaml"
     ),
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "HOST:8000",
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="CONFIG", help="An experiment in YAML, or its app folder: what it would mean."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain what a site sets, check its file, and print the command that connects it."""
-    from befit.core.schema import parameters_of, type_words
+    """Explain what a site sets, what it agrees to with that, and print the command that connects it.
+
+    With --run, what an experiment's methods would send and bring in, and why the site would refuse it.
+    """
+    from befit.core.schema import plain
+    from befit.flower.consent import promises, refused_run, terms_of
     from befit.flower.site_file import SiteFile, load_site
 
-    parameters = parameters_of(SiteFile)
     site_file = load_site(site) if site.exists() else None
+    if site_file is None and run is not None:
+        raise ConfigError([f"--run: needs the site's file, and there is no {site}"], "the command")
+    experiment = None if run is None else _experiment_of(run)
+    keys = _explained(SiteFile, site_file)
     command = supernode_command(site, server)
+    agreed = [] if site_file is None else terms_of(site_file, experiment)
+    sentences = [] if site_file is None else promises(site_file)
+    problems = [] if site_file is None or experiment is None else refused_run(site_file, experiment)
     if as_json:
-        values = None if site_file is None else vars(site_file)
-        keys = {
-            parameter.name: {"type": type_words(parameter.type), "means": parameter.description}
-            for parameter in parameters
-        }
-        print_json({"keys": keys, "site": values, "command": command})
+        listed = {name: {"type": type_, "means": means} for name, type_, _, means in keys}
+        values = None if site_file is None else plain(site_file)
+        consent = {"always": sentences, "methods": [*map(vars, agreed)], "refused": problems}
+        print_json({"keys": listed, "site": values, "consent": consent, "command": command})
         return
     console = screen()
-    rows = [
-        [parameter.name, "" if site_file is None else _short(getattr(site_file, parameter.name)), parameter.description]
-        for parameter in parameters
-    ]
+    rows = [[name, value, means] for name, _, value, means in keys]
     show_table(console, Table(f"{site}", ["key", "this site" if site_file else "", "meaning"], rows), wrap=2)
     if site_file is None:
         console.print(f"\n{site} does not exist yet; the shortest one:\n\n{EXAMPLE}", markup=False)
+    else:
+        for sentence in sentences:
+            say(f"- {sentence}")
+        terms_table = [
+            [one.method, one.leaves, one.arrives, str(one.updates), one.mend or "nothing: it may run"] for one in agreed
+        ]
+        header = ["method", "leaves the site", "comes in", "updates, at most", "what its file lacks for it"]
+        show_table(console, Table("What each method means for this site", header, terms_table), wrap=(1, 2, 4))
+    if experiment is not None:
+        say(f"\nThis site would {'refuse' if problems else 'take part in'} {run}.")
+        for problem in problems:
+            say(f"  {problem}")
     say(f"\nConnect the site with\n\n  {command}")
+
+
+def _experiment_of(path: Path) -> Experiment:
+    """The experiment of a file, or of the folder that `befit flower app` wrote."""
+    from befit.config.experiment import load_experiment
+
+    return load_experiment(path / "befit_app" / "experiment.yaml" if path.is_dir() else path)
+
+
+def _explained(kind: Any, values: Any, path: str = "") -> list[tuple[str, str, str, str]]:
+    """Of every key, those in blocks too: its dotted name, its type, its value at this site, and what it means."""
+    from befit.core.schema import parameters_of, type_words
+
+    rows: list[tuple[str, str, str, str]] = []
+    for one in parameters_of(kind):
+        value = None if values is None else getattr(values, one.name)
+        if is_dataclass(one.type):
+            rows += _explained(one.type, value, f"{path}{one.name}.")
+        else:
+            shown = "" if values is None else _short(value)
+            rows.append((f"{path}{one.name}", type_words(one.type), shown, one.description))
+    return rows
+
+
+@app.command("executor")
+def executor(
+    node: Annotated[
+        str, typer.Option("--node", metavar="HOST:PORT", help="Where the SuperNode is, by its --host and --port.")
+    ] = "127.0.0.1:9094",
+) -> None:
+    """For a slow site: answer a SuperNode's messages by processes that need no time to start.
+
+    The SuperNode has to run with --isolation process. Flower gives a process 30 seconds to start, and without this a
+    site that needs more answers nothing.
+    """
+    _need_extra()
+    from befit.flower.executor import serve_messages
+
+    serve_messages(node)
 
 
 EXAMPLE = """  client: hospital-a
@@ -203,18 +270,23 @@ def doctor(
         Path | None,
         typer.Option("--certificates", metavar="DIR", help="On the server's machine: its certificates, without SITE."),
     ] = None,
+    run_app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="DIR", help="On the server's machine: the app of a run, without SITE."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
 
     At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
-    its certificate, its version of Flower and its clock. Exit code 2 if something is wrong.
+    its certificate, its version of Flower and its clock. At the server: its certificates, and with --app whether every
+    client of a run is known by its key. Exit code 2 if something is wrong.
     """
     from befit.flower.doctor import examine
 
-    if site is None and certificates is None:
+    if site is None and certificates is None and run_app is None:
         site = Path("site.yaml")
-    findings = examine(site, server, ca, key, certificates)
+    findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
     if as_json:
         print_json({"in_order": in_order, "findings": [*map(vars, findings)]})

@@ -223,8 +223,11 @@ class EngineSettings:
     serialise   send every payload through bytes, as over a network
     threads     CPU threads; null: one for a backbone below ten million parameters, else PyTorch's choice
     spool_mib   a round's replies beyond this size wait on the disk instead of in memory
+    keys        on Flower, every client's public key, as a file or as its line: only the site with this key is this
+                client; without keys the first site that says it is a client is that client
     deadline_s  on Flower, longest wait for the replies of a round; those that come later are not used
-    wait_s      on Flower, longest wait for all sites at the start
+    wait_s      on Flower, longest wait for sites to connect: for all of them at the start, which then begins with
+                federation.min_replies of them, and for min_replies of them before a round
     """
 
     kind: Literal["local", "flower"] = "local"
@@ -233,6 +236,7 @@ class EngineSettings:
     serialise: bool = False
     threads: Annotated[int | None, POSITIVE] = None
     spool_mib: Annotated[int, at_least(0)] = 4
+    keys: dict[str, str] = field(default_factory=dict[str, str])
     deadline_s: Annotated[float, POSITIVE] = 3600.0
     wait_s: Annotated[float, POSITIVE] = 600.0
 

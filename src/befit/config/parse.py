@@ -239,7 +239,7 @@ def _generation(evaluate: Any, task: str) -> list[str]:
 
 def _places(engine: Any) -> list[str]:
     """Settings of one kind of engine under the other."""
-    theirs = {"flower": ("deadline_s", "wait_s"), "local": ("workers", "store", "serialise")}
+    theirs = {"flower": ("deadline_s", "keys", "wait_s"), "local": ("workers", "store", "serialise")}
     defaults = type(engine)()
     return [
         f"engine.{key}: belongs to engine.kind {kind}, which is {engine.kind} here"
@@ -292,8 +292,16 @@ def _absolute(experiment: Experiment, folder: Path) -> Experiment:
 
         data = replace(data, clients=placed(data.clients), newcomers=placed(data.newcomers), public=placed(data.public))
     common = None if experiment.common_model is None else place(experiment.common_model)
+    # A key is a file, or the line in it.
+    keys = {client: key if key.startswith("ecdsa-") else resolve(key) for client, key in experiment.engine.keys.items()}
     return replace(
-        experiment, model=place(model), data=data, benchmark=benchmark, families=families, common_model=common
+        experiment,
+        model=place(model),
+        data=data,
+        benchmark=benchmark,
+        families=families,
+        common_model=common,
+        engine=replace(experiment.engine, keys=keys),
     )
 
 

@@ -61,6 +61,7 @@ class Mark(Enum):
 
     METHOD = "the block of a method"
     SERVER = "used at the server alone, so it never travels"
+    CAP = "an upper limit, so that a larger number makes no more work"
     TOKENS = "without effect on tasks whose examples are not texts with an answer of several tokens"
 
 

@@ -8,10 +8,14 @@ replies.py         what a reply may say               service.py      what a sit
 app_folder.py      what `flwr run` starts             site_state.py   what a site keeps, in a folder of its own
 server_app.py      Flower's ServerApp                 client_app.py   Flower's ClientApp
 link.py            frames over Flower's Grid          worker.py       a resident service; call.py asks it
+members.py         which node is which client         agreement.py    what a run is at a site, once it has begun
+told.py            what is shown of a run             amounts.py      how much a server may ask
+                                                      consent.py      what leaves, and what of it needs a yes
+                                                      executor.py     processes for messages, at a slow site
 
 At both: frame.py (requests and replies as bytes), keys.py (certificates and keys), doctor.py and doctor_server.py (what
 is wrong at a site and at the server, and how to mend it), simulation.py (all sites on one machine). Only server_app,
-client_app, link and frame's record functions import Flower.
+client_app, link, executor and frame's record functions import Flower.
 """
 
 from typing import TYPE_CHECKING
@@ -21,9 +25,10 @@ from befit.core.lazy import lazy
 if TYPE_CHECKING:
     from befit.flower.at_sites import hello, run_at_sites
     from befit.flower.engine import checked
+    from befit.flower.remote_clients import RemoteClients
     from befit.flower.service import SiteService
     from befit.flower.site_file import SiteFile, load_site
 
-__all__ = ["SiteFile", "SiteService", "checked", "hello", "load_site", "run_at_sites"]
+__all__ = ["RemoteClients", "SiteFile", "SiteService", "checked", "hello", "load_site", "run_at_sites"]
 
 __getattr__, __dir__ = lazy(__name__, __file__)

@@ -10,12 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from befit.config.experiment import Experiment, to_yaml
-from befit.core.errors import RunError
+from befit.core.errors import ConfigError, ModelError, RunError
 from befit.core.storage import atomic_write
 from befit.core.version import __version__
 from befit.data.files.client_files import client_entries
+from befit.flower.keys import fingerprints, public_key
 from befit.flower.policy import settings_of
-from befit.flower.remote_clients import client_ids
+from befit.flower.remote_clients import client_ids, needs_model
+from befit.models.source import find_model
 from befit.runs.loading import load_federation, resolve_model
 
 _SERVER = '''"""Flower's ServerApp: the befit run that experiment.yaml describes."""
@@ -51,7 +53,8 @@ def write_app(
     insecure    for a federation without node authentication: a site that comes back may have another identity
     simulation  for Flower's simulation runtime: all clients are on this machine, and so is their data
 
-    Raises ConfigError for a configuration that cannot run at sites, RunError for a directory in use.
+    The keys that `engine.keys` names are written into it. Raises ConfigError for a configuration that cannot run at
+    sites, ModelError for a model that this machine, the server, does not have, RunError for a directory in use.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists already and is not an empty folder; name another")
@@ -59,6 +62,8 @@ def write_app(
     settings_of(experiment)  # raises for what no site could do
     experiment = _listed(experiment) if simulation else experiment
     clients = client_ids(experiment)
+    _find_model(experiment)
+    experiment = _with_keys(experiment, clients, insecure, simulation)
     if experiment.data is not None and not simulation:  # where the data is, each site says itself
         experiment = replace(experiment, data=replace(experiment.data, clients=dict.fromkeys(clients, "at-its-site")))
     name = experiment.name.lower().replace("_", "-").replace(".", "-")
@@ -87,6 +92,28 @@ def start_command(app: Path, clients: Sequence[str], simulation: bool) -> str:
     if simulation:  # a CPU for each node that works, where Flower's own choice is two
         command += f" --federation-config 'num-supernodes={len(clients)} client-resources-num-cpus=1'"
     return command
+
+
+def _find_model(experiment: Experiment) -> None:
+    """Raise ModelError unless the server has what it reads of the model: otherwise the run would only say so later."""
+    model = experiment.model
+    try:
+        find_model(model.id, model.revision, weights=needs_model(experiment))
+    except ModelError as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"the server needs the model itself, whatever sites call theirs (models in a site's file), and {reason}"
+        ) from error
+
+
+def _with_keys(experiment: Experiment, clients: Sequence[str], insecure: bool, simulation: bool) -> Experiment:
+    """The same with the text of every client's key, so that the app needs no other file."""
+    keys = experiment.engine.keys
+    if keys and insecure:
+        raise ConfigError(["engine.keys: say nothing without node authentication; leave out --insecure, or the keys"])
+    texts = {} if simulation else {client: public_key(keys[client]) for client in keys}
+    fingerprints(texts, clients)
+    return replace(experiment, engine=replace(experiment.engine, keys=texts))
 
 
 def _listed(experiment: Experiment) -> Experiment:

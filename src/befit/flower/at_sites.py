@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from befit.config.experiment import CheckpointSettings, Experiment
+from befit.config.experiment import CheckpointSettings, Experiment, run_names
 from befit.flower.engine import Link, RemoteEngine, RemoteMemories, ask
 from befit.flower.policy import method_of, settings_of
-from befit.flower.remote_clients import remote_host
+from befit.flower.remote_clients import Infos
 from befit.protocol.guard import declared_bytes
 from befit.protocol.method import run_stages
 from befit.runs.host import Host
@@ -24,8 +24,9 @@ from befit.runs.runner import Run, run
 def hello(experiment: Experiment, name: str) -> bytes:
     """The question that a run called `name` begins with; a site answers who it is, or why it does not take part."""
     experiment = resolve_model(experiment)
-    method, *others = map(method_of, (experiment.method, *experiment.baselines))
-    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "method": method, "baselines": others}
+    blocks = map(method_of, (experiment.method, *experiment.baselines))
+    methods = dict(zip(run_names(experiment), blocks, strict=True))
+    header = {"run": name, "label": "hello", "settings": settings_of(experiment), "methods": methods}
     return ask("hello", header, {})
 
 
@@ -33,7 +34,7 @@ def run_at_sites(
     experiment: Experiment,
     link: Link,
     name: str,
-    hellos: Mapping[str, Mapping[str, Any]],
+    host: Host,
     out: Path,
     resume: bool = False,
     observer: Observer | None = None,
@@ -41,21 +42,17 @@ def run_at_sites(
     """Run an experiment into the directory `out`; see `befit.runs.runner.run`.
 
     name  the run's name at the sites, the same when it is resumed
-    said  what each client answered to `hello`, in the order that decides cohorts
-
-    Raises ConfigError where a site has another backbone or another benchmark than the server.
+    host  with clients that are elsewhere, see `befit.flower.remote_clients`
     """
     # A site can go back by one round, so the server must not have to go back by more.
     experiment = replace(resolve_model(experiment), checkpoint=CheckpointSettings(0.0))
-    settings, host = settings_of(experiment), remote_host(experiment, hellos)
-    examples = {client.id: {"val": len(client.val), "test": len(client.test)} for client in host.federation.clients}
+    settings, infos = settings_of(experiment), Infos(host)
 
     def engine(label: str, method: Mapping[str, Any]) -> tuple[RemoteEngine, RemoteMemories]:
         wire = getattr(torch, experiment.wire.dtype)
         metric, most = host.task.metric, largest_reply(host, method, wire)
-        return RemoteEngine(
-            link, host.infos, name, label, settings, method_of(method), wire, metric, examples, most
-        ), RemoteMemories()
+        block, memories = method_of(method), RemoteMemories()
+        return RemoteEngine(link, infos, name, label, settings, block, wire, metric, infos.examples, most), memories
 
     return run(experiment, out=out, resume=resume, observer=observer, host=host, engines=engine)
 

@@ -12,15 +12,22 @@ from pathlib import Path
 from befit.config.experiment import BENCHMARK_PATHS
 from befit.core.errors import BefitError, ModelError, RunError, did_you_mean
 from befit.core.plugins import ignore_entry_points, load_plugins
+from befit.flower.agreement import TRIES, Misfits, room
 from befit.flower.call import worker_file
-from befit.flower.doctor_server import Finding, authority, server_seen, servers_own
+from befit.flower.consent import terms_of
+from befit.flower.doctor_server import Finding, authority, server_seen, servers_app, servers_own
 from befit.flower.policy import place_of
 from befit.flower.site_file import SiteFile, claim, load_site
 from befit.protocol.registry import method_names
 
 
 def examine(
-    site: Path | None, server: str | None, ca: Path, key: Path, certificates: Path | None = None
+    site: Path | None,
+    server: str | None,
+    ca: Path,
+    key: Path,
+    certificates: Path | None = None,
+    app: Path | None = None,
 ) -> list[Finding]:
     """Look at versions, then at a site's machine, the server's, or both.
 
@@ -28,6 +35,7 @@ def examine(
     server        HOST:PORT of the SuperLink, or None to leave it out
     ca, key       the server's authority and the site's private key
     certificates  on the server's machine, the folder that `befit flower certificates` wrote
+    app           there too, the folder that `befit flower app` wrote
     """
     findings = list(_versions())
     installed = find_spec("flwr") is not None  # which brings what reads keys
@@ -36,6 +44,8 @@ def examine(
     if certificates is not None and installed:
         findings += servers_own(certificates, server)
         ca = ca if site is not None else certificates / "ca.crt"
+    if app is not None and installed:
+        findings += servers_app(app)
     if server and installed:
         findings += server_seen(server, ca)
     return findings
@@ -67,7 +77,9 @@ def _site(path: Path) -> Iterator[Finding]:
     yield _device(site.device)
     for place in _read_by(site):
         yield Finding("data", place, "" if os.access(place, os.R_OK) else "it is missing or not readable; correct data")
+    yield from _agreed(site)
     yield _state(site)
+    yield from _kept(site)
     resident = worker_file(site).exists()
     yield Finding("worker", "resident" if resident else "none; every message loads the backbone (befit worker)")
 
@@ -108,17 +120,44 @@ def _plugin(name: str) -> Finding:
 
 
 def _names(site: SiteFile) -> Iterator[Finding]:
-    """Methods and benchmarks that no befit of this version has."""
+    """Methods, tasks and benchmarks that no befit of this version has."""
     from befit.data import registry
+    from befit.tasks import task_names
 
     for key, listed, known in (
         ("methods", site.methods or (), method_names),
+        ("tasks", site.tasks or (), task_names),
         ("benchmarks", site.benchmarks, registry.names),
     ):
         for name in listed:
             if name not in known():
-                mend = f"correct {key}.{did_you_mean(name, known())} befit {key} lists them all"
+                every = ", ".join(known()) if key == "tasks" else f"befit {key} lists them all"
+                mend = f"correct {key}.{did_you_mean(name, known())} {every}"
                 yield Finding(key, f"befit has none called {name}", mend)
+
+
+def _agreed(site: SiteFile) -> Iterator[Finding]:
+    """Methods that the site lists and would still refuse, and what its file leaves to servers."""
+    for one in terms_of(site) if site.methods is not None else ():
+        if one.mend:
+            yield Finding("shares", f"{one.method} sends the site's own adapter, so it is refused", f"add {one.mend}")
+    if site.errors == "text":
+        yield Finding("errors", "text: the server reads the text of errors, which may quote records")
+    if site.data is not None and site.label_names is None:
+        yield Finding("label_names", "none: a server can try three times whether its classes fit the data")
+
+
+def _kept(site: SiteFile) -> Iterator[Finding]:
+    """How much of its room the site has used, and questions that did not fit its data."""
+    runs, gib, oldest = room(site)
+    limits = site.limits
+    full = runs >= limits.max_runs or gib > limits.max_state_gib
+    mend = f"remove runs that are over, the oldest first: {', '.join(map(str, oldest[:3]))}" if full else ""
+    yield Finding("runs", f"{runs} of {limits.max_runs}, {gib:.2f} of {limits.max_state_gib:g} GiB", mend)
+    misfits = Misfits(site)
+    if misfits.asked:
+        mend = f"set tasks, columns and label_names; or remove {misfits.path}" if misfits.used_up else ""
+        yield Finding("questions", f"{len(misfits.asked)} of {TRIES} did not fit the site's data", mend)
 
 
 def _device(name: str) -> Finding:

@@ -30,6 +30,7 @@ class Finding:
 
 _SKEW_S = 10.0  # Flower refuses signed requests whose time is further off
 _SOON = 30  # days
+_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 _NEW = "befit flower certificates makes new ones"
 _ASK = "get ca.crt from the server's operator, a copy of the one beside the server's own certificate"
 
@@ -109,6 +110,30 @@ def servers_own(folder: Path, server: str | None) -> Iterator[Finding]:
     yield Finding("server's key", str(key), mend)
 
 
+def servers_app(folder: Path) -> Iterator[Finding]:
+    """On the server's machine: the app of a run, its model, and whether every client is known by its key."""
+    from befit.config.experiment import load_experiment
+    from befit.core.errors import BefitError
+    from befit.flower.keys import NO_KEYS, fingerprints
+    from befit.flower.remote_clients import client_ids, needs_model
+    from befit.models.source import find_model
+    from befit.runs.loading import resolve_model
+
+    try:
+        experiment = resolve_model(load_experiment(folder / "befit_app" / "experiment.yaml"))
+        clients = client_ids(experiment)
+        prints = fingerprints(experiment.engine.keys, clients)
+        _, source = find_model(experiment.model.id, experiment.model.revision, weights=needs_model(experiment))
+    except BefitError as error:
+        yield Finding("app", str(error), "correct the configuration, and befit flower app writes it anew")
+        return
+    yield Finding("app", f"{folder}, for {len(clients)} clients, with {source}")
+    if prints:
+        yield from (Finding(f"key of {client}", its) for client, its in prints.items())
+    else:
+        yield Finding("keys", "none", NO_KEYS)
+
+
 def _read(path: Path, what: str, mend: str) -> Certificate | Finding:
     from cryptography import x509
 
@@ -154,7 +179,7 @@ def _shown(host: str, port: int) -> Iterator[Finding]:
     yield Finding(
         "server's certificate",
         f"for {', '.join(_names(shown)) or 'no names'}, {_dates(shown)}",
-        _expiry(shown, f"the server's operator needs {_NEW}"),
+        _expiry(shown, f"the server's operator has to make new ones: befit flower certificates {host}"),
     )
 
 
@@ -174,10 +199,9 @@ def _version(description: bytes) -> Iterator[Finding]:
 
 def _mend(error: Exception, host: str) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"ca.crt is another server's, its certificate lacks the name {host} or has expired: "
-            f"befit flower certificates {host}"
-        )
+        if error.verify_code == _EXPIRED:
+            return f"its certificate has expired: the operator makes new ones with befit flower certificates {host}"
+        return f"ca.crt is another server's, or its certificate lacks the name {host}: befit flower certificates {host}"
     if isinstance(error, (ssl.SSLError, http.client.HTTPException)):
         return "the server there does not speak TLS"
     if isinstance(error, socket.gaierror):

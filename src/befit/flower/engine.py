@@ -47,11 +47,13 @@ class Link(Protocol):
 class RemoteEngine:
     """An engine over a link.
 
+    infos             every client of the run by its id, in the order that decides cohorts; a site that has not come yet
+                      may have no examples there
     run, label        names of the run and of the method in it, under which sites keep their state
     settings, method  what sites have to know of the configuration, see `befit.flower.policy`
     wire              dtype of floating-point arrays on the wire
     metric            the headline of a score
-    examples          how many each client has of each split, by what it said when it joined
+    examples          how many a client has of a split, by what it said when it joined
     max_bytes         of the arrays of the largest reply that is declared: a larger one is not looked into
     """
 
@@ -60,17 +62,17 @@ class RemoteEngine:
     def __init__(
         self,
         link: Link,
-        infos: Sequence[ClientInfo],
+        infos: Mapping[str, ClientInfo],
         run: str,
         label: str,
         settings: Mapping[str, Any],
         method: Mapping[str, Any],
         wire: torch.dtype,
         metric: str,
-        examples: Mapping[str, Mapping[str, int]],
+        examples: Callable[[str, str], int],
         max_bytes: int,
     ) -> None:
-        self._link, self._infos, self._wire = link, {info.id: info for info in infos}, wire
+        self._link, self._infos, self._wire = link, infos, wire
         self._common = {"run": run, "label": label, "settings": dict(settings), "method": dict(method)}
         self._metric, self._examples, self._max_bytes = metric, examples, max_bytes
 
@@ -138,7 +140,7 @@ class RemoteEngine:
     def _score(self, client: str, header: Header, arrays: State, down: int, split: str) -> Score:
         if arrays:
             raise PayloadMismatch(f"its score comes with {len(arrays)} arrays")
-        examples = replies.examples(header, self._examples[client][split])
+        examples = replies.examples(header, self._examples(client, split))
         metrics = replies.metrics(header, self._metric, examples)
         return Score(client, split, examples, metrics, replies.cost(header, 0, down))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from befit.core.values import State
 
-PROTOCOL = 2  # goes up whenever an older site could misunderstand a newer server
+PROTOCOL = 3  # goes up whenever an older site could misunderstand a newer server
 # A frame's own part, beside the arrays' bytes: their names, dtypes and shapes, and the header. An adapter of ten
 # thousand arrays has 2 MiB of it.
 MOST_BYTES, MOST_ARRAYS, LONGEST_NAME, MOST_AXES, DEEPEST = 2**22, 2**14, 400, 8, 16
@@ -101,11 +102,16 @@ def digest(data: bytes) -> str:
 
 
 def to_content(frame: bytes) -> RecordDict:
-    """One array of bytes, which Flower cuts into chunks of 5 MiB, and its SHA-256."""
+    """One array of bytes, which Flower cuts into chunks of 5 MiB, its SHA-256, and a nonce.
+
+    Flower names a message by a hash of what it holds, and of a reply it believes its own word about who sends it. With
+    the nonce only the site that was asked can know the name of the message, so nobody can reply in its place.
+    """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+    proof = ConfigRecord({"sha256": digest(frame), "nonce": secrets.token_hex(16)})
     array = Array(dtype="uint8", shape=(len(frame),), stype="befit.frame", data=frame)
-    return RecordDict({"frame": ArrayRecord({"frame": array}), "proof": ConfigRecord({"sha256": digest(frame)})})
+    return RecordDict({"frame": ArrayRecord({"frame": array}), "proof": proof})
 
 
 def from_content(content: RecordDict) -> bytes:

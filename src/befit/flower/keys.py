@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from befit.core.errors import ConfigError, RunError
 
+_KIND = "ecdsa-sha2-"  # what the line of a public elliptic-curve key begins with
+NO_KEYS = (
+    "the first registered site that says it is a client is that client; list each one's site.pub under engine.keys"
+)
 _DAYS = 825  # the longest that common TLS libraries accept
 
 
@@ -91,6 +97,58 @@ def write_site_keys(out: Path) -> list[Path]:
     _write(paths[0], key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
     _write(paths[1], key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n", secret=False)
     return paths
+
+
+def public_key(place: str) -> str:
+    """A site's public key in one line, as `site.pub` has it, from that file or from the line itself.
+
+    Raises ConfigError for what is neither.
+    """
+    text = place
+    if not place.startswith(_KIND):
+        try:
+            text = Path(place).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([f"{place}: {getattr(error, 'strerror', None) or 'no public key'}"]) from error
+    if not fingerprint(text.encode()):
+        raise ConfigError([f"{place}: is no public key; a site's is the site.pub that befit flower keys makes"])
+    return " ".join(text.split()[:2])
+
+
+def fingerprint(key: bytes) -> str:
+    """SHA-256 of a public elliptic-curve key, in PEM or as one line, as `ssh-keygen -l` prints it; "" for another."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_public_key,
+        load_ssh_public_key,
+    )
+
+    try:
+        known = (load_ssh_public_key if key.startswith(_KIND.encode()) else load_pem_public_key)(key)
+    except Exception:  # whatever cryptography says to bytes from elsewhere
+        return ""
+    if not isinstance(known, ec.EllipticCurvePublicKey):
+        return ""
+    line = known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(hashed).decode().rstrip('=')}"
+
+
+def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:
+    """Fingerprint of each client's key. Raises ConfigError unless every client has one of its own, or none has any."""
+    prints = {client: fingerprint(public_key(key).encode()) for client, key in keys.items()}
+    problems = [f"engine.keys: {client} is no client of this run" for client in prints.keys() - set(clients)]
+    if prints:
+        problems += [f"engine.keys: has none for {client}" for client in clients if client not in prints]
+    first: dict[str, str] = {}
+    for client, its in prints.items():
+        if first.setdefault(its, client) != client:
+            problems.append(f"engine.keys: {client} has the key of {first[its]}; a client is one site")
+    if problems:
+        raise ConfigError(sorted(problems))
+    return prints
 
 
 def _general_name(host: str):

@@ -1,22 +1,25 @@
-"""Frames to sites and back over Flower's Grid: who is where, deadlines, and replies that do not come."""
+"""Frames to sites and back over Flower's Grid: who is there, deadlines, and replies that do not come."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from befit.core.errors import ConfigError, NotEnoughReplies, PayloadMismatch
+from befit.core.errors import ConfigError, PayloadMismatch
 from befit.flower import replies
 from befit.flower.engine import Lost, checked
 from befit.flower.frame import digest, from_content, to_content
+from befit.flower.members import Members
+from befit.protocol.federate import required_replies
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 8  # replies that are fetched together, so that not all of a round are in memory
+_TELL_S = 30.0  # between two lines that say the same while the server waits
+_AGAIN_S = 60.0  # until a node that did not take part is asked once more
 _WORLD = {3: "late", 4: "late", 5: "offline", 8: "crashed"}  # Flower's error codes that a later attempt may not meet
 _WORDS = {
     "late": "no reply in time (engine.deadline_s), or the message was lost in Flower",
@@ -26,107 +29,140 @@ _WORDS = {
 
 
 class GridLink:
-    """The link to the sites of one run.
+    """The link to the sites of one run. While it waits for anything it asks nodes that connect who they are.
 
-    deadline_s  longest wait for the replies of one round; a site does not take up a request that is older
-    pinned      a client stays at the node where it first was, as it does with node authentication
-    nodes       client to node, as an earlier part of the run left them
+    members      who takes part
+    hello        the question that a node is asked first
+    wait_s       longest wait for members to connect, at the start and before a round; how long a hello may take
+    deadline_s   longest wait for the replies of one round; a site does not take up a request that is older
+    min_replies  how many of those that a round asks have to be connected for it to begin
+    changed      called when a member has come, or was refused
     """
 
     def __init__(
         self,
         grid: Grid,
+        members: Members,
+        hello: bytes,
+        wait_s: float,
         deadline_s: float,
-        pinned: bool = True,
-        nodes: Mapping[str, int] | None = None,
+        min_replies: int | float,
+        changed: Callable[[], None] = lambda: None,
         poll_s: float = 0.5,
     ) -> None:
-        self._grid, self._deadline_s, self._pinned, self._poll_s = grid, deadline_s, pinned, poll_s
-        self.nodes = dict(nodes or {})
-        self._answered: set[int] = set()
-        self._refused: dict[int, str] = {}
-        self._hello, self._expected = b"", frozenset[str]()
+        self._grid, self.members, self._hello = grid, members, hello
+        self._wait_s, self._deadline_s, self._min_replies = wait_s, deadline_s, min_replies
+        self._changed, self._poll_s = changed, poll_s
+        self._greeted: dict[int, tuple[str, float]] = {}  # node: when it had connected, when to ask it once more
+        self._hellos: dict[str, tuple[int, str]] = {}  # messages under way: node, and the client whose key it has
 
-    def gather(self, clients: Sequence[str], hello: bytes, wait_s: float, absent: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait until every client has said hello; returns what each one said, in the order of `clients`.
+    def gather(self) -> None:
+        """Wait until every member has come or refused, or for `wait_s`; go on with those that are here, if enough.
 
-        absent  what they said in an earlier part of the run, taken for those that do not come
-
-        Raises ConfigError if a site refuses, NotEnoughReplies if some are still missing after `wait_s`.
+        Raises ConfigError where members refuse and too few are left, NotEnoughReplies where too few have come.
         """
-        self._hello, self._expected = hello, frozenset(clients)
-        hellos: dict[str, Any] = {}
-        end = time.monotonic() + wait_s
+        end, line = time.monotonic() + self._wait_s, _Line(f"waiting up to {self._wait_s:g} s, engine.wait_s")
         while True:
-            hellos |= self._meet(end)
-            missing = [client for client in clients if client not in hellos]
-            if self._refused and missing:
-                raise ConfigError(self._refused.values(), "the federation")
-            if not missing or all(client in absent for client in missing):
-                return {client: hellos.get(client) or absent[client] for client in clients}
-            if time.monotonic() > end:
-                raise NotEnoughReplies(
-                    f"after {wait_s:g} s {len(hellos)} of {len(clients)} sites have come; missing: "
-                    f"{', '.join(missing)} (engine.wait_s)"
-                )
+            self._meet()
+            if not self.members.missing or self.members.broken:
+                break
+            line.tell(self.members.told())
+            if time.monotonic() >= end:
+                break
             time.sleep(self._poll_s)
+        self.members.demand_enough(self._wait_s)
+        _LOG.info("the run starts: %s", self.members.told())
 
     def deliver(
         self, purpose: str, clients: Sequence[str], frame: Callable[[str], bytes], group: str
     ) -> Iterator[tuple[str, bytes | Lost]]:
         """Send each client its frame, and yield the answers as they come; see `befit.flower.engine.Link`."""
+        there = self._connected(clients)
         end = time.monotonic() + self._deadline_s
-        online = set(self._grid.get_node_ids())
-        if any(self.nodes.get(client) not in online for client in clients):
-            self._meet(end)  # a site that came back may have another number
-        asked: dict[str, tuple[str, int]] = {}
+        asked: dict[str, tuple[int, str]] = {}
         for client in clients:
-            node = self.nodes.get(client)
-            if node is None or node not in online:
-                yield client, Lost("offline", _WORDS["offline"])
+            if client in there:
+                asked[self._push(purpose, there[client], frame(client), group, self._deadline_s)] = (
+                    there[client],
+                    client,
+                )
+            else:
+                yield client, Lost(*self.members.why(client))
+        line = _Line(f"waiting up to {self._deadline_s:g} s, engine.deadline_s")
+        while True:
+            for _, client, reply in self._fetch(asked):
+                yield client, reply
+            if not asked or time.monotonic() > end:
+                break
+            missing = ", ".join(client for _, client in asked.values())
+            line.tell(f"{len(there) - len(asked)} of {len(there)} sites have replied; missing: {missing}")
+            if len(there) < len(clients):
+                self._meet()
+            time.sleep(self._poll_s)
+        for _, client in asked.values():
+            yield client, Lost("late", f"no reply within {self._deadline_s:g} s (engine.deadline_s)")
+
+    def _connected(self, clients: Sequence[str]) -> dict[str, int]:
+        """The nodes of those clients that are connected. While they are too few, wait for others to come."""
+        end, line = time.monotonic() + self._wait_s, _Line(f"waiting up to {self._wait_s:g} s, engine.wait_s")
+        needed = required_replies(self._min_replies, len(clients))
+        online = set(self._grid.get_node_ids())
+        while True:
+            there = self._there(clients, online)
+            if len(there) < len(clients):
+                online = self._meet()
+                there = self._there(clients, online)
+            if len(there) >= needed or time.monotonic() >= end:
+                return there
+            missing = ", ".join(client for client in clients if client not in there)
+            line.tell(f"{len(there)} of {len(clients)} sites are connected, {needed} are needed; missing: {missing}")
+            time.sleep(self._poll_s)
+
+    def _there(self, clients: Sequence[str], online: set[int]) -> dict[str, int]:
+        nodes = {client: self.members.nodes[client] for client in clients if client in self.members.met}
+        return {client: node for client, node in nodes.items() if node in online}
+
+    def _meet(self) -> set[int]:
+        """Ask nodes that are new who they are, and hear those that have answered; waits for none. Returns all nodes.
+
+        A node that did not take part is asked again when it connects anew, and now and then: its operator may have
+        corrected what was wrong.
+        """
+        now, nodes = time.monotonic(), list(self._grid.get_nodes())
+        online, before = {node.node_id for node in nodes}, (len(self.members.met), dict(self.members.refused))
+        at_home = {self.members.nodes[client] for client in self.members.met}
+        for node in nodes:
+            connected, again = self._greeted.get(node.node_id, ("", 0.0))
+            if node.node_id in at_home or (connected == node.last_activated_at and now < again):
                 continue
-            asked[self._push(purpose, node, frame(client), group, self._deadline_s)] = client, node
-        for client, _, reply in self._pull(asked, end):
-            yield client, reply
+            self._greeted[node.node_id] = node.last_activated_at, now + self._wait_s
+            owner = self.members.owner(node.node_id, node.public_key)
+            if owner is not None:
+                message = self._push("query", node.node_id, self._hello, "hello", self._wait_s)
+                self._hellos[message] = node.node_id, owner
+        for node, owner, reply in self._fetch(self._hellos):
+            self._greeted[node] = self._greeted[node][0], now + _AGAIN_S
+            self._hear(node, owner, reply, online)
+        if before != (len(self.members.met), self.members.refused):
+            self._changed()
+        return online
 
-    def _meet(self, end: float) -> dict[str, Any]:
-        """Ask every node that is new who it is; returns what the clients of this run among them said."""
-        new = [node for node in self._grid.get_node_ids() if node not in self._answered and node not in self._refused]
-        ttl = max(end - time.monotonic(), 1.0)
-        asked = {self._push("query", node, self._hello, "hello", ttl): (str(node), node) for node in new}
-        hellos: dict[str, Any] = {}
-        for name, node, reply in self._pull(asked, end):
-            try:
-                if isinstance(reply, Lost):
-                    raise reply
-                header, _ = checked(reply, {"request": digest(self._hello)}, "hello")
-                answer = replies.hello(header)
-                if self._admit(answer["client"], node):
-                    hellos[answer["client"]] = answer
-                self._answered.add(node)
-            except (Lost, PayloadMismatch) as refusal:
-                client = refusal.client if isinstance(refusal, Lost) else ""
-                _LOG.warning("node %s, client %s: %s", name, client or "unknown", refusal)
-                if client and client not in self._expected:
-                    self._answered.add(node)  # another run's site: what it thinks of this one does not matter
-                elif not isinstance(refusal, Lost) or refusal.kind not in _WORDS:
-                    self._refused[node] = f"client {client or 'unknown'} at node {name}: {refusal}"
-        return hellos
-
-    def _admit(self, client: str, node: int) -> bool:
-        """Whether this node may be this client. The first that says so is; another one never takes its place while
-        it is connected, nor later where nodes are authenticated."""
-        if client not in self._expected:
-            _LOG.warning("node %d says that it is %s, which is no client of this run; it is left alone", node, client)
-            return False
-        before = self.nodes.get(client)
-        if before not in (None, node) and (self._pinned or before in set(self._grid.get_node_ids())):
-            raise PayloadMismatch(
-                f"it says that it is client {client}, but node {before} is; a client has one site, "
-                "and its key stays the same for a run"
-            )
-        self.nodes[client] = node
-        return True
+    def _hear(self, node: int, owner: str, reply: bytes | Lost, online: set[int]) -> None:
+        """What a node answered to `hello`, or why it did not."""
+        claimed: object = ""
+        try:
+            if isinstance(reply, Lost):
+                raise reply
+            header, _ = checked(reply, {"request": digest(self._hello)}, "hello")
+            claimed = header.get("client")
+            self.members.admit(node, owner, replies.hello(header), online)
+        except Lost as lost:
+            if lost.kind in _WORDS:
+                _LOG.warning("node %d, client %s: %s", node, owner or "unknown", lost)
+            else:
+                self.members.refuse(node, owner or lost.client, str(lost))
+        except PayloadMismatch as refusal:
+            self.members.refuse(node, owner or (claimed if isinstance(claimed, str) else ""), str(refusal))
 
     def _push(self, purpose: str, node: int, frame: bytes, group: str, ttl: float) -> str:
         """One message at a time, so that downloads of many clients are not in memory together; returns its id."""
@@ -136,22 +172,26 @@ class GridLink:
             raise ConfigError([f"Flower's SuperLink did not take a message of {len(frame)} bytes to node {node}"])
         return number
 
-    def _pull(self, asked: dict[str, tuple[str, int]], end: float) -> Iterator[tuple[str, int, bytes | Lost]]:
-        """Each answer once, as it comes; `Lost` for those that have not come at the end."""
-        waiting = dict(asked)
-        while waiting:
-            names = list(waiting)
-            for start in range(0, len(names), _AT_ONCE):
-                for message in self._grid.pull_messages(names[start : start + _AT_ONCE]):
-                    question = waiting.pop(message.metadata.reply_to_message_id, None)
-                    if question is not None:  # else a reply that came twice
-                        yield *question, _read(message, question[1])
-            if waiting and time.monotonic() > end:
-                break
-            if waiting:
-                time.sleep(self._poll_s)
-        for name, node in waiting.values():
-            yield name, node, Lost("late", f"no reply within {self._deadline_s:g} s (engine.deadline_s)")
+    def _fetch(self, waiting: dict[str, tuple[int, str]]) -> Iterator[tuple[int, str, bytes | Lost]]:
+        """The answers that are there, each once; they are taken out of `waiting`."""
+        names = list(waiting)
+        for start in range(0, len(names), _AT_ONCE):
+            for message in self._grid.pull_messages(names[start : start + _AT_ONCE]):
+                question = waiting.pop(message.metadata.reply_to_message_id, None)
+                if question is not None:  # else a reply that came twice
+                    yield *question, _read(message, question[0])
+
+
+class _Line:
+    """Tells how far something is when that changes, and every 30 s."""
+
+    def __init__(self, limit: str) -> None:
+        self._limit, self._text, self._next = limit, "", time.monotonic() + _TELL_S
+
+    def tell(self, text: str) -> None:
+        if text != self._text or time.monotonic() >= self._next:
+            self._text, self._next = text, time.monotonic() + _TELL_S
+            _LOG.info("%s (%s)", text, self._limit)
 
 
 def _read(message: Message, node: int) -> bytes | Lost:

@@ -14,8 +14,11 @@ from befit.config.experiment import NOT_AT_SITES, Experiment, load_experiment, t
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.plugins import load_plugins
 from befit.core.schema import Mark, Parameter, parameters_of
+from befit.flower.amounts import exceeded, too_large
+from befit.flower.consent import withheld
 from befit.flower.site_file import SiteFile
-from befit.protocol.registry import get_method
+from befit.protocol.registry import build_method, get_method
+from befit.tasks import get_task, task_names
 
 
 def _set(text: str) -> frozenset[str]:
@@ -164,7 +167,8 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         raise PayloadMismatch("the request's settings and method are not mappings of mappings")
     load_plugins(site.plugins)
     wanted = {block: dict(values) for block, values in settings.items()}
-    problems = [*_unlisted(wanted), *refused_in_method(method, site.methods), *_model(wanted, site)]
+    problems = [*_unlisted(wanted), *too_large(wanted, method)]
+    problems += [*refused_in_method(method, site.methods), *_model(wanted, site)]
     if "benchmark" in wanted:
         benchmark = wanted["benchmark"].get("name")
         if benchmark not in site.benchmarks:
@@ -181,12 +185,22 @@ def experiment_here(settings: Mapping[str, Any], method: Mapping[str, Any], site
         wanted["benchmark"] |= site.benchmarks[wanted["benchmark"]["name"]]
     if "benchmark" not in wanted:
         data = wanted.get("data", {})
-        wanted["data"] = {**data, "clients": {site.client: site.data}}
-        wanted["data"]["columns"] = {**data.get("columns", {}), **site.columns}
+        problems += _data(data, site)
+        wanted["data"] = {**data, "clients": {site.client: site.data}, "columns": site.columns}
     engine = {"store": "disk", "threads": site.threads}
     whole = {"name": "site", **wanted, "method": dict(method), "baselines": [], "engine": engine}
     whole["plugins"] = list(site.plugins)
-    return load_experiment(whole)
+    experiment = load_experiment(whole)
+    made = build_method(experiment.method)
+    problems += [*exceeded(experiment, made, site.limits)]
+    problems += [
+        f"method: {method['name']} sends the adapter in slot {slot}, which is the client's own; the site's file does "
+        "not list that slot under shares"
+        for slot in withheld(made, site)
+    ]
+    if problems:
+        raise ConfigError(problems, f"what the server asks of site {site.client}")
+    return experiment
 
 
 def names_a_place(site: SiteFile, text: str) -> bool:
@@ -234,6 +248,27 @@ def _model(wanted: Mapping[str, Mapping[str, Any]], site: SiteFile) -> list[str]
         f"model.revision: {wanted_revision} is not the one that the site's file lists, which is "
         f"{revision or 'none'}; its way to list one is models: {{{name}: {place}@{wanted_revision}}}"
     ]
+
+
+def _data(wanted: Mapping[str, Any], site: SiteFile) -> list[str]:
+    """Why the site's data may not be read as the server says. None of it depends on what is in the data."""
+    problems, columns = [], wanted.get("columns") or {}
+    task, names = wanted.get("task"), wanted.get("label_names")
+    if site.tasks is not None and task not in site.tasks:
+        problems.append(f"data.task: {task} is not among the site's tasks: {_listed(site.tasks)}")
+    if not _mapping(columns):
+        problems.append("data.columns: must be a mapping")
+    else:
+        problems += [
+            f"data.columns.{field}: the site's file does not list it under columns, and a server can name no other"
+            for field in columns
+            if field not in site.columns
+        ]
+    chosen = isinstance(task, str) and task in task_names() and get_task(task).has_classes
+    listed = {*map(str, names)} if isinstance(names, list) else set[str]()
+    if chosen and not {*(site.label_names or ())} <= listed:
+        problems.append("data.label_names: must have all classes of the site's label_names")
+    return problems
 
 
 def _mapping(value: Any) -> bool:

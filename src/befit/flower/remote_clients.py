@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from befit.config.experiment import Experiment
 from befit.core.errors import ConfigError, DataError
-from befit.data.federation import ClientData, Federation, Record
+from befit.core.values import ClientInfo
+from befit.data.federation import SPLITS, ClientData, Federation, Record
+from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
 from befit.tasks import get_task
 
 _LOG = logging.getLogger(__name__)
+Said = Mapping[str, Any]
 
 
 class Elsewhere(Sequence[Record]):
-    """Records at another site: they can be counted, but not read."""
+    """Records at another site: they can be counted, but not read.
 
-    def __init__(self, count: int) -> None:
+    count  how many; None while nobody has said
+    """
+
+    def __init__(self, count: Callable[[], int | None]) -> None:
         self._count = count
 
     def __len__(self) -> int:
-        return self._count
+        return self._count() or 0
+
+    def __bool__(self) -> bool:
+        """Whether there are any, as far as is known: a site that has not come yet is not one without records."""
+        return self._count() != 0
 
     def __getitem__(self, index: Any) -> Any:
         raise DataError("this data is at its site and cannot be read here")
@@ -55,52 +67,102 @@ def client_ids(experiment: Experiment) -> list[str]:
     return list(experiment.data.clients)[: experiment.limit.clients]
 
 
-def remote_host(experiment: Experiment, hellos: Mapping[str, Mapping[str, Any]]) -> Host:
-    """A host with clients that are elsewhere. `hellos` is what each site said of itself.
+def needs_model(experiment: Experiment) -> bool:
+    """Whether a method runs the model at the server, so that the server's weights are those that count."""
+    return any(method.needs.server_model for method in methods_of(experiment))
 
-    The server has the backbone's shapes, and its weights only where a method runs it there: then they are compared with
-    the sites', otherwise the sites' with each other. Raises ConfigError that names every site with another backbone, or
-    with other data of a benchmark.
+
+def methods_of(experiment: Experiment) -> list[Method]:
+    return [build_method(block) for block in (experiment.method, *experiment.baselines)]
+
+
+class RemoteClients:
+    """The clients of an experiment as the server knows them: who they are, and what their sites have to say.
+
+    backbone  fingerprint that every site's backbone has to have; empty while nobody has decided
     """
-    known = load_federation(experiment) if experiment.benchmark is not None else None
-    counts = {client: [Elsewhere(count) for count in hello["examples"]] for client, hello in hellos.items()}
-    infos = {client.id: client.info for client in known.clients} if known is not None else {}
-    clients = tuple(
-        ClientData(client, train, val, test, infos.get(client, {})) for client, (train, val, test) in counts.items()
-    )
-    if known is not None:
-        if known.newcomers and experiment.evaluate.newcomers:
-            _LOG.warning("the %d newcomers of %s are not measured on Flower", len(known.newcomers), known.name)
-        federation = replace(known, clients=clients, newcomers=())
-        wanted = known.manifest["partition"]["sha256"]
-        problems = [
-            f"site {client} made other data of {known.name}: hash {hello['data'][:12]}, the server's {wanted[:12]}"
-            for client, hello in hellos.items()
-            if hello["data"] != wanted
-        ]
-        problems += [
-            f"site {client.id} reports {hellos[client.id]['examples']} examples, where {known.name} has {there}"
-            for client in known.clients
-            if (there := [len(client.train), len(client.val), len(client.test)])
-            != hellos.get(client.id, {}).get("examples", there)
-        ]
-    else:
-        assert experiment.data is not None
-        data = json.dumps({client: hello["data"] for client, hello in hellos.items()})
+
+    def __init__(self, experiment: Experiment, backbone: str = "") -> None:
+        self._experiment, self.backbone, self._runs_here = experiment, backbone, needs_model(experiment)
+        needs = (method.needs.splits for method in methods_of(experiment))
+        self._needed: tuple[str, ...] = ("train", experiment.evaluate.split, *itertools.chain(*needs))
+        self._known = load_federation(experiment) if experiment.benchmark is not None else None
+        if self._known is not None:
+            self.ids = [client.id for client in self._known.clients]
+            self._data = self._known.manifest["partition"]["sha256"]
+            self._counts = {c.id: [len(c.train), len(c.val), len(c.test)] for c in self._known.clients}
+        else:
+            self.ids, self._data, self._counts = client_ids(experiment), "", {}
+
+    def problem(self, client: str, said: Said) -> str:
+        """Why a site that says this cannot be this client; empty where it can."""
+        if self._known is not None and said["data"] != self._data:
+            whose = f"hash {said['data'][:12]}, the server's {self._data[:12]}"
+            return f"site {client} made other data of {self._known.name}: {whose}"
+        if self._known is not None and said["examples"] != self._counts[client]:
+            there = self._counts[client]
+            return f"site {client} reports {said['examples']} examples, where {self._known.name} has {there}"
+        counts: dict[str, int] = dict(zip(SPLITS, said["examples"], strict=True))
+        if empty := [split for split in self._needed if not counts[split]]:
+            return f"site {client} has no {empty[0]} examples"
+        if self.backbone and said["backbone"] != self.backbone:
+            whose = "the server's" if self._runs_here else "the others'"
+            ours = self.backbone[:12]
+            return f"site {client} has another backbone: fingerprint {said['backbone'][:12]}, {whose} {ours}"
+        return ""
+
+    def host(self, said: Mapping[str, Said], began: Sequence[str]) -> Host:
+        """A host with clients that are elsewhere, and the backbone that all have to have: the server's own where a
+        method runs it there, otherwise what most of the sites have.
+
+        said   what each site said of itself; it may grow while the run goes on
+        began  the clients that were there when the run began
+        """
+        if not self.backbone and not self._runs_here:
+            ((self.backbone, _),) = Counter(said[client]["backbone"] for client in began).most_common(1)
+        host = Host(self._experiment, self._federation(said, began), None if self._runs_here else self.backbone)
+        self.backbone = host.fingerprint
+        return host
+
+    def _federation(self, said: Mapping[str, Said], began: Sequence[str]) -> Federation:
+        infos = {client.id: client.info for client in self._known.clients} if self._known is not None else {}
+
+        def count(client: str, split: int) -> int | None:
+            counts = said[client]["examples"] if client in said else self._counts.get(client)
+            return None if counts is None else counts[split]
+
+        def client_data(client: str) -> ClientData:
+            train, val, test = (Elsewhere(partial(count, client, split)) for split in range(3))
+            return ClientData(client, train, val, test, infos.get(client, {}))
+
+        clients = tuple(map(client_data, self.ids))
+        if self._known is not None:
+            if self._known.newcomers and self._experiment.evaluate.newcomers:
+                number, name = len(self._known.newcomers), self._known.name
+                _LOG.warning("the %d newcomers of %s are not measured on Flower", number, name)
+            return replace(self._known, clients=clients, newcomers=())
+        assert self._experiment.data is not None
+        data = json.dumps({client: said[client]["data"] for client in began})
         manifest = {"partition": {"name": "sites", "sha256": hashlib.sha256(data.encode()).hexdigest()}}
-        names = tuple(experiment.data.label_names or ())
-        federation = Federation("files", "1", experiment.data.task, clients, label_names=names, manifest=manifest)
-        problems = []
-    ((common, _),) = Counter(hello["backbone"] for hello in hellos.values()).most_common(1)
-    methods = (build_method(block) for block in (experiment.method, *experiment.baselines))
-    runs_here = any(method.needs.server_model for method in methods)
-    host = Host(experiment, federation, None if runs_here else common)
-    whose = "the server's" if runs_here else "the others'"
-    problems += [
-        f"site {client} has another backbone: fingerprint {hello['backbone'][:12]}, {whose} {host.fingerprint[:12]}"
-        for client, hello in hellos.items()
-        if hello["backbone"] != host.fingerprint
-    ]
-    if problems:
-        raise ConfigError(problems, "the federation")
-    return host
+        names = tuple(self._experiment.data.label_names or ())
+        return Federation("files", "1", self._experiment.data.task, clients, label_names=names, manifest=manifest)
+
+
+class Infos(Mapping[str, ClientInfo]):
+    """Every client of a host by its id, with as many examples as its site has said by now."""
+
+    def __init__(self, host: Host) -> None:
+        self._clients = {client.id: client for client in host.federation.clients}
+        self._backbones = {info.id: info.backbone for info in host.infos}
+
+    def __getitem__(self, client: str) -> ClientInfo:
+        return ClientInfo(client, self._backbones[client], len(self._clients[client].train))
+
+    def examples(self, client: str, split: str) -> int:
+        return len(getattr(self._clients[client], split))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -15,6 +15,7 @@ from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 
 DOES = ("hello", "train", "score", "export")
+MOST_METHODS = 100
 
 
 def check_request(header: Mapping[str, Any], client: str) -> None:
@@ -31,10 +32,21 @@ def check_request(header: Mapping[str, Any], client: str) -> None:
     for key in ("run", "label"):
         if not is_name(header.get(key)):
             raise PayloadMismatch(f"invalid {key} name {header.get(key)!r}")
+    if header["do"] == "hello":
+        _check_methods(header.get("methods"))
     if header["do"] != "hello" and not isinstance(header.get("scalars"), dict):
         raise PayloadMismatch("the request's numbers are no mapping")
     if header["do"] == "score" and header.get("split") not in ("val", "test"):
         raise PayloadMismatch(f"the request is for a score on {header.get('split')!r}; it may be val or test")
+
+
+def _check_methods(methods: Any) -> None:
+    """Raise PayloadMismatch unless a hello names a block of a method for every label of the run."""
+    if not isinstance(methods, dict) or not 0 < len(methods) <= MOST_METHODS:
+        raise PayloadMismatch(f"the request's methods are no mapping of 1 to {MOST_METHODS} labels to methods")
+    for label, block in methods.items():
+        if not is_name(label) or not isinstance(block, dict):
+            raise PayloadMismatch(f"invalid label name {label!r}, or its method is no mapping")
 
 
 def is_name(value: Any) -> bool:
@@ -55,6 +67,8 @@ def tick_of(header: Mapping[str, Any], method: Method, experiment: Experiment) -
     except (TypeError, StopIteration):
         raise PayloadMismatch(f"unknown stage or round: {time!r}") from None
     rounds = max(stage.rounds or 0, 1)  # a stage of no rounds is scored and exported as if it had one
+    if at.seed != experiment.federation.seed:
+        raise PayloadMismatch(f"the request has seed {at.seed}, and the run {experiment.federation.seed}")
     if at.rounds != rounds or not 1 <= at.round <= at.last <= rounds or (stage.federated and at.span > 1):
         raise PayloadMismatch(
             f"the request is for rounds {at.round} to {at.last} of {at.rounds} of stage {at.stage}, which has {rounds}"

@@ -15,9 +15,14 @@ from befit.config.experiment import Experiment, load_experiment
 from befit.core.errors import RunError
 from befit.core.storage import read_json, write_json
 from befit.flower.at_sites import hello, run_at_sites
+from befit.flower.keys import NO_KEYS, fingerprints
 from befit.flower.link import GridLink
-from befit.flower.remote_clients import client_ids
+from befit.flower.members import Members
+from befit.flower.remote_clients import RemoteClients
+from befit.flower.told import Told, tell_results, told_in_a_line
+from befit.protocol.federate import required_replies
 from befit.runs.journal import Observer
+from befit.runs.loading import resolve_model
 from befit.runs.runner import Run
 
 _LOG = logging.getLogger(__name__)
@@ -29,17 +34,14 @@ def server_app(config: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(format="%(message)s")
+        logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("befit").setLevel(logging.INFO)
         settings = context.run_config
-        done = run_over(
-            grid,
-            load_experiment(config),
-            Path(str(settings["out"])).expanduser(),
-            resume=bool(settings["resume"]),
-            pinned=not settings["insecure"],
-        )
-        _LOG.info("the run is finished: %s", done.path)
+        out = Path(str(settings["out"])).expanduser()
+        resume, pinned = bool(settings["resume"]), not settings["insecure"]
+        with told_in_a_line(out):
+            done = run_over(grid, load_experiment(config), out, resume, pinned, Told())
+            tell_results(done.path, done.results)
 
     return app
 
@@ -61,10 +63,33 @@ def run_over(
     before: Mapping[str, Any] = read_json(record) if resume and record.exists() else {}
     if resume and not before and (out / "config.yaml").exists():
         raise RunError(f"{out} was not run on Flower: it has no .sites.json")
-    name = before.get("run") or uuid.uuid4().hex
-    link = GridLink(grid, experiment.engine.deadline_s, pinned, before.get("nodes"), poll_s)
-    hellos = link.gather(
-        client_ids(experiment), hello(experiment, name), experiment.engine.wait_s, before.get("said", {})
-    )
-    write_json(record, {"run": name, "nodes": link.nodes, "said": hellos})
-    return run_at_sites(experiment, link, name, hellos, out, resume, observer)
+    name, began = before.get("run") or uuid.uuid4().hex, list(before.get("began", ()))
+    experiment = resolve_model(experiment)
+    federation, engine = experiment.federation, experiment.engine
+    known = RemoteClients(experiment, before.get("backbone", ""))
+    keys = fingerprints(engine.keys, known.ids)
+    if not keys and pinned:
+        _LOG.warning("engine.keys lists no keys: %s", NO_KEYS)
+    needed = required_replies(federation.min_replies, len(known.ids))
+    nodes = {} if keys else dict(before.get("nodes", {}))
+    members = Members(known.ids, known.problem, needed, keys, pinned, nodes, dict(before.get("said", {})))
+
+    def keep() -> None:
+        if began:
+            now = {
+                "run": name,
+                "nodes": members.nodes,
+                "said": members.said,
+                "began": began,
+                "backbone": known.backbone,
+            }
+            write_json(record, now)
+
+    asked = hello(experiment, name)
+    link = GridLink(grid, members, asked, engine.wait_s, engine.deadline_s, federation.min_replies, keep, poll_s)
+    link.gather()
+    began = began or [client for client in known.ids if client in members.met]
+    host = known.host(members.said, began)
+    members.check_again(engine.wait_s)
+    keep()
+    return run_at_sites(experiment, link, name, host, out, resume, observer)

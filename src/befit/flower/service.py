@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +14,35 @@ from typing import Any
 import torch
 
 from befit.config.experiment import Experiment
-from befit.core.errors import BefitError, ConfigError, PayloadMismatch
+from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, write_json, write_sealed
-from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Update
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire import cast
-from befit.data.federation import Federation
+from befit.data.federation import Federation, Record
+from befit.flower.agreement import (
+    Asked,
+    Misfits,
+    agree,
+    agreed,
+    check_agreed,
+    check_known,
+    check_room,
+    keyed_hash,
+)
+from befit.flower.amounts import fewest_records, size_of
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
+from befit.flower.replies import scalars
 from befit.flower.requests import check_request, is_name, tick_of
-from befit.flower.site_file import SiteFile, claim
+from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
+from befit.protocol.download import check_download
 from befit.protocol.guard import check_finite
 from befit.protocol.method import Method, run_stages
 from befit.protocol.registry import build_method
+from befit.protocol.serve import final_stages, stage_named
+from befit.protocol.stage import Stage
 from befit.runs.artifacts import write_client
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
@@ -69,15 +84,50 @@ class SiteService:
                 return self._reply(Path(self.site.state), header, digest(request)).frame(dict(NOT_WRITTEN), {})
 
     def _hello(self, header: Header, arrays: State, request: str) -> bytes:
-        """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data."""
-        for baseline in header.get("baselines", ()):  # refused now rather than when they run, later
-            experiment_here(header["settings"], baseline, self.site)
-        about = self._ready(header).hello(self.site.client)
-        return self._send(self._reply(self._run(header), header, request), {"kind": "hello", **about}, "hello", about)
+        """Who this site is: its id, the fingerprint of its backbone, numbers of examples, a hash of its data. From here
+        on the run is what this request says it is."""
+        settings, methods, run = header["settings"], header["methods"], self._run(header)
+        experiments = [experiment_here(settings, block, self.site) for block in methods.values()]
+        check_known(run, settings, methods)
+        check_room(self.site, run)
+        host, client = self._fitting(settings, experiments[0]), self.site.client
+        (data,) = (each for each in host.federation.clients if each.id == client)
+        problems = [
+            problem
+            for (label, block), experiment in zip(methods.items(), experiments, strict=True)
+            for problem in _lacking(label, build_method(block), experiment, host, data.train, self.site.limits)
+        ]
+        if problems:
+            raise ConfigError(problems, f"what the server asks of site {client}")
+        about = host.hello(client)
+        if self._private(host):
+            about["data"] = keyed_hash(Path(self.site.state), about["data"])
+        agree(run, settings, methods)
+        return self._send(self._reply(run, header, request), {"kind": "hello", **about}, "hello", about)
+
+    def _fitting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
+        """The host of a new run. What is wrong with the site's own data counts as an answer, of which there are few."""
+        if experiment.benchmark is not None:
+            return self._hosting(settings, experiment)
+        misfits = Misfits(self.site)
+        misfits.check(settings)
+        try:
+            host = self._hosting(settings, experiment)
+            _check_classes(host, self.site)
+            return host
+        except (ConfigError, ModelError, RunError, MemoryError):
+            raise  # none of which depends on what is in the records
+        except Exception:
+            misfits.add(settings)
+            raise
+
+    def _private(self, host: Host) -> bool:
+        """Whether the data is the site's own, and not a public benchmark's."""
+        return host.experiment.benchmark is None
 
     def _train(self, header: Header, arrays: State, request: str) -> bytes:
-        host, method = self._ready(header), self._method(header)
-        at, folder = tick_of(header, method, host.experiment), self._folder(header)
+        host, method, at = self._pinned(header)
+        folder = self._folder(header)
         stage = [each.name for each in run_stages(method)].index(at.stage)
         memory, stamp = SiteMemory(folder), Stamp(stage, at.round, at.last, request)
         wire = getattr(torch, host.experiment.wire.dtype)
@@ -89,57 +139,89 @@ class SiteService:
             before = Update(me, Payload(sent, kept["scalars"]), kept["report"], Cost(**kept["cost"]))
             reply.note(at.stage, before, wire)
             return again
-        (update,) = self._engine(host, method, memory).exchange({self.site.client: _payload(header, arrays)}, at)
+        check_room(self.site, self._run(header))
+        asked = Asked(folder, f"train {at.stage} {at.round}-{at.last}", request)
+        received = _received(header, arrays, host, [stage_named(method, at.stage)])
+        (update,) = self._engine(host, method, memory).exchange({self.site.client: received}, at)
         if isinstance(update, Failure):
             return self._failed(reply, at.stage, update)
         assert isinstance(update, Update)
-        sent = cast(update.payload, wire)
+        told = replace(update, report=self._told(update.report, host))
+        sent = cast(told.payload, wire)
         frame = reply.frame(
-            {"kind": "update", "scalars": sent.scalars, "report": update.report, "cost": _told(update.cost)},
+            {"kind": "update", "scalars": sent.scalars, "report": told.report, "cost": _measured(told.cost)},
             sent.arrays,
         )
-        reply.note(at.stage, update, wire)  # first: what cannot be written here must not move the memory on
+        reply.note(at.stage, told, wire)  # first: what cannot be written here must not move the memory on
+        asked.note()
         memory.keep(stamp, frame)
         return frame
 
     def _score(self, header: Header, arrays: State, request: str) -> bytes:
-        host, method = self._ready(header), self._method(header)
-        at = tick_of(header, method, host.experiment)
+        host, method, at = self._pinned(header)
         folder, split = self._folder(header), header["split"]
+        if self.site.scores == "none":
+            raise ConfigError(["scores: none in its file, so it tells no scores"], f"site {self.site.client}")
+        if (count := len(host.examples(self.site.client, split))) < self.site.limits.min_records:
+            raise ConfigError(
+                [f"{split}: {count} records are too few for a score that is told (limits.min_records)"],
+                f"site {self.site.client}",
+            )
+        asked = Asked(folder, f"score {split} {at.stage} {at.last}", request)
         engine = self._engine(host, method, SiteMemory(folder))
-        (score,) = engine.score({self.site.client: _payload(header, arrays)}, at, split)
+        received = _received(header, arrays, host, final_stages(method, at.stage))
+        (score,) = engine.score({self.site.client: received}, at, split)
         reply = self._reply(folder, header, request)
         if isinstance(score, Failure):
             return self._failed(reply, at.stage, score)
         assert isinstance(score, Score)
-        reply.note(at.stage, score)
-        values = {"metrics": dict(score.metrics), "examples": score.examples, "cost": _told(score.cost)}
+        asked.note()
+        told = replace(score, metrics=self._told(score.metrics, host))
+        reply.note(at.stage, told)
+        values = {"metrics": told.metrics, "examples": told.examples, "cost": _measured(told.cost)}
         return reply.frame({"kind": "score", **values}, {})
 
     def _export(self, header: Header, arrays: State, request: str) -> bytes:
         """Write the client's adapter at the site. Nothing of it leaves."""
-        host, method, folder = self._ready(header), self._method(header), self._folder(header)
+        host, method, at = self._pinned(header)
+        folder = self._folder(header)
         engine = self._engine(host, method, SiteMemory(folder))
-        deployed = engine.deployment(
-            self.site.client, _payload(header, arrays), tick_of(header, method, host.experiment)
-        )
+        received = _received(header, arrays, host, final_stages(method, at.stage))
+        deployed = engine.deployment(self.site.client, received, at)
         write_client(folder, deployed, host, header["label"], self.site.client)
         _LOG.info("the adapter of %s is in %s", self.site.client, folder / "adapter")
         return self._send(self._reply(folder, header, request), {"kind": "exported"}, "export", {"exported": True})
 
+    def _pinned(self, header: Header) -> tuple[Host, Method, Tick]:
+        """Host, method and time of a request in a run that began here as it is now."""
+        check_agreed(self._run(header), header["label"], header.get("settings"), header.get("method"))
+        host, method = self._ready(header), self._method(header)
+        return host, method, tick_of(header, method, host.experiment)
+
     def _ready(self, header: Header) -> Host:
         """The host of the request's settings, with the request's method installed; the last one if it is the same."""
-        experiment = experiment_here(header["settings"], header["method"], self.site)
-        settings = json.dumps([header["settings"], *map(plugin_hash, self.site.plugins)], sort_keys=True)
-        if self._host is None or settings != self._settings:
-            self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
-            self._host, self._settings = Host(experiment, self._federation(experiment)), settings
-        torch.set_num_threads(pick_threads(self._host))
+        host = self._hosting(header["settings"], experiment_here(header["settings"], header["method"], self.site))
         method = json.dumps(header["method"], sort_keys=True)
         if method != self._installed:
-            self._host.install(self._method(header))
+            host.install(self._method(header))
             self._installed = method
+        return host
+
+    def _hosting(self, settings: Mapping[str, Any], experiment: Experiment) -> Host:
+        """The host of these settings; the last one if it is the same."""
+        known = json.dumps([settings, *map(plugin_hash, self.site.plugins)], sort_keys=True)
+        if self._host is None or known != self._settings:
+            self._host, self._installed = None, ""  # let go of the old backbone before the new one comes
+            self._host, self._settings = Host(experiment, self._federation(experiment)), known
+        torch.set_num_threads(pick_threads(self._host))
         return self._host
+
+    def _told(self, numbers: Mapping[str, float], host: Host) -> dict[str, float]:
+        """Losses, diagnostics and metrics as the site tells them: those of a public benchmark as they are."""
+        if self.site.scores == "none":
+            return {}
+        exact = self.site.scores == "exact" or not self._private(host)
+        return {name: value if exact or name == _STEPS else rounded(value) for name, value in numbers.items()}
 
     def _federation(self, experiment: Experiment) -> Federation:
         return _own(experiment, self.site.client)
@@ -167,7 +249,7 @@ class SiteService:
         _LOG.error("stage %s failed: %s", stage, failure.traceback or failure.reason)
         told = failure if self.site.errors == "text" else replace(failure, reason=WITHHELD)
         reply.note(stage, told)
-        values = {"error": told.kind, "reason": told.reason, "cost": _told(told.cost)}
+        values = {"error": told.kind, "reason": told.reason, "cost": _measured(told.cost)}
         return reply.frame({"kind": "failure", **values}, {})
 
     def _refusal(self, header: Header, request: str, error: Exception) -> bytes:
@@ -176,12 +258,13 @@ class SiteService:
         tells = refuses or self.site.errors == "text"
         stage = _stage_of(header)
         told = Failure(self.site.client, stage, 0, type(error).__name__, str(error) if tells else WITHHELD)
-        named = isinstance(error, BefitError) and is_name(header.get("run"))
-        reply = self._reply(self._run(header) if named else Path(self.site.state), header, request)
+        begun = isinstance(error, BefitError) and is_name(header.get("run")) and agreed(self._run(header))
+        reply = self._reply(self._run(header) if begun else Path(self.site.state), header, request)
         reply.note(stage, told)
         return reply.frame({"kind": "failure", "error": told.kind, "reason": told.reason}, {})
 
 
+_STEPS = "steps"  # of training, which the server set
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
 NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot write its state; its log says more"}
 
@@ -214,7 +297,7 @@ class Reply:
         write_json(self._folder / "outbound.json", outbound.as_dict())
 
 
-def _told(cost: Cost) -> Header:
+def _measured(cost: Cost) -> Header:
     """What a site says of what a request took; bytes the server counts itself."""
     return {"seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib}
 
@@ -228,10 +311,45 @@ def _stage_of(header: Header) -> str:
     return stage if isinstance(stage, str) and is_name(stage) else "request"
 
 
-def _payload(header: Header, arrays: State) -> Payload:
-    """What the server sent. Raises PayloadMismatch where it is not finite."""
-    payload = Payload(arrays, header["scalars"])
+def rounded(value: float) -> float:
+    """Three significant digits, which are enough to compare methods by, and too few to read a record out of.
+
+    >>> rounded(0.123456), rounded(1234.5)
+    (0.123, 1230.0)
+    """
+    return float(f"{value:.3g}")
+
+
+def _lacking(
+    label: str, method: Method, experiment: Experiment, host: Host, train: Sequence[Record], limits: Limits
+) -> Iterator[str]:
+    """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
+    if (records := fewest_records(train, experiment, method)) < limits.min_records:
+        yield (
+            f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
+            "least (limits.min_records)"
+        )
+    if (size := size_of(method.layout.specs(host.model.shapes))) > limits.max_state_gib * 2**30:
+        yield f"{label}: its arrays take {size / 2**30:.1f} GiB, more than the site allows (limits.max_state_gib)"
+
+
+def _check_classes(host: Host, site: SiteFile) -> None:
+    """Raise DataError where the data has a class that the site's own list has not, whatever the server's list has."""
+    if site.label_names is None or not (names := host.federation.label_names):
+        return
+    for client in host.federation.clients:
+        for record in (*client.train, *client.val, *client.test):
+            if (name := names[record["label"]]) not in site.label_names:
+                raise DataError(f"client {client.id}: label {name!r} is not among label_names of the site's file")
+
+
+def _received(header: Header, arrays: State, host: Host, stages: Sequence[Stage]) -> Payload:
+    """What the server sent. Raises PayloadMismatch where it is not finite, or not what these stages declare."""
+    payload, wire = Payload(arrays, scalars(header)), getattr(torch, host.experiment.wire.dtype)
     check_finite("the server sent", payload)
+    if wrong := [key for key, array in arrays.items() if array.is_floating_point() and array.dtype != wire]:
+        raise PayloadMismatch(f"the server sent {wrong[0]!r} as {arrays[wrong[0]].dtype}; its wire.dtype is {wire}")
+    check_download(header["client"], stages, cast(payload, torch.float32), host.model.specs)
     return payload
 
 

@@ -13,10 +13,16 @@ from befit.core.errors import PayloadMismatch
 from befit.core.names import folder_name
 from befit.data.federation import Federation
 from befit.flower.client_app import answering
+from befit.flower.consent import own_slots
 from befit.flower.remote_clients import client_ids
 from befit.flower.service import SiteService
-from befit.flower.site_file import SiteFile
+from befit.flower.site_file import Limits, SiteFile
+from befit.protocol.registry import build_method
 from befit.runs.loading import load_federation, resolve_model
+
+_MOST = 2**62
+# All is on one machine, and of one person.
+_NONE = Limits(1, 1, _MOST, _MOST, _MOST, _MOST, _MOST, _MOST, float(_MOST))
 
 
 def simulated_app(config: Path) -> ClientApp:
@@ -79,12 +85,17 @@ def sites_of(experiment: Experiment, out: Path) -> list[SiteFile]:
     data, benchmark = experiment.data, experiment.benchmark
     places = data.clients if data is not None and isinstance(data.clients, dict) else {}
     model, revision = experiment.model.id, experiment.model.revision
+    blocks = (experiment.method, *experiment.baselines)
     return [
         SiteFile(
             client,
             data=places.get(client),
+            columns={} if data is None else data.columns,
             models={model: f"{model}@{revision}" if revision and not model.startswith("/") else model},
             benchmarks={} if benchmark is None else {benchmark.name: dict(benchmark.arguments)},
+            shares=[slot for block in blocks for slot in own_slots(build_method(block))],
+            scores="exact",
+            limits=_NONE,
             plugins=experiment.plugins,
             device=experiment.model.device,
             threads=experiment.engine.threads,

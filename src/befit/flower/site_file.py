@@ -1,4 +1,4 @@
-"""A site's own file: its data, its models, and what it takes part in. The server cannot change any of it."""
+"""A site's own file: its data, its models, and what it agrees to. The server cannot change any of it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,61 @@ _MARK = "client"  # holds the id of the client whose folder it is
 _CLIENT = Rule(is_id, RULE)
 
 
+_SLOTS = Rule(lambda value: all(map(str.isidentifier, value)), "must name slots, such as [personal]")
+_CLASSES = Rule(lambda value: 2 <= len(value) == len(set(value)), "must be two different classes or more, or null")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The least and the most that a server may ask for.
+
+    min_records    train records behind every update, and records behind every score: a run that would use fewer is
+                   refused, and a split that has fewer gives no score
+    min_batch      smallest batch of training
+    max_batch      largest batch of training and of scoring
+    max_length     longest text that is read or written, in tokens
+    max_rounds     most rounds of a stage
+    max_steps      most steps of training in a round, and the largest of all other whole numbers that a method takes
+    max_rank       highest rank of an adapter
+    max_runs       most runs of which the site keeps the state; further ones are refused until old ones are removed
+    max_state_gib  most disk space of all their states
+    """
+
+    min_records: Annotated[int, POSITIVE] = 10
+    min_batch: Annotated[int, POSITIVE] = 2
+    max_batch: Annotated[int, POSITIVE] = 1024
+    max_length: Annotated[int, POSITIVE] = 8192
+    max_rounds: Annotated[int, POSITIVE] = 1000
+    max_steps: Annotated[int, POSITIVE] = 10_000
+    max_rank: Annotated[int, POSITIVE] = 512
+    max_runs: Annotated[int, POSITIVE] = 100
+    max_state_gib: Annotated[float, POSITIVE] = 20.0
+
+    def __post_init__(self) -> None:
+        if self.min_batch > self.max_batch:
+            raise ConfigError([f"min_batch: {self.min_batch} is more than max_batch, which is {self.max_batch}"])
+
+
 @dataclass(frozen=True)
 class SiteFile:
     """One site, which is one client.
 
     client      id of the client; no two sites of a run have the same
     data        its file or folder, or {train, val, test}; null: it takes part in benchmarks only
-    columns     befit's name of a field to its name in the files, before what the run says
+    columns     befit's name of a field to its name in the files. Only these columns are read, and those that have
+                befit's own names; a server can name no other
+    tasks       what may be learned from the data, such as [text-classification]; null: any task that befit has
+    label_names  the classes of the data; a server has to know them all. null: what the server lists, which it can try
+                three times
     models      a run's model.id to where that model is here: a directory, or its own name again for a model that
                 ships with befit, or a hub id with the only revision that is taken, owner/name@revision; a model that
                 is not listed is refused
-    benchmarks  names of benchmarks that may be run here, for trials; or each name with what it reads here, such as
-                {drake: {root: data/drake}}
+    benchmarks  names of benchmarks that may be run here, on records that are public; or each name with what it reads
+                here, such as {drake: {root: data/drake}}
     methods     names of the methods that this site takes part in, baselines and methods in methods too; null: all
+    shares      slots of a method whose adapters may leave although they are the client's own, such as [personal]
+    scores      how losses and scores of the site's own data are told: exact; rounded to three digits; or none
+    limits      the least and the most that a server may ask for
     plugins     Python files or modules with methods, benchmarks and tasks of your own that may run here; nothing else
                 is loaded, whatever the server's configuration or installed packages name
     device      cpu, cuda, cuda:N, or auto (cuda where there is one)
@@ -41,9 +83,14 @@ class SiteFile:
     client: Annotated[str, _CLIENT]
     data: str | dict[str, str] | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    tasks: list[str] | None = None
+    label_names: Annotated[list[str] | None, _CLASSES] = None
     models: dict[str, str] = field(default_factory=dict)
     benchmarks: list[str] | dict[str, dict[str, Any]] = field(default_factory=list)
     methods: list[str] | None = None
+    shares: Annotated[list[str], _SLOTS] = field(default_factory=list)
+    scores: Literal["exact", "rounded", "none"] = "rounded"
+    limits: Limits = field(default_factory=Limits)
     plugins: list[str] = field(default_factory=list)
     device: Annotated[str, DEVICE] = "cpu"
     threads: Annotated[int | None, POSITIVE] = None

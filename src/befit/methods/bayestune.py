@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout
+from befit.core.schema import Mark
 from befit.core.values import Payload
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
@@ -50,7 +51,7 @@ class BayesTune(OnBase):
     rank: int = 8
     budgets: tuple[int, ...] = ()
     rank_max: int = 16
-    parameters: int | None = None
+    parameters: Annotated[int | None, Mark.CAP] = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
     base: MethodBlock = None

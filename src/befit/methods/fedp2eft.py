@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from befit.adapters.bayestune import BUDGETED, SCALES
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
 from befit.adapters.state import weighted_mean
+from befit.core.schema import Mark
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.methods.parts.budget.base import (
     MethodBlock,
@@ -71,7 +72,7 @@ class FedP2EFT(OnBase):
     rank: int = 8
     budgets: tuple[int, ...] = ()
     rank_max: int = 16
-    parameters: int | None = None
+    parameters: Annotated[int | None, Mark.CAP] = None
     megabytes: float | None = None
     limits: dict[str, Any] | None = None
     base: MethodBlock = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from befit.adapters.forms import DENSE
-from befit.adapters.keys import join, select, slot, slot_of, split
+from befit.adapters.keys import join, select, slot, slot_of, split, to_slot
 from befit.adapters.layout import Layout, Slot, initial_values
 from befit.adapters.state import specs_of, weighted_mean
 from befit.core.errors import ConfigError, NotTrained
@@ -23,6 +23,7 @@ from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
 _PIECES = "pieces"
+_UPDATE = "update"  # what a piece's arrays begin with
 
 
 @register("relora", title="ReLoRA merging", paper="arXiv:2307.05695", year=2025)
@@ -74,14 +75,17 @@ class Relora(Method):
 
     def plan(self) -> Sequence[Stage]:
         personal = slot("personal")
-        down = Message(personal, become=self._one_piece, text="the merged updates of the rounds since the last")
+        text = "the merged updates of the rounds since the last"
+        down = Message(personal, become=self._one_piece, text=text, pieces=_PIECES)
         return [Stage("federate", _Federate(self), up=Message(personal), down=down, trains=personal)]
 
     def _one_piece(self, adapter: Specs) -> Specs:
         """One round's update at the adapter's rank, or at `relora_rank`; without a limit it may have more."""
         rank = self.relora_rank or self.rank
         return {
-            key: TensorSpec({"A": (rank, spec.shape[-1]), "B": (spec.shape[0], rank)}.get(split(key)[2], spec.shape))
+            to_slot(key, _UPDATE): TensorSpec(
+                {"A": (rank, spec.shape[-1]), "B": (spec.shape[0], rank)}.get(split(key)[2], spec.shape)
+            )
             for key, spec in adapter.items()
         }
 
@@ -127,7 +131,7 @@ class _Federate(Exchange):
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         number = int(server.number("pieces")) + 1
-        piece = Payload({f"update/{rest}": value for rest, value in self._merged(updates, site, at)})
+        piece = Payload({f"{_UPDATE}/{rest}": value for rest, value in self._merged(updates, site, at)})
         pieces = server.part(_PIECES).with_part(str(number), piece)
         has = server.part("has") | Payload({}, {update.client.id: number - 1 for update in updates})
         return Payload({}, {"pieces": number}).with_part(_PIECES, pieces).with_part("has", has)

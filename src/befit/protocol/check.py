@@ -115,7 +115,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
                 f"{family} has {size}"
             )
     for split in needs.splits:
-        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
+        if empty := [client.id for client in federation.clients if not getattr(client, split)]:
             yield f"needs {split} examples at every client; {empty[0]} has none"
     if needs.public and not len(federation.public):
         yield f"needs public records, and {federation.name} has none"

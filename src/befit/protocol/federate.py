@@ -17,8 +17,8 @@ from befit.core.seeds import derive_seed
 from befit.core.values import REFUSED, ClientInfo, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
-from befit.protocol.method import Method, federated_stage, run_stages
-from befit.protocol.serve import later_personal_stages
+from befit.protocol.method import Method, run_stages
+from befit.protocol.serve import final_stages
 from befit.protocol.settings import GuardSettings
 from befit.protocol.site import ServerSite
 from befit.protocol.spool import Spool
@@ -327,13 +327,9 @@ def required_replies(wanted: int | float, cohort: int) -> int:
 
 
 def final_download(method: Method, server: Payload, client: ClientInfo, at: Tick) -> Payload:
-    """What a client would hold if the run ended now: what the federated stage sends that ran last, if that lasts, and
-    the downloads of the stages still ahead."""
-    stages, received = run_stages(method), Payload()
-    now = next(number for number, stage in enumerate(stages, start=1) if stage.name == at.stage)
-    last = federated_stage(stages[:now])
-    known = [last] if last is not None and (last.lasts or last.name == at.stage) else []
-    for stage in (*known, *later_personal_stages(method, at.stage), stages[-1]):
+    """What a client would hold if the run ended now: the downloads of `final_stages`, of which the later ones count."""
+    received = Payload()
+    for stage in final_stages(method, at.stage):
         received |= stage.exchange.dispatch(server, client, at)
     return received
 

@@ -9,8 +9,9 @@ import torch
 
 from befit.core.metrics import Measure
 from befit.core.values import Payload, Score, Tick
+from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
-from befit.protocol.method import Deployment, Method, run_stages
+from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
 
@@ -22,9 +23,11 @@ def serve(method: Method, site: Site, store: ClientStore, received: Payload, at:
     """Run the client's side of `at.span` rounds of one stage and save its memory; returns what may leave.
 
     The reply holds exactly the arrays that the method declares for this stage; anything else raises PayloadMismatch
-    here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before.
+    here, at the client, and neither leaves nor is saved. So does any other error: the memory stays that of before. What
+    was received is checked alike, before the method sees it.
     """
     stage, name = stage_named(method, at.stage), site.info.id
+    check_download(name, [stage], received, site.model.specs)
     memory, reply = _update(method, stage, site, store.load(name), received, at)
     check_declared(name, reply, stage.reply.specs(site.model.specs), stage.reply.numbers)
     check_finite(f"client {name} would keep", memory)
@@ -38,6 +41,7 @@ def deployment(method: Method, site: Site, store: ClientStore, received: Payload
     Personal stages that still lie ahead are replayed on a scratch copy of its memory; nothing stored changes. `rounds`
     is the configuration's, for stages that do not say their own.
     """
+    check_download(site.info.id, final_stages(method, at.stage), received, site.model.specs)
     memory = store.load(site.info.id)
     for stage in later_personal_stages(method, at.stage):
         total = rounds if stage.rounds is None else stage.rounds
@@ -95,6 +99,16 @@ def score(
 def stage_named(method: Method, name: str) -> Stage:
     """A stage of the plan, or a newcomer's first."""
     return next(stage for stage in method.plan() if stage.name == name)
+
+
+def final_stages(method: Method, name: str) -> list[Stage]:
+    """The stages whose downloads a client would hold if the run ended in the stage of this name: the federated one that
+    ran last, if what it sends lasts, and those still ahead that a client would take alone."""
+    stages = run_stages(method)
+    now = next(number for number, stage in enumerate(stages, start=1) if stage.name == name)
+    last = federated_stage(stages[:now])
+    known = [last] if last is not None and (last.lasts or last.name == name) else []
+    return [*known, *later_personal_stages(method, name), stages[-1]]
 
 
 def later_personal_stages(method: Method, name: str) -> list[Stage]:

@@ -59,12 +59,17 @@ class Message:
     numbers  names of the plain numbers beside them
     become   how those arrays are sent, where that is not as they are: declarations from those of the chosen arrays
     text     what travels in words, where the selector does not say it
+    besides  arrays of the layout that may come along, seldom enough to be left out of estimates
+    pieces   the arrays come any number of times, as numbered parts of a part of this name, and a low-rank pair among
+             them may have any rank; empty: once, as they are
     """
 
     arrays: Selector = NOTHING
     numbers: tuple[str, ...] = ()
     become: Callable[[Specs], Specs] | None = None
     text: str = ""
+    besides: Selector = NOTHING
+    pieces: str = ""
 
     def specs(self, layout: Mapping[str, TensorSpec]) -> Specs:
         """Declares every array of the message, from all arrays of the installed layout."""
@@ -73,7 +78,11 @@ class Message:
 
     def without(self, others: Selector) -> Message:
         """The same message in a layout with further arrays, which are no part of it."""
-        return replace(self, arrays=Selector(self.arrays.text, lambda key: self.arrays(key) and not others(key)))
+
+        def apart(chosen: Selector) -> Selector:
+            return Selector(chosen.text, lambda key: chosen(key) and not others(key))
+
+        return replace(self, arrays=apart(self.arrays), besides=apart(self.besides))
 
     def __str__(self) -> str:
         """

@@ -84,11 +84,11 @@ def check_clients(federation: Federation, experiment: Experiment) -> None:
     if wrong := id_problems(client.id for client in (*federation.clients, *federation.newcomers)):
         raise DataError(f"{federation.name}: {listed(wrong)}")
     split = experiment.evaluate.split
-    problems = [f"client {c.id} has no training examples" for c in federation.clients if not len(c.train)]
+    problems = [f"client {c.id} has no training examples" for c in federation.clients if not c.train]
     problems += [
         f"client {c.id} has no {split} examples to be scored on (evaluate.split)"
         for c in federation.clients
-        if not len(getattr(c, split))
+        if not getattr(c, split)
     ]
     if problems:
         raise DataError(f"{federation.name}: " + "; ".join(problems[:5]) + ("; …" if len(problems) > 5 else ""))

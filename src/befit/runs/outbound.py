@@ -38,6 +38,11 @@ class Outbound:
                 for client, rows in saved["numbers"].items()
             }
 
+    def hello(self, client: str, values: Mapping[str, Any]) -> None:
+        """What a client says of itself when it joins; listed once."""
+        if not any(stage == "hello" for stage, *_ in self._numbers.get(client, ())):
+            self.numbers(client, "hello", values)
+
     def note(self, reply: Update | Score | Failure, stage: str, wire: torch.dtype) -> None:
         """Everything in a reply: of one to training its arrays, in the dtype of the wire, its numbers and its report;
         of a score its metrics; of a failure what the client says of it; and what it says that each of them took.

@@ -190,15 +190,23 @@ def run_method(
         }
         wire = getattr(torch, experiment.wire.dtype)
         journal = RunJournal(directory, store, label, observer, committed, kept, wire)
-        for info in host.infos if journal.resume() is None else ():
-            journal.outbound.numbers(info.id, "hello", host.hello(info.id))
+
+        def greet() -> None:
+            """List what clients said of themselves when they joined; a site that has not come has said nothing."""
+            for info in engine.clients():
+                if engines is None or info.num_examples:
+                    journal.outbound.hello(info.id, host.hello(info.id))
+
+        greet()
         schedule = schedule_of(experiment)
         stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
         listed = [{"name": stage.name, "rounds": stage.rounds} for stage in stages]
         journal.event({"kind": "run_started", "stages": listed, "clients": len(host.infos)})
         server = federate(method, engine, server_site, schedule, journal)
         at = Tick(stages[-1].name, stages[-1].rounds or 1, stages[-1].rounds or 1, schedule.seed)
-        downloads = {info.id: final_download(method, server, info, at) for info in host.infos}
+        infos = engine.clients()
+        greet()
+        downloads = {info.id: final_download(method, server, info, at) for info in infos}
         if isinstance(engine, (LocalEngine, PoolEngine)):
             missing = export_clients(path, host, label, engine, downloads, at)
         else:
@@ -212,8 +220,8 @@ def run_method(
         if engines is None and host.newcomers:
             newcomers = measure_newcomers(host, method, label, server, stages, path, observer)
         directory.forget_previous(store)
-    clients = [info.id for info in host.infos]
-    examples = {info.id: info.num_examples for info in host.infos}
+    clients = [info.id for info in infos]
+    examples = {info.id: info.num_examples for info in infos}
     last = (stages[-1].name, stages[-1].rounds or 0)
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)

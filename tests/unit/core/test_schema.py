@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from befit.core.schema import check_values, parameters_of, plain
 from befit.core.yamlfile import parse_yaml, write_yaml
 
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))  # which parse_yaml refuses
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
 
 
-@given(st.dictionaries(st.text(), values, max_size=4))
+@given(st.dictionaries(texts, values, max_size=4))
 def test_what_is_written_as_yaml_is_read_back_with_its_types(mapping):
     """The text "1e-3", the text "no" and the number 1.0 must come back as what they were."""
     back = parse_yaml(write_yaml(mapping))

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 def sites(tmp_path: Path) -> list[Path]:
     from tests.unit.flower.loopback import write_site
 
-    return [write_site(tmp_path / f"site-{number}", f"client-0{number}") for number in range(2)]
+    return [write_site(tmp_path / f"site-{number}", f"client-0{number}", "shares: [personal]\n") for number in range(2)]
 
 
 @pytest.fixture

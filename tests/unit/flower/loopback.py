@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -21,6 +22,7 @@ class LoopbackGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.sites = {first + index: path for index, path in enumerate(sites)}
         self.online = set(self.sites)
+        self.keys: dict[int, bytes] = {}  # of nodes, as `flwr supernode register` takes them
         self.replies: dict[str, Message] = {}
         self.sent: list[tuple[int, str]] = []
         self.tamper: Callable[[Message, int], Message | None] = lambda reply, node: reply
@@ -40,6 +42,9 @@ class LoopbackGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.online)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]

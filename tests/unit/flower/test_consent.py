@@ -81,7 +81,14 @@ def test_a_site_runs_on_its_own_model_data_columns_and_device(tmp_path: Path) ->
         "train": {"max_steps": 3},
         "federation": {"rounds": 1, "seed": 5},
     }
-    site = SiteFile("a", "/mine/data", {"output": "reply"}, {"agreed-name": "/mine/model"}, device="cuda:1", threads=2)
+    site = SiteFile(
+        "a",
+        "/mine/data",
+        columns={"output": "reply", "instruction": "question"},
+        models={"agreed-name": "/mine/model"},
+        device="cuda:1",
+        threads=2,
+    )
     mine = experiment_here(settings, {"name": "fedit"}, site)
     assert mine.data is not None
     assert (mine.model.id, mine.model.revision, mine.model.device) == ("/mine/model", None, "cuda:1")
@@ -114,12 +121,20 @@ def test_paths_of_a_site_file_count_from_its_folder(tmp_path: Path) -> None:
     assert site.state == str(tmp_path / "state")
 
 
+def begin(answer: Callable[[bytes], bytes], experiment: Experiment, **changes: Any) -> Callable[[bytes], bytes]:
+    """Begin the run of `request_of` at a site; returns what answers there."""
+    said, _ = unpack(answer(request_of(experiment, do="hello", **changes)), "a reply")
+    assert said["kind"] == "hello", said
+    return answer
+
+
 def request_of(experiment: Experiment, **changes: Any) -> bytes:
     header = {
         "run": "r",
         "label": "fedit",
         "settings": settings_of(experiment),
         "method": experiment.method,
+        "methods": {changes.get("label", "fedit"): experiment.method},
         "client": "client-00",
         "at": {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1},
         "scalars": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -15,9 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
+from befit.flower.agreement import Misfits
 from befit.flower.doctor import Finding, examine
 from befit.flower.doctor_server import server_seen
-from befit.flower.keys import write_certificates
+from befit.flower.keys import fingerprint, write_certificates, write_site_keys
+from befit.flower.site_file import load_site
 
 HOUR = 1 / 24
 
@@ -141,6 +144,27 @@ def test_what_no_site_can_work_with_is_found(tmp_path: Path) -> None:
     assert "model ours" not in found and "data" not in found
 
 
+def test_what_a_site_agrees_to_and_keeps_is_looked_at(tmp_path: Path) -> None:
+    site, runs = tmp_path / "site.yaml", tmp_path / "state" / "runs"
+    text = "client: a\ndata: site.yaml\nmodels: {ours: digits-vit}\nmethods: [fedit, fedalt]\ntasks: [vqaa]\n"
+    site.write_text(text + "limits: {max_runs: 2}\n")
+
+    def found() -> dict[str, str]:
+        return wrong(examine(site, None, tmp_path / "ca.crt", tmp_path / "site.key"))
+
+    assert "add shares: [personal]" in found()["shares"] and "Did you mean: vqa?" in found()["tasks"]
+    for age, name in enumerate(("second", "first")):
+        (runs / name).mkdir(parents=True)
+        os.utime(runs / name, (1000 - age, 1000 - age))
+    assert f"remove runs that are over, the oldest first: {runs / 'first'}" in found()["runs"]
+    misfits = Misfits(load_site(site))
+    for number in range(3):
+        misfits.add({"number": number})
+    assert "set tasks, columns and label_names" in found()["questions"]
+    site.write_text("client: a\ndata: site.yaml\nmodels: {ours: digits-vit}\n")
+    assert not found().keys() & {"shares", "tasks", "runs", "questions"}
+
+
 def test_a_site_without_an_authority_is_sent_to_the_operator_and_makes_none(tmp_path: Path) -> None:
     at_site = wrong(examine(tmp_path / "site.yaml", None, tmp_path / "ca.crt", tmp_path / "site.key"))["authority"]
     assert "operator" in at_site and "makes new" not in at_site
@@ -149,3 +173,24 @@ def test_a_site_without_an_authority_is_sent_to_the_operator_and_makes_none(tmp_
 
 def test_a_port_that_no_machine_has_is_told_as_that() -> None:
     assert "65535" in wrong(list(server_seen("127.0.0.1:99999", Path("ca.crt"))))["server"]
+
+
+def test_an_app_without_keys_is_warned_of_and_one_with_keys_shows_them(tmp_path: Path) -> None:
+    """The fingerprints are those of `ssh-keygen -l`, for two people to compare."""
+    clients = ("client-00", "client-01")
+    for client in clients:
+        write_site_keys(tmp_path / client)
+    config = tmp_path / "config.yaml"
+    config.write_text("benchmark: {name: digits, clients: 2}\nmethod: fedit\n")
+    write = ["flower", "app", str(config), "--out"]
+    bare = CliRunner().invoke(app, [*write, str(tmp_path / "bare")])
+    assert bare.exit_code == 0 and "keys" in bare.stdout and "engine.keys" in bare.stdout
+    listed = ", ".join(f"{client}: {client}/site.pub" for client in clients)
+    keyed = CliRunner().invoke(app, [*write, str(tmp_path / "keyed"), f"engine.keys={{{listed}}}"])
+    assert keyed.exit_code == 0 and "engine.keys" not in keyed.stdout, keyed.output
+    found = {name: examine(None, None, tmp_path, tmp_path, app=tmp_path / name) for name in ("bare", "keyed")}
+    assert list(wrong(found["bare"])) == ["keys"] and not wrong(found["keyed"])
+    shown = {one.what: one.found for one in found["keyed"]}
+    assert shown["key of client-01"] == fingerprint((tmp_path / "client-01" / "site.pub").read_bytes())
+    (tmp_path / "bare" / "befit_app" / "experiment.yaml").unlink()
+    assert list(wrong(examine(None, None, tmp_path, tmp_path, app=tmp_path / "bare"))) == ["app"]

@@ -26,6 +26,7 @@ from befit.core.errors import ConfigError, RunError
 from befit.flower.app_folder import write_app
 from befit.flower.keys import write_certificates, write_site_keys
 from befit.flower.site_file import load_site
+from befit.protocol.registry import method_names
 
 ROOT = Path(__file__).parents[3]
 Make = Callable[..., Experiment]
@@ -52,7 +53,7 @@ def test_the_app_is_what_flower_accepts_and_holds_the_same_experiment(experiment
 def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
     values = {
         "name": "own",
-        "model": {"id": "some/encoder"},
+        "model": {"id": "digits-vit"},
         "method": "fedit",
         "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "label_names": ["a", "b"], "clients": {"x": "secret/place"}},
@@ -64,7 +65,7 @@ def test_no_path_of_the_users_data_goes_into_the_app(tmp_path: Path) -> None:
 def test_data_that_only_sites_could_list_is_refused(tmp_path: Path) -> None:
     values = {
         "name": "own",
-        "model": {"id": "some/encoder"},
+        "model": {"id": "digits-vit"},
         "method": "fedit",
         "engine": {"kind": "flower"},
         "data": {"task": "text-classification", "clients": "data"},
@@ -125,6 +126,48 @@ def test_node_config_explains_every_key_and_checks_the_file(sites: list[Path], t
     assert "client: hospital-a" in invoke("flower", "node-config", str(tmp_path / "none.yaml"))
 
 
+def test_node_config_says_in_words_what_a_site_agrees_to(tmp_path: Path) -> None:
+    """For every method what leaves and what its file lacks for it; for a run, or its app folder, whether it would take
+    part and everything that it would refuse."""
+    site, run = tmp_path / "site.yaml", tmp_path / "run.yaml"
+    site.write_text("client: client-00\nmodels: {digits-vit: digits-vit}\nbenchmarks: [digits]\n")
+    told = json.loads(invoke("flower", "node-config", str(site), "--json"))
+    assert told["keys"]["limits.min_records"]["means"] and told["site"]["limits"]["min_records"] == 10
+    lacks = {one["method"]: one["mend"] for one in told["consent"]["methods"]}
+    assert lacks.keys() == set(method_names()) and lacks["ditto"] == "" and lacks["fedalt"] == "shares: [personal]"
+    assert len(told["consent"]["always"]) == 4 and told["consent"]["refused"] == []
+    block = "{name: ditto, legacy_average_personal: true}"
+    run.write_text(f"benchmark: {{name: digits, clients: 2}}\nmethod: {block}\ntrain: {{max_steps: 20000}}\n")
+    told = json.loads(invoke("flower", "node-config", str(site), "--run", str(run), "--json"))["consent"]
+    assert [(one["method"], one["updates"]) for one in told["methods"]] == [("ditto", 10), ("local", 0)]
+    assert "personal" in told["methods"][0]["leaves"] and told["methods"][1]["leaves"] == "nothing"
+    assert [problem.split(":")[0] for problem in told["refused"]] == ["train.max_steps", "method"]
+    assert "This site would refuse" in invoke("flower", "node-config", str(site), "--run", str(run))
+    invoke("flower", "app", str(run), "method=fedsa", "train.max_steps=5", "--out", str(tmp_path / "app"))
+    assert "would take part in" in invoke("flower", "node-config", str(site), "--run", str(tmp_path / "app"))
+    invoke("flower", "node-config", str(tmp_path / "none.yaml"), "--run", str(run), code=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("limits: {min_records: 0}", "limits.min_records: must be positive"),
+        ("limits: {min_record: 5}", "limits.min_record: unknown key"),
+        ("limits: {min_batch: 9, max_batch: 8}", "limits.min_batch: 9 is more than max_batch"),
+        ("limits: 5", "limits: must be a mapping"),
+        ("scores: some", '"some" is not one of exact, rounded, none'),
+        ("label_names: [a, a]", "label_names: must be two different classes"),
+        ("shares: [a/b]", "shares: must name slots"),
+        ("tasks: vqa", "tasks: must be a list"),
+    ],
+)
+def test_what_is_wrong_in_a_site_file_is_told_in_a_sentence(text: str, wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(f"client: a\nmodels: {{m: m}}\ndata: x\n{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        load_site(tmp_path / "site.yaml")
+    assert len(refused.value.problems) == 1 and wrong in refused.value.problems[0]
+
+
 def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """befit's run; of Flower's, every option is one that its own help lists."""
     text = (ROOT / "docs" / "flower.md").read_text()
@@ -139,7 +182,7 @@ def test_the_commands_of_the_page_are_those_that_exist(tmp_path: Path, monkeypat
     seen = set()
     for words in commands:
         seen.add(" ".join(words[:2]))
-        if words[0] == "befit" and words[1] != "worker":
+        if words[0] == "befit" and not {"worker", "executor"} & set(words):  # which stay
             invoke(*words[1:])
         elif words[0] in ("flower-superlink", "flower-supernode"):
             binary = Path(sys.executable).parent / words[0]

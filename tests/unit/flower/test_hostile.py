@@ -21,7 +21,7 @@ from befit.flower.service import SiteService
 from befit.flower.site_file import SiteFile
 from befit.runs.runner import run
 from tests.unit.flower.loopback import LoopbackGrid
-from tests.unit.flower.test_consent import SITE, request_of
+from tests.unit.flower.test_consent import SITE, begin, request_of
 from tests.unit.flower.test_failures import FAST, failures, go, of_train
 
 Make = Callable[..., Experiment]
@@ -136,8 +136,9 @@ def test_a_site_is_believed_neither_a_weight_nor_a_name_that_it_cannot_have(
     change: dict[str, Any], reason: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
 ) -> None:
     grid.tamper = lying("hello", lambda said: said.update(change))
+    wanted = experiment(engine=FAST, federation={"rounds": 1, "min_replies": 2})
     with pytest.raises(ConfigError, match=reason):
-        go(grid, experiment(engine=FAST), tmp_path / "run")
+        go(grid, wanted, tmp_path / "run")
 
 
 def deep() -> RecordDict:
@@ -214,14 +215,17 @@ NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
         ({"scalars": [1]}, "numbers are no mapping"),
         ({"run": ".."}, "run name '..'"),
         ({"run": ["r"]}, "invalid run name"),
-        ({"settings": {"model": 3}}, "are not mappings"),
-        ({"method": "fedit"}, "are not mappings"),
+        ({"settings": {"model": 3}}, "began with other settings"),
+        ({"method": "fedit"}, 'methods.fedit is "fedit" and was not given'),
+        ({"do": "hello", "run": "s", "settings": {"model": 3}}, "are not mappings"),
+        ({"do": "hello", "run": "s", "methods": {"fedit": "fedit"}}, "its method is no mapping"),
     ],
 )
 def test_a_request_of_no_sense_is_refused_and_writes_nowhere_else(
     changes: dict[str, Any], reason: str, service: SiteService, experiment: Make, tmp_path: Path
 ) -> None:
-    said, arrays = unpack(service.answer(request_of(experiment(model={"id": "digits-vit"}), **changes)), "a reply")
+    settings = experiment(model={"id": "digits-vit"})
+    said, arrays = unpack(begin(service.answer, settings)(request_of(settings, **changes)), "a reply")
     assert said["kind"] == "failure" and reason in said["reason"] and not arrays
     state = tmp_path / "state"
     written = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
@@ -234,7 +238,7 @@ def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
 ) -> None:
     """NaN, infinity, other shapes: refused, and the right request is answered after them all."""
     settings = experiment("fedit", model={"id": "digits-vit"})
-    first = service.answer(request_of(settings))
+    first = begin(service.answer, settings)(request_of(settings))
     _, arrays = unpack(first, "a reply")
     stamp = next((tmp_path / "state").rglob("stamp.json"))
     before = stamp.read_bytes()
@@ -245,6 +249,7 @@ def test_arrays_of_a_server_that_are_wrong_leave_the_memory_as_it_was(
         {name: value * float("nan") for name, value in arrays.items()},
         {**arrays, key: torch.zeros(3)},
         {**arrays, key: torch.zeros(2**20)},
+        {**arrays, key: arrays[key].to(torch.int64)},
         {**arrays, "../../x": torch.full((1,), float("inf"))},
     ):
         said, sent = unpack(service.answer(ask(do, header, wrong)), "a reply")
@@ -268,7 +273,7 @@ def test_a_refusal_with_a_path_of_the_site_stays_there(experiment: Make, tmp_pat
     """A memory that is damaged: its place is in the error, which is told otherwise."""
     service = SiteService(SiteFile(**{**vars(SITE), "state": str(tmp_path / "state")}))
     settings = experiment("ditto", model={"id": "digits-vit"})
-    service.answer(request_of(settings, label="ditto"))
+    begin(service.answer, settings, label="ditto")(request_of(settings, label="ditto"))
     for path in (tmp_path / "state").rglob("memory.*"):
         path.write_bytes(b"damaged")
     said, _ = unpack(service.answer(request_of(settings, label="ditto", at={**NOW, "round": 2})), "a reply")

@@ -73,6 +73,7 @@ def test_public_records_and_what_is_known_of_clients_are_there_on_flower_too(
     for client, path in sites.items():
         write_site(path.parent, client).write_text(
             f"client: {client}\nmodels: {{digits-llava-s: digits-llava-s}}\nbenchmarks: [digits-vqa]\n"
+            "limits: {min_records: 1}\n"
         )
     remote = run_over(LoopbackGrid(sites.values()), experiment("perada", **values), tmp_path / "remote", poll_s=0.01)
     local = run(experiment("perada", {"store": "disk"}, **values), out=tmp_path / "local")

@@ -76,4 +76,4 @@ def test_a_site_does_not_run_a_simulation_and_reads_nothing_for_it(experiment: M
 
     grid.answer = at_a_site  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="a site does not run it"):
-        run_over(grid, experiment(), tmp_path / "run", poll_s=0.01)
+        run_over(grid, experiment(), tmp_path / "run", pinned=False, poll_s=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,16 +60,21 @@ def test_a_server_without_weights_has_the_numbers_of_a_local_run(
         Host(experiment(method, {"store": "disk"}, **model))
 
 
-def test_sites_with_different_weights_are_named(bare: Path, experiment: Make, tmp_path: Path) -> None:
+def test_a_site_with_different_weights_is_named_and_left_out(bare: Path, experiment: Make, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(str(zoo_path("digits-vit")), other)
     weights = load_file(other / "model.safetensors")
     weights[min(weights)].view(-1)[0] += 1
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     sites = sites_with(["digits-vit", "digits-vit", str(other)], bare, tmp_path)
-    three = experiment("fedit", model={"id": str(bare)}, benchmark={"name": "digits", "clients": 3})
+    three = {"model": {"id": str(bare)}, "benchmark": {"name": "digits", "clients": 3}}
+    done = run_over(LoopbackGrid(sites), experiment("fedit", **three), tmp_path / "remote", poll_s=0.01)
+    failures = json.loads((done.path / "results.json").read_text())["failures"]
+    assert {failure["client"] for failure in failures} == {"client-02"}
+    assert all("has another backbone" in failure["reason"] for failure in failures)
+    demanding = experiment("fedit", **three, federation={"rounds": 1, "min_replies": 3})
     with pytest.raises(ConfigError, match="site client-02 has another backbone") as error:
-        run_over(LoopbackGrid(sites), three, tmp_path / "remote", poll_s=0.01)
+        run_over(LoopbackGrid(sites), demanding, tmp_path / "demanding", poll_s=0.01)
     assert "client-01" not in str(error.value)
 
 

@@ -97,7 +97,13 @@ def test_a_simulated_app_knows_every_client_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / "data" / client / "train.jsonl").write_text("\n".join(lines))
         (tmp_path / "data" / client / "test.jsonl").write_text("\n".join(lines))
     data = {"clients": str(tmp_path / "data"), "task": "text-classification"}
-    values = {"name": "own", "model": {"id": "tiny"}, "data": data, "method": "fedit", "engine": {"kind": "flower"}}
+    values = {
+        "name": "own",
+        "model": {"id": "digits-vit"},
+        "data": data,
+        "method": "fedit",
+        "engine": {"kind": "flower"},
+    }
     clients = write_app(load_experiment(values), tmp_path / "app", tmp_path / "run", simulation=True)
     held = load_experiment(tmp_path / "app" / "befit_app" / "experiment.yaml")
     assert clients == ["north", "south"] and held.data is not None and held.data.label_names == ["a", "b"]

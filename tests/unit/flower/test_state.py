@@ -22,7 +22,7 @@ from befit.flower.service import SiteService
 from befit.flower.site_file import claim, load_site
 from befit.flower.worker import serve_site
 from tests.unit.flower.loopback import LoopbackGrid, write_site
-from tests.unit.flower.test_consent import request_of
+from tests.unit.flower.test_consent import begin, request_of
 from tests.unit.flower.test_worker import without_service
 from tests.unit.flower.test_worker import worker as worker  # a fixture
 
@@ -59,8 +59,9 @@ def test_the_second_site_of_a_folder_is_refused_everywhere(
 
 
 def test_a_server_learns_which_site_cannot_take_part_and_no_place(experiment: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="client client-01 at node 12: the site cannot write its state") as refused:
-        run_over(LoopbackGrid(two_files(tmp_path / "both")), experiment(), tmp_path / "run", poll_s=0.01)
+    both = experiment(federation={"rounds": 1, "min_replies": 2})
+    with pytest.raises(ConfigError, match="client client-01: the site cannot write its state") as refused:
+        run_over(LoopbackGrid(two_files(tmp_path / "both")), both, tmp_path / "run", poll_s=0.01)
     assert "both" not in str(refused.value)
 
 
@@ -76,9 +77,12 @@ def test_a_full_disk_is_an_answer_and_costs_neither_the_worker_nor_the_memory(
     """No file may grow beyond a byte, as the system sees to: the write fails in the middle. With room again, the same
     request gets what a site gets that never ran out of it."""
     site, folder = load_site(sites[0]), Path(load_site(sites[0]).state) / "runs" / "r" / "ditto"
+    settings = experiment("ditto", model={"id": "digits-vit"})
+    for run in ("r", "unharmed"):
+        begin(lambda hello: call(site, hello), settings, label="ditto", run=run)
     requests = [
         request_of(
-            experiment("ditto", model={"id": "digits-vit"}),
+            settings,
             label="ditto",
             at={"stage": "federate", "round": number, "rounds": 2, "seed": 0, "span": 1},
             run=run,

@@ -26,7 +26,7 @@ from befit.flower.service import SiteService
 from befit.flower.site_file import load_site
 from befit.flower.worker import serve_site
 from tests.processes import PATIENCE
-from tests.unit.flower.test_consent import request_of
+from tests.unit.flower.test_consent import begin, request_of
 
 Make = Callable[..., Experiment]
 
@@ -74,7 +74,9 @@ def test_a_worker_that_is_killed_over_a_request_costs_nothing_but_time(
     worker: subprocess.Popen[bytes], sites: list[Path], experiment: Make
 ) -> None:
     """It has taken the request and does not come to answer it: whoever asked does the work, once."""
-    site, request = load_site(sites[0]), request_of(experiment("ditto", model={"id": "digits-vit"}), label="ditto")
+    site, settings = load_site(sites[0]), experiment("ditto", model={"id": "digits-vit"})
+    request = request_of(settings, label="ditto")
+    begin(lambda hello: call(site, hello), settings, label="ditto")
     worker.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(call, site, request)

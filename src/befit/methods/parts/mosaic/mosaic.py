@@ -91,7 +91,7 @@ class Mosaic(Method):
 
     def plan(self) -> Sequence[Stage]:
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
-        up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed)
+        up, down = Message(slot("personal", *gradient)), Message(slot("shared"), agreed, besides=slot(BASIS))
         arrival, sent = Arrival(self.mixing, self.sketch), Message(slot(*gradient)) if gradient else Message()
         return [
             Stage("federate", _Federate(self), up, down, trains=_TRAINED),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from befit.adapters.keys import split
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, RunError
+from befit.core.storage import read_sealed, write_sealed
 from befit.core.values import Payload, Tick
 from befit.methods.parts.mosaic.align.features import Paired
 from befit.methods.parts.mosaic.bank import BASES, EVERYBODY, GROUPS, WEIGHTS
@@ -116,8 +116,8 @@ def test_data_are_compared_by_a_model_that_no_client_trains(tmp_path: Path) -> N
     _, reply = federated(method).client_update(method.client_init(client), received, client, at)
     torch.testing.assert_close(reply.arrays[SKETCH], Sketch().take(whole, 0))
     (done.path / "report.html").unlink()
-    basis = json.loads((done.path / "run.json").read_text())
-    (done.path / "run.json").write_text(json.dumps({**basis, "common_model": "0" * 64}))
+    basis = read_sealed(done.path / "run.json")
+    write_sealed(done.path / "run.json", {**basis, "common_model": "0" * 64})
     with pytest.raises(RunError, match="common_model changed"):
         run(settings, out=tmp_path / "run", resume=True, host=host)
 

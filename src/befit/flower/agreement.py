@@ -1,0 +1,191 @@
+"""What a site and a server agreed on when a run began, and how much the site has been asked since.
+
+In the folder of a run: `agreed.json`, the settings and each label's method as the server's `hello` gave them, and for
+each label `asked.json`, the requests that were answered. In the state folder: the key of the data's hash, and the
+questions that did not fit the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from befit.core.errors import ConfigError, PayloadMismatch, RunError
+from befit.core.storage import read_json, write_json
+from befit.flower.frame import digest
+from befit.flower.site_file import SiteFile
+
+_LOG = logging.getLogger(__name__)
+AGAIN = 10  # different requests of one kind that are answered for the same stage and rounds, as after resumes
+TRIES = 3  # questions that do not fit the data, before the site's operator has to look
+_SHOWN = 5
+_AGREED = "agreed.json"
+_KEY = 32  # bytes
+
+
+def agree(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
+    """Pin what a run is at this site, in its folder, which is made for that."""
+    if not agreed(run):
+        write_json(run / _AGREED, {"settings": dict(settings), "methods": dict(methods)})
+
+
+def agreed(run: Path) -> bool:
+    """Whether a run began here."""
+    return (run / _AGREED).exists()
+
+
+def check_agreed(run: Path, label: str, settings: Any, method: Any) -> None:
+    """Raise PayloadMismatch unless a request is of a run that began here, with the settings and the method of then."""
+    if not agreed(run):
+        raise PayloadMismatch("this run has not begun at this site: a server says hello first")
+    known = read_json(run / _AGREED)
+    if label not in known["methods"]:
+        raise PayloadMismatch(f"the run has no method of the label {label} at this site; its hello named none")
+    here = {"settings": known["settings"], "methods": {label: known["methods"][label]}}
+    _compare(here, {"settings": settings, "methods": {label: method}})
+
+
+def check_known(run: Path, settings: Mapping[str, Any], methods: Mapping[str, Any]) -> None:
+    """Raise PayloadMismatch where a run that began here is to be another one now."""
+    if agreed(run):
+        _compare(read_json(run / _AGREED), {"settings": dict(settings), "methods": dict(methods)})
+
+
+def _compare(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """As JSON, in which 1, 1.0 and true are three."""
+    if json.dumps(known, sort_keys=True) == json.dumps(wanted, sort_keys=True):
+        return
+    before, now = dict(_leaves(known)), dict(_leaves(wanted))
+    differing = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+    shown = [f"{path} is {_told(now, path)} and was {_told(before, path)}" for path in differing[:_SHOWN]]
+    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    raise PayloadMismatch(
+        f"this run began with other settings at this site: {'; '.join(shown)}{more}. Start a new run, or have the "
+        "site's operator remove the folder of this one"
+    )
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every value that is no mapping, as JSON by its dotted path."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path.removeprefix("settings."), json.dumps(value)
+
+
+def _told(values: Mapping[str, str], path: str) -> str:
+    text = values.get(path, "not given")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Asked:
+    """The requests of one label that were answered, by what they were for, such as a score after a round. The same
+    request counts once. Without a limit a server could have one round done with ever other arrays."""
+
+    def __init__(self, folder: Path, what: str, request: str) -> None:
+        self._path, self._request = folder / "asked.json", request[:16]
+        self._all: dict[str, list[str]] = read_json(self._path) if self._path.exists() else {}
+        self._known = self._all.setdefault(what, [])
+        if self._request not in self._known and len(self._known) >= AGAIN:
+            raise PayloadMismatch(
+                f"this site has answered {AGAIN} different requests of this kind for the same stage and rounds, as "
+                "many as a run that is resumed may need; start a new run"
+            )
+
+    def note(self) -> None:
+        """It is about to be answered."""
+        if self._request not in self._known:
+            self._known.append(self._request)
+            write_json(self._path, self._all)
+
+
+def check_room(site: SiteFile, run: Path) -> None:
+    """Raise ConfigError where the site keeps as many runs, or as much of them, as its limits allow."""
+    limits, runs = site.limits, [folder for folder in _runs(site) if folder != run]
+    used = sum(_size(folder) for folder in (*runs, run))
+    problems = []
+    if len(runs) >= limits.max_runs:
+        problems.append(f"the site keeps {len(runs)} other runs (limits.max_runs)")
+    if used > limits.max_state_gib * 2**30:
+        problems.append(f"the site's runs take more than {limits.max_state_gib:g} GiB (limits.max_state_gib)")
+    if problems:
+        oldest = ", ".join(str(folder) for folder in runs[:_SHOWN])
+        _LOG.error("no room for more state; remove runs that are over, the oldest first: %s", oldest)
+        raise ConfigError([f"{one}; its operator has to remove old ones, which its log names" for one in problems])
+
+
+def room(site: SiteFile) -> tuple[int, float, list[Path]]:
+    """Number of runs that a site keeps, the GiB that they take, and their folders, the oldest first."""
+    runs = _runs(site)
+    return len(runs), sum(map(_size, runs)) / 2**30, runs
+
+
+def _runs(site: SiteFile) -> list[Path]:
+    folder = Path(site.state) / "runs"
+    found = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+    return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def keyed_hash(state: Path, plain: str) -> str:
+    """HMAC-SHA256 of a hash with the site's own key, which is made once: the same data give the same value here, and
+    nobody without the key can tell whether a guess at the data is right."""
+    path = state / "data.key"
+    if not path.exists():
+        written = state / f".data.key.{os.getpid()}"
+        number = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(number, "wb") as file:
+            file.write(secrets.token_bytes(_KEY))
+            file.flush()
+            os.fsync(file.fileno())
+        written.rename(path)
+    if len(key := path.read_bytes()) != _KEY:
+        raise RunError(f"{path} is damaged; bring it back, or remove it and begin new runs")
+    return hmac.new(key, plain.encode(), hashlib.sha256).hexdigest()
+
+
+class Misfits:
+    """Questions whose answer told that the site's data do not fit. After `TRIES` different ones no other is answered:
+    else a server could read columns and values out of refusals. An operator who changes the site's file begins anew.
+    """
+
+    def __init__(self, site: SiteFile) -> None:
+        self.path = Path(site.state) / "misfits.json"
+        self._site = digest(json.dumps(asdict(site), sort_keys=True).encode())
+        saved = read_json(self.path) if self.path.exists() else {}
+        self.asked: list[str] = saved["asked"] if saved.get("site") == self._site else []
+
+    @property
+    def used_up(self) -> bool:
+        return len(self.asked) >= TRIES
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a new question once there have been too many that did not fit."""
+        if self.used_up and _question(settings) not in self.asked:
+            raise ConfigError(
+                [
+                    f"data: {TRIES} questions of servers did not fit the site's data, and it answers no others until "
+                    "its operator has looked: see its log, and set tasks, columns and label_names in its file"
+                ]
+            )
+
+    def add(self, settings: Mapping[str, Any]) -> None:
+        if _question(settings) not in self.asked:
+            self.asked.append(_question(settings))
+            write_json(self.path, {"site": self._site, "asked": self.asked})
+
+
+def _question(settings: Mapping[str, Any]) -> str:
+    return digest(json.dumps(settings, sort_keys=True).encode())[:16]

@@ -1,0 +1,140 @@
+"""How much a server may ask of a site: every number that makes work, and how many records stand behind what leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from befit.config.experiment import Experiment
+from befit.core.schema import Mark, Parameter
+from befit.core.values import TensorSpec
+from befit.data.federation import Record
+from befit.data.streams import by_task, dynamic_slices, static_slices
+from befit.flower.site_file import Limits
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method
+from befit.protocol.registry import get_method
+
+# Settings of a run to the limit that they may not exceed; batches of training have a least as well, see `_too_few`.
+MOST = {
+    "federation.rounds": "max_rounds",
+    "train.max_steps": "max_steps",
+    "evaluate.batch_size": "max_batch",
+    "model.max_length": "max_length",
+    "evaluate.max_new_tokens": "max_length",
+}
+# Whole numbers of a run that make no work, however large they are.
+HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
+_BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
+_ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
+
+
+def too_large(settings: Mapping[str, Any], method: Mapping[str, Any]) -> Iterator[str]:
+    """Lists and mappings of a request, at any depth, with more entries than any use needs; nothing is made of them."""
+    waiting: list[tuple[str, Any]] = [(block, settings[block]) for block in settings] + [("method", method)]
+    while waiting:
+        path, value = waiting.pop()
+        if not isinstance(value, (Mapping, list)):
+            continue
+        if len(value) > _ENTRIES:
+            yield f"{path}: has {len(value)} entries; a site takes at most {_ENTRIES}"
+            continue
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        waiting += [(f"{path}.{key}", entry) for key, entry in entries]
+
+
+def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator[str]:
+    """Every number of an experiment that is beyond a site's limits, before any data or model is read."""
+    for path, limit in MOST.items():
+        block, _, key = path.partition(".")
+        yield from _above(path, getattr(getattr(experiment, block), key), limits, limit)
+    yield from _too_few(experiment, limits)
+    for path, parameter, number in _numbers(get_method(experiment.method["name"]).parameters, experiment.method):
+        if parameter is None or parameter.mark is not Mark.CAP:
+            yield from _above(path, number, limits, "max_steps")
+    for slot in method.layout.slots:
+        yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
+    for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):
+        yield from _above(f"method: the rounds of stage {stage.name}", stage.rounds or 0, limits, "max_rounds")
+    if experiment.benchmark is not None:
+        sizes = {key: value for key, value in experiment.benchmark.arguments.items() if _is_size(key, value)}
+        clients = max((number for key, number in sizes.items() if key.startswith("clients")), default=1)
+        records = sum(number for key, number in sizes.items() if not key.startswith("clients"))
+        if clients * max(records, 1) > _BENCHMARK_RECORDS:
+            yield (
+                f"benchmark: {clients} clients with up to {records} records are too much for a trial; a site makes at "
+                f"most {_BENCHMARK_RECORDS} records"
+            )
+
+
+def _above(what: str, number: float, limits: Limits, limit: str) -> Iterator[str]:
+    most = getattr(limits, limit)
+    if number > most:
+        yield f"{what}: {number} is more than the site allows, {most} (limits.{limit})"
+
+
+def _too_few(experiment: Experiment, limits: Limits) -> Iterator[str]:
+    """Batches, and steps of them, that too few records would be behind."""
+    steps, least = experiment.train.max_steps, limits.min_records
+    if (records := experiment.limit.records) is not None and records < least:
+        yield f"limit.records: {records} are fewer than the site allows, {least} (limits.min_records)"
+    for path, batch in _batches(experiment):
+        if batch < limits.min_batch:
+            yield f"{path}: {batch} is less than the site allows, {limits.min_batch} (limits.min_batch)"
+        if batch > limits.max_batch:
+            yield f"{path}: {batch} is more than the site allows, {limits.max_batch} (limits.max_batch)"
+        if steps * batch < least:
+            yield (
+                f"{path}: {steps} steps of {batch} records would make an update of fewer records than the site "
+                f"allows, {least} (limits.min_records)"
+            )
+
+
+def _batches(experiment: Experiment) -> Iterator[tuple[str, int]]:
+    """Every batch size that training on the client's own records has: the run's, and one of a base in a method."""
+    yield "train.batch_size", experiment.train.batch_size
+    block, path = experiment.method, "method"
+    while isinstance(block, Mapping):
+        train = block.get("train")
+        if isinstance(train, Mapping) and "batch_size" in train:
+            yield f"{path}.train.batch_size", train["batch_size"]
+        inner = [one.name for one in get_method(block["name"]).parameters if one.mark is Mark.METHOD]
+        path, block = (f"{path}.{inner[0]}", block.get(inner[0])) if inner else (path, None)
+
+
+def _numbers(
+    parameters: Sequence[Parameter], block: Any, path: str = "method"
+) -> Iterator[tuple[str, Parameter | None, int]]:
+    """Every whole number in a method's block, at any depth, with the parameter of the method that it is for."""
+    known = {parameter.name: parameter for parameter in parameters}
+    entries = block.items() if isinstance(block, Mapping) else enumerate(block)
+    for key, value in entries:
+        if isinstance(value, (Mapping, list, tuple)):
+            inner = get_method(value["name"]).parameters if isinstance(value, Mapping) and "name" in value else ()
+            yield from _numbers(inner, value, f"{path}.{key}")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{path}.{key}", known.get(str(key)), value
+
+
+def _is_size(key: str, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and key != "seed"
+
+
+def fewest_records(train: Sequence[Record], experiment: Experiment, method: Method) -> int:
+    """The fewest train records that an update of this client would be made of: all, or under a stream those that come
+    first in any stage."""
+    if experiment.stream.kind == "none":
+        return len(train)
+    cut = dynamic_slices if experiment.stream.kind == "dynamic" else static_slices
+    tasks, rng = list(by_task(train).values()), np.random.default_rng(0)  # sizes do not depend on what is drawn
+    stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+    lengths = [[len(arriving) for arriving in cut(tasks, stage.rounds or 1, rng)] for stage in stages]
+    return min(next((length for length in stage if length), 0) for stage in lengths)
+
+
+def size_of(layout: Mapping[str, TensorSpec]) -> int:
+    """Bytes of all arrays that a method puts on a model, in float32."""
+    return sum(4 * prod(spec.shape) for spec in layout.values())

@@ -1,0 +1,126 @@
+"""What a method makes leave a site and what it brings in, told in words, and what of it needs the site's own yes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from befit.adapters.forms import ModuleShape
+from befit.adapters.keys import slot_of
+from befit.adapters.layout import ModelShapes
+from befit.config.experiment import Experiment, run_names
+from befit.core.errors import ConfigError
+from befit.core.plugins import load_plugins
+from befit.flower.site_file import SiteFile
+from befit.protocol.federate import resolved_stages
+from befit.protocol.method import Method, describe, run_stages
+from befit.protocol.registry import build_method, method_names
+from befit.runs.loading import resolve_model
+
+PERSONAL = "personal"
+# As deep and wide as any, and only shapes are made of it: which slots travel is the same for every model.
+_ANY = ModelShapes(
+    {f"block.{number:02d}.{name}": ModuleShape(4096, 4096) for number in range(100) for name in ("q_proj", "v_proj")},
+    {"classifier": ModuleShape(4096, 2, True)},
+    hidden=4096,
+    last=(4096, 4096),
+    linears=200,
+    parameters={("embeddings", "weight"): (4096, 4096), ("block.00.q_proj", "weight"): (4096, 4096)},
+    outputs=2,
+)
+
+
+def own_slots(method: Method) -> list[str]:
+    """Slots with an adapter of the client's own that the method sends, which a site has to list under `shares`.
+
+    An adapter is a client's own where the server only takes it: no download ever replaces what was sent. And where the
+    method calls it personal, also if the server sends one back.
+    """
+    layout, stages = method.layout.specs(_ANY), run_stages(method)
+    sent = {key for stage in stages for key in stage.reply.specs(layout)}
+    replaced = {key for stage in stages for key in stage.down.specs(layout)}
+    adapters = {slot.name for slot in method.layout.slots}
+    own = {slot_of(key) for key in sent - replaced if slot_of(key) in adapters}
+    return sorted(own | ({PERSONAL} & {slot_of(key) for key in sent}))
+
+
+def withheld(method: Method, site: SiteFile) -> list[str]:
+    """Of the client's own adapters that the method sends, those that the site does not share."""
+    return [slot for slot in own_slots(method) if slot not in site.shares]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one method means for a site.
+
+    method   its name, or its label in a run
+    leaves   arrays and numbers that leave with an update, stage by stage
+    arrives  what the server sends
+    updates  how many updates leave in a run, at most
+    mend     what the site's file has to say before the method may run; empty where it may
+    """
+
+    method: str
+    leaves: str
+    arrives: str
+    updates: int
+    mend: str
+
+
+def terms(label: str, block: Mapping[str, Any], site: SiteFile, rounds: int | None = None) -> Terms:
+    """The terms of a method's block at a site. `rounds` are those of the run; null: as many as the site allows."""
+    method, name = build_method(dict(block)), str(block["name"])
+    stages = resolved_stages(method, site.limits.max_rounds if rounds is None else rounds)
+    about, mends = describe(method), []
+    if site.methods is not None and name not in site.methods:
+        mends.append(f"methods: [{', '.join([*site.methods, name])}]")
+    if missing := withheld(method, site):
+        mends.append(f"shares: [{', '.join([*site.shares, *missing])}]")
+    updates = sum(stage.rounds or 0 for stage in stages if stage.federated)
+    return Terms(label, str(about["up"]), str(about["down"]), updates, "; ".join(mends))
+
+
+def terms_of(site: SiteFile, experiment: Experiment | None = None) -> list[Terms]:
+    """The terms of an experiment's methods, by label; without one, of every method that the site's file lists, or of
+    all that befit has."""
+    load_plugins(site.plugins)
+    if experiment is None:
+        names = method_names() if site.methods is None else [name for name in site.methods if name in method_names()]
+        return [terms(name, {"name": name}, site) for name in names]
+    blocks = (experiment.method, *experiment.baselines)
+    rounds = experiment.federation.rounds
+    return [terms(label, block, site, rounds) for label, block in zip(run_names(experiment), blocks, strict=True)]
+
+
+def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
+    """Why this site would refuse an experiment, as far as that is known without reading data; nothing where it would
+    take part."""
+    from befit.flower.policy import experiment_here, method_of, settings_of
+
+    settings, problems = settings_of(resolve_model(experiment)), dict[str, None]()
+    for block in (experiment.method, *experiment.baselines):
+        try:
+            experiment_here(settings, method_of(block), site)
+        except ConfigError as error:
+            problems |= dict.fromkeys(error.problems)
+    return list(problems)
+
+
+def promises(site: SiteFile) -> list[str]:
+    """What holds for every run, whatever its method, in sentences."""
+    limits, told = site.limits, {"exact": "as they are", "rounded": "rounded to three digits", "none": "not told"}
+    sentences = [
+        "At the start of a run the server learns the site's id, the fingerprint of its backbone, its numbers of train, "
+        "val and test records, and a hash of its data that only this site can make (of a benchmark: its plain hash).",
+        f"Losses, diagnostics and scores of its own data are {told[site.scores]}, and a split with fewer than "
+        f"{limits.min_records} records gives none. Every reply names its seconds and its memory.",
+        f"An update is made of at least {limits.min_records} records, in batches of {limits.min_batch} to "
+        f"{limits.max_batch}, in at most {limits.max_steps} steps a round and {limits.max_rounds} rounds a stage.",
+        "Settings, methods and their labels are those of the start of a run; a request that says otherwise is refused.",
+    ]
+    if site.errors == "text":
+        sentences.append("errors: text tells the server the text of errors, which may quote records.")
+    if site.data is not None and site.label_names is None:
+        sentences.append("Without label_names a server can try three times whether its classes are those of the data.")
+    return sentences

@@ -1,0 +1,64 @@
+"""Processes for a site's messages that are there at once: forked from one that has loaded Flower before.
+
+Flower starts `flwr-clientapp` anew for every message and gives it 30 s to report; on a site that is slower, it starts
+the next one meanwhile, and no message is ever answered. This takes the place of Flower's SuperExec beside a SuperNode
+that runs with `--isolation process`. It stands on parts of Flower that are the same in 1.41 and 1.42.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.forkserver import ensure_running
+from typing import TYPE_CHECKING, Any
+
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec import run_superexec as superexec
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def serve_messages(node: str) -> None:
+    """Answer the messages of the SuperNode at `node`, HOST:PORT on this machine, until SIGTERM or SIGINT."""
+    superexec.get_executor = lambda *what, **how: Forks()  # which one there is, Flower lets nobody say
+    superexec.run_superexec(runtime_api_address=node, insecure=True)
+
+
+class Forks:
+    """Flower's executor of tasks: a fork for each."""
+
+    def __init__(self) -> None:
+        _PROCESSES.set_forkserver_preload([__name__, "flwr.supernode.runtime.run_clientapp", "befit.flower.client_app"])
+        ensure_running()
+        self._running: list[BaseProcess] = []
+
+    def get_eligible_capacity(self, supported_task_types: set[TaskType], **how: Any) -> tuple[set[TaskType], set[str]]:
+        return supported_task_types & {TaskType.CLIENT_APP}, set()
+
+    def wait_for_capacity(self, *what: Any, **how: Any) -> None:
+        return
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        process = _PROCESSES.Process(target=_answer, args=(spec.runtime_api_address, spec.token, os.getpid()))
+        process.start()
+        self._running.append(process)
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Let go of processes that have ended."""
+        for process in self._running:
+            process.join(0)
+        self._running = [process for process in self._running if process.is_alive()]
+
+    def close(self) -> None:
+        return
+
+
+def _answer(node: str, token: str, parent: int) -> None:
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    run_clientapp(node, token, insecure=True, parent_pid=parent)

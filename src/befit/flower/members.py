@@ -1,0 +1,155 @@
+"""Who takes part in a run over Flower: which node is which client, what each one said when it came, and who is missing.
+
+Members are the clients that the configuration lists, whoever is there: cohorts are drawn from all of them, in their
+order, so they are the same whoever comes when. Only a member is asked, believed or able to refuse.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from befit.core.errors import ConfigError, NotEnoughReplies
+from befit.flower.keys import fingerprint
+
+_LOG = logging.getLogger(__name__)
+Said = Mapping[str, Any]
+
+
+@dataclass
+class Members:
+    """The members of one run.
+
+    clients  their ids, in the order that decides cohorts
+    check    why a site that says this cannot be this client; empty where it can
+    needed   how many have to be there for the run to start
+    keys     fingerprint of every client's public key; empty: the first node that says it is a client is that client
+    pinned   without keys, a client stays at the node where it first was
+    nodes    client to node; with keys, only of those that are there
+    said     what each client answered to `hello`, in an earlier part of the run too
+    met      clients that have said hello to this process
+    refused  clients whose site does not take part, with the reason
+    """
+
+    clients: Sequence[str]
+    check: Callable[[str, Said], str] = lambda client, said: ""
+    needed: int = 1
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    pinned: bool = True
+    nodes: dict[str, int] = field(default_factory=dict[str, int])
+    said: dict[str, Said] = field(default_factory=dict[str, Said])
+    met: set[str] = field(default_factory=set[str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    _broken: dict[int, str] = field(default_factory=dict[int, str])  # nodes that failed and did not say who they are
+    _others: dict[int, str] = field(default_factory=dict[int, str])  # nodes left alone, with the reason
+
+    def owner(self, node: int, key: bytes) -> str | None:
+        """The client whose key a node has; "" where no keys are listed, None where it is nobody's.
+
+        Flower lets a node do nothing without a signature by its key, so this is who it is, whatever it says.
+        """
+        if not self.keys:
+            return ""
+        its = fingerprint(key)
+        for client, known in self.keys.items():
+            if known == its:
+                return client
+        self._leave_alone(node, f"its key {its} is none of this run's (engine.keys)" if its else "it has no key")
+        return None
+
+    def admit(self, node: int, owner: str, said: Said, online: Collection[int]) -> bool:
+        """Take in a node that has said hello, as the client that it says it is, or refuse it; returns whether it was.
+
+        online  all nodes that are connected
+        """
+        client = said["client"]
+        if owner and client != owner:
+            reason = f"it says that it is {client}, but its key is {owner}'s; correct client in its site's file"
+            return self.refuse(node, owner, reason)
+        if client not in self.clients:
+            return self._leave_alone(node, f"it says that it is {client}, which is no client of this run")
+        before = self.nodes.get(client)
+        if not owner and before not in (None, node) and (self.pinned or before in online):
+            # Not a refusal: it would let anybody speak for a client that is there.
+            return self._leave_alone(node, f"it says that it is {client}, but node {before} is")
+        if self.said.get(client, said)["data"] != said["data"]:
+            return self.refuse(node, client, "its data is not what it was when it first came; a new run can begin so")
+        if problem := self.check(client, said):
+            return self.refuse(node, client, problem)
+        self.nodes[client], self.said[client] = node, said
+        self.met.add(client)
+        self.refused.pop(client, None)
+        self._others.pop(node, None)
+        _LOG.info("%s is here (node %d)", client, node)
+        return True
+
+    def refuse(self, node: int, client: str, reason: str) -> bool:
+        """A node cannot take part. Where it is a client's own, that client is refused; anybody else is left alone.
+
+        client  whose key it has, or without keys who it says it is; empty if neither tells
+        """
+        if client not in self.clients or (not self.keys and self.nodes.get(client) not in (None, node)):
+            if not client:
+                self._broken[node] = reason
+            return self._leave_alone(node, f"{client or 'it'} says: {reason}")
+        self.met.discard(client)
+        if self.refused.get(client) != reason:
+            self.refused[client] = reason
+            _LOG.warning("client %s does not take part: %s", client, reason)
+        return False
+
+    def _leave_alone(self, node: int, reason: str) -> bool:
+        if self._others.get(node) != reason:
+            self._others[node] = reason
+            _LOG.warning("node %d is left alone: %s", node, reason)
+        return False
+
+    @property
+    def missing(self) -> list[str]:
+        """Clients that may still come."""
+        return [client for client in self.clients if client not in self.met and client not in self.refused]
+
+    @property
+    def broken(self) -> list[str]:
+        """Why a trial without authentication, where all nodes are the user's own, cannot begin as it is."""
+        return [] if self.pinned else [f"node {node}: {reason}" for node, reason in self._broken.items()]
+
+    def why(self, client: str) -> tuple[str, str]:
+        """Why a client cannot be asked now: the kind of its failure, and the reason."""
+        if client in self.refused:
+            return "refused", self.refused[client]
+        return "offline", "the site is not connected" if client in self.met else "the site has not come yet"
+
+    def told(self) -> str:
+        """Who is here and who is missing, for people."""
+        text = f"{len(self.met)} of {len(self.clients)} sites are here"
+        text += f"; missing: {', '.join(self.missing)}" if self.missing else ""
+        return text + (f"; refused: {', '.join(self.refused)}" if self.refused else "")
+
+    def check_again(self, wait_s: float) -> None:
+        """Refuse those that are here and cannot be, by what has become known since; see `demand_enough`."""
+        for client in self.clients:
+            if client in self.met and (problem := self.check(client, self.said[client])):
+                self.refuse(self.nodes[client], client, problem)
+        self.demand_enough(wait_s)
+
+    def demand_enough(self, wait_s: float) -> None:
+        """Raise ConfigError with all refusals, or NotEnoughReplies, if fewer are here than are needed."""
+        if self.broken:
+            raise ConfigError(self.broken, "the federation")
+        if len(self.met) >= self.needed:
+            return
+        missing = ", ".join(self.missing)
+        if self.refused:
+            reasons = [f"client {client}: {reason}" for client, reason in self.refused.items()]
+            if missing:
+                reasons.append(f"missing: {missing}")
+            reasons.append(f"{len(self.met)} sites are left, {self.needed} are needed (federation.min_replies)")
+            raise ConfigError(reasons, "the federation")
+        others = "".join(f"; node {node} was left alone: {reason}" for node, reason in self._others.items())
+        raise NotEnoughReplies(
+            f"after {wait_s:g} s (engine.wait_s) {len(self.met)} of {len(self.clients)} sites have come, {self.needed} "
+            f"are needed (federation.min_replies); missing: {missing}{others}"
+        )

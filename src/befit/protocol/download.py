@@ -1,0 +1,67 @@
+"""Every download is checked at the client before its method sees it: nothing but what the stage declares may arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from befit.adapters.keys import split
+from befit.core.errors import PayloadMismatch
+from befit.core.values import Payload, TensorSpec
+from befit.protocol.stage import Message, Stage
+
+_RANKS = {"A": 0, "B": 1}  # which side of a factor is its rank
+
+
+def check_download(client: str, stages: Sequence[Stage], received: Payload, layout: Mapping[str, TensorSpec]) -> None:
+    """Raise PayloadMismatch unless what a client received is declared as the `down` of one of these stages.
+
+    layout  every array of the installed layout, which gives the declared arrays their shapes and dtypes
+
+    Less than what is declared is allowed, as in a first round; an array or a plain number of another name, shape or
+    dtype is not. So no server can put anything into a slot that is the client's own.
+    """
+    messages = [stage.down for stage in stages]
+    declared: dict[str, TensorSpec] = {}
+    for message in messages:
+        if not message.pieces:
+            declared |= message.specs(layout) | {key: spec for key, spec in layout.items() if message.besides(key)}
+    rest = Payload({key: value for key, value in received.arrays.items() if key not in declared})
+    for message in messages:
+        if message.pieces:
+            rest = _without_pieces(client, message, rest, layout)
+    if rest.arrays:
+        names = ", ".join(dict.fromkeys(stage.name for stage in stages))
+        raise PayloadMismatch(
+            f"client {client} was sent {len(rest.arrays)} arrays that its method does not declare as a download of "
+            f"stage {names}, first {min(rest.arrays)!r}"
+        )
+    for key, tensor in received.arrays.items():
+        if key in declared:
+            _check_spec(client, key, tuple(tensor.shape), str(tensor.dtype), declared[key])
+    if unknown := received.scalars.keys() - {name for message in messages for name in message.numbers}:
+        raise PayloadMismatch(f"client {client} was sent the plain number {min(unknown)!r}, which is not declared")
+
+
+def _without_pieces(client: str, message: Message, received: Payload, layout: Mapping[str, TensorSpec]) -> Payload:
+    """The payload without the message's numbered parts. Raises PayloadMismatch for one that is not as declared."""
+    declared = message.specs(layout)
+    for number, part in received.part(message.pieces).parts().items():
+        for key, tensor in part.arrays.items():
+            if not number.isdecimal() or key not in declared:
+                raise PayloadMismatch(f"client {client} was sent {key!r} in part {number!r}, which is not declared")
+            _check_spec(client, key, tuple(tensor.shape), str(tensor.dtype), declared[key], _RANKS.get(split(key)[2]))
+    _, others = received.split([message.pieces])
+    return others
+
+
+def _check_spec(
+    client: str, key: str, shape: tuple[int, ...], dtype: str, spec: TensorSpec, free: int | None = None
+) -> None:
+    """Raise PayloadMismatch for another shape or dtype than the declared one; side `free` may have any length."""
+    fits = len(shape) == len(spec.shape) and all(
+        length == wanted or side == free for side, (length, wanted) in enumerate(zip(shape, spec.shape, strict=True))
+    )
+    if not fits or dtype != f"torch.{spec.dtype}":
+        raise PayloadMismatch(
+            f"client {client} was sent {key} with shape {shape}, {dtype[6:]}; declared is {spec.shape}, {spec.dtype}"
+        )

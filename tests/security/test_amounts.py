@@ -1,0 +1,291 @@
+"""What a server tried to get out of one site, and plant in it, from its first hello on: it gets what was agreed to."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from befit.adapters.keys import select, slot
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError
+from befit.core.values import State
+from befit.data import registry
+from befit.flower.agreement import TRIES
+from befit.flower.amounts import HARMLESS, MOST, exceeded
+from befit.flower.consent import own_slots
+from befit.flower.engine import ask
+from befit.flower.frame import unpack
+from befit.flower.policy import TRAVELS, experiment_here, method_of, settings_of
+from befit.flower.server_app import run_over
+from befit.flower.service import SiteService, rounded
+from befit.flower.site_file import Limits, SiteFile
+from befit.protocol.registry import build_method, method_names
+from befit.protocol.store import read_payload
+from tests.security.requests import SITE, changed, header_of, honest
+from tests.unit.flower.loopback import LoopbackGrid
+from tests.unit.flower.test_policy import fields
+
+BERT = "names-bert-fl"
+VALUES = [f"diagnosis {number}" for number in range(14)]
+
+
+def site_of(folder: Path, rows: int = 40, **more: Any) -> SiteFile:
+    """A site with a table of its own: texts, two classes, and a column that is nobody's business."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"name {number},{'ab'[number % 2]},{VALUES[number % 14]}" for number in range(rows)]
+    (folder / "data.csv").write_text("\n".join(["text,label,ssn", *lines]))
+    values: dict[str, Any] = {"data": str(folder / "data.csv"), "models": {BERT: BERT}, "state": str(folder / "state")}
+    return SiteFile("north", **values | more)
+
+
+def wants(run: str = "r", method: Any = "fedit", **settings: Any) -> Experiment:
+    """What a server asks of such sites."""
+    values: dict[str, Any] = {
+        "name": run,
+        "model": {"id": BERT},
+        "data": {"clients": {"north": "there"}, "task": "text-classification", "label_names": ["a", "b"]},
+        "method": method,
+        "baselines": [],
+        "train": {"max_steps": 2},
+        "federation": {"rounds": 2},
+        "engine": {"kind": "flower"},
+    }
+    for block, changes in settings.items():
+        values[block] = {**values.get(block, {}), **changes}
+    return load_experiment(values)
+
+
+def answer(
+    service: SiteService, do: str, experiment: Experiment, run: str = "r", arrays: State | None = None, **change: Any
+) -> tuple[dict[str, Any], State]:
+    label = experiment.method["name"]
+    header = changed(header_of(experiment, do, label, run, service.site.client), change)
+    if do == "hello":  # as a server of an older befit asks
+        header = {**header, "method": experiment.method, "baselines": experiment.baselines}
+    return unpack(service.answer(ask(do, header, arrays or {})), "a reply")
+
+
+def asked(service: SiteService, **settings: Any) -> dict[str, Any]:
+    """What a site says to a hello of a run of its own."""
+    experiment = wants(**settings)
+    run = f"run-{abs(hash(json.dumps(settings, sort_keys=True)))}"
+    return answer(service, "hello", experiment, run)[0]
+
+
+def test_a_personal_adapter_is_not_had_by_naming_another_method(tmp_path: Path) -> None:
+    """Rounds of `local`, in which nothing travels, and then one request for all that was learnt in them."""
+    service = SiteService(SiteFile(**SITE, state=str(tmp_path), errors="text"))
+    experiment = honest()
+    header = header_of(experiment, "hello")
+    service.answer(ask("hello", {**header, "method": experiment.method, "baselines": experiment.baselines}, {}))
+    service.answer(ask("train", header_of(experiment, "train", "local"), {}))
+    thief = {"name": "ditto", "legacy_average_personal": True}
+    at = {"stage": "federate", "round": 2, "rounds": 3, "seed": 0, "span": 1}
+    for label in ("local", "ditto", "more"):
+        stolen = {**header_of(experiment, "train", "ditto"), "label": label, "method": thief, "at": at}
+        said, arrays = unpack(service.answer(ask("train", stolen, {})), "a reply")
+        assert said["kind"] == "failure" and not arrays
+    sent = json.loads(next(tmp_path.rglob("local/outbound.json")).read_text())["client-00"]
+    assert not any(row["shape"] for row in sent)
+
+
+def test_nothing_can_be_planted_in_a_personal_adapter(tmp_path: Path) -> None:
+    service = SiteService(SiteFile(**SITE, state=str(tmp_path)))
+    experiment = honest()
+    header = header_of(experiment, "hello")
+    service.answer(ask("hello", {**header, "method": experiment.method, "baselines": experiment.baselines}, {}))
+    for label in ("ditto", "local"):
+        _, download = unpack(service.answer(ask("train", header_of(experiment, "train", label), {})), "a reply")
+        (memory,) = tmp_path.rglob(f"{label}/memory.*")
+        before, own = memory.read_bytes(), select(read_payload(memory).arrays, slot("personal"))
+        planted = {**download, **{key: torch.full_like(value, 7.0) for key, value in own.items()}}
+        assert own
+        at = {"round": 2, "rounds": 3, "seed": 0, "span": 1, "stage": "local" if label == "local" else "federate"}
+        for do in ("train", "score", "export"):
+            header = {**header_of(experiment, do, label), "at": at}
+            assert unpack(service.answer(ask(do, header, planted)), "a reply")[0]["kind"] == "failure"
+        assert [path.read_bytes() for path in tmp_path.rglob(f"{label}/memory.*")] == [before]
+        assert not list(tmp_path.rglob(f"{label}/adapter"))
+
+
+def test_no_question_tells_whether_a_site_has_a_column(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path))
+    answers = {
+        column: asked(service, data={"columns": {"label": column}, "label_names": VALUES})["reason"]
+        for column in ("ssn", "label", "nothing")
+    }
+    assert len(set(answers.values())) == 1 and "data.columns.label" in answers["ssn"]
+
+
+def test_no_server_lists_the_values_of_a_column(tmp_path: Path) -> None:
+    """By one guess after the other: each is answered alike, after three no more at all, and nobody else is let down."""
+    service = SiteService(site_of(tmp_path))
+    guesses = [["a", f"class {number}"] for number in range(8)]
+    replies = [asked(service, data={"label_names": guess}) for guess in guesses]
+    assert [said["error"] for said in replies] == ["DataError"] * TRIES + ["ConfigError"] * (8 - TRIES)
+    assert len({said["reason"] for said in replies[:TRIES]}) == 1
+    told = asked(service, data={"label_names": guesses[0]})  # again: the same answer, and no new one
+    assert told["error"] == "DataError"
+    assert asked(service)["error"] == "ConfigError"  # also the right question, until the operator has looked
+    service.site = site_of(tmp_path, label_names=["a", "b"])
+    assert asked(service)["kind"] == "hello"
+
+
+@pytest.mark.parametrize("guess", [["a", "c"], ["x", "y"], ["b", "c", "d"]])
+def test_with_label_names_of_its_own_a_site_tells_nothing_of_its_data(guess: list[str], tmp_path: Path) -> None:
+    """Two sites of the same file and other data answer alike; and a longer list is looked at without the data."""
+    told = []
+    for name, rows in (("full", 40), ("nearly-empty", 1)):
+        service = SiteService(site_of(tmp_path / name, rows, label_names=["a", "b"]))
+        told.append(asked(service, data={"label_names": guess})["reason"])
+    assert told[0] == told[1] and "must have all classes" in told[0]
+
+
+def test_a_class_that_the_site_does_not_list_is_refused_whatever_the_server_lists(tmp_path: Path) -> None:
+    """Otherwise a longer list, which is allowed, would ask whether the data has what it adds."""
+    lists = (["a", "b"], ["a", "b", "diagnosis 1"], ["a", "b", "c", "d"])
+    service = SiteService(site_of(tmp_path, columns={"label": "ssn"}, label_names=["a", "b"]))
+    assert {asked(service, data={"label_names": names})["error"] for names in lists} == {"DataError"}
+    service = SiteService(site_of(tmp_path / "right", label_names=["a", "b"]))
+    assert {asked(service, data={"label_names": names})["kind"] for names in lists} == {"hello"}
+
+
+def test_a_task_that_the_site_does_not_list_is_refused(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path, tasks=["causal-lm"]))
+    assert "data.task: text-classification is not among the site's tasks" in asked(service)["reason"]
+
+
+def test_a_server_that_guesses_the_data_cannot_tell_from_the_hash(tmp_path: Path) -> None:
+    """Two sites with the same records say different hashes; one site says the same one each time."""
+    one, other = (SiteService(site_of(tmp_path / name)) for name in ("one", "other"))
+    first, again, elsewhere = (asked(service)["data"] for service in (one, one, other))
+    assert first == again != elsewhere and len(first) == 64
+    shorter = asked(one, limit={"records": 12})["data"]
+    assert shorter == first  # of the whole, as in a local run
+    key = tmp_path / "one" / "state" / "data.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and len(key.read_bytes()) == 32
+    key.write_bytes(b"")
+    assert asked(one, federation={"rounds": 1})["kind"] == "failure"
+
+
+def test_the_hash_of_a_public_benchmark_is_the_servers(tmp_path: Path) -> None:
+    services = [SiteService(SiteFile(**SITE, state=str(tmp_path / name))) for name in "ab"]
+    hashes = {unpack(one.answer(ask("hello", header_of(honest(), "hello"), {})), "")[0]["data"] for one in services}
+    assert len(hashes) == 1
+
+
+def test_no_update_is_of_one_record(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path))
+    one = {"max_steps": 1, "batch_size": 1}
+    assert "limits.min_records" in asked(service, limit={"records": 1}, train=one)["reason"]
+    assert "limits.min_batch" in asked(service, train=one)["reason"]
+    assert "limits.min_records" in asked(service, train={"max_steps": 1, "batch_size": 2})["reason"]
+    few = SiteService(site_of(tmp_path / "few", rows=12))
+    assert "an update would be of" in asked(few)["reason"]
+    assert asked(service, train={"max_steps": 5, "batch_size": 2})["kind"] == "hello"
+
+
+def test_a_score_of_few_records_is_not_told(tmp_path: Path) -> None:
+    """And one of enough has three digits, unless the site says otherwise."""
+    service = SiteService(site_of(tmp_path, rows=50))
+    experiment = wants()
+    assert answer(service, "hello", experiment)[0]["examples"] == [36, 4, 10]
+    update, arrays = answer(service, "train", experiment)
+    loss = update["report"]["loss"]
+    assert loss == rounded(loss) and update["report"]["steps"] == 2
+    said, _ = answer(service, "score", experiment, arrays=arrays, split="val")
+    assert said["kind"] == "failure" and "4 records are too few" in said["reason"]
+    metrics = answer(service, "score", experiment, arrays=arrays)[0]["metrics"]
+    assert all(value == rounded(value) for value in metrics.values())
+    service.site = site_of(tmp_path, rows=50, scores="exact")
+    exact = answer(service, "score", experiment, arrays=arrays)[0]["metrics"]
+    assert metrics["loss"] == rounded(exact["loss"]) != exact["loss"]
+    service.site = site_of(tmp_path, rows=50, scores="none")
+    said, _ = answer(service, "score", experiment, arrays=arrays)
+    assert said["kind"] == "failure" and "tells no scores" in said["reason"]
+    update, _ = answer(service, "train", experiment, arrays=arrays, at={**NOW, "round": 2})
+    assert update["kind"] == "update" and update["report"] == {}
+
+
+NOW = {"stage": "federate", "round": 1, "rounds": 2, "seed": 0, "span": 1}
+
+
+def test_hellos_leave_no_more_folders_than_the_site_allows(tmp_path: Path) -> None:
+    """Thirty of them, of which two are of a run; and a site that is full says so to its operator."""
+    service = SiteService(site_of(tmp_path, limits=Limits(max_runs=2)))
+    for number in range(30):
+        said, _ = answer(service, "hello", wants(), f"run-{number}")
+        assert said["kind"] == ("hello" if number < 2 else "failure")
+    assert "limits.max_runs" in said["reason"] and str(tmp_path) not in said["reason"]
+    assert sorted(path.name for path in (tmp_path / "state" / "runs").iterdir()) == ["run-0", "run-1"]
+    assert answer(service, "hello", wants(), "run-1")[0]["kind"] == "hello"  # a run that is there goes on
+
+
+def test_a_run_that_needs_more_than_its_room_is_refused(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path, limits=Limits(max_state_gib=1e-6)))
+    assert "limits.max_state_gib" in asked(service)["reason"]
+    assert not (tmp_path / "state" / "runs").exists()
+
+
+def test_a_refused_hello_leaves_nothing_of_the_run(tmp_path: Path) -> None:
+    service = SiteService(site_of(tmp_path))
+    for number in range(5):
+        answer(service, "hello", wants(train={"batch_size": 1}), f"run-{number}")
+    there = {path.name for path in (tmp_path / "state").iterdir()}
+    assert there == {"client", ".lock", "outbound.json", ".outbound.json"}
+
+
+def test_every_number_that_travels_has_a_limit() -> None:
+    """Fails for a new setting that is a whole number: put it into befit.flower.amounts."""
+    whole = {path for path, kind in fields() if path in TRAVELS and kind in (int, int | None)}
+    assert whole == {*MOST, *HARMLESS, "train.batch_size"}
+
+
+OF_THE_CLIENTS_OWN = {"fedalt", "fedmosaic", "guidance", "rela", "relora"}
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_shortest_site_file_runs_every_method_but_those_that_take_the_clients_own_adapter(name: str) -> None:
+    """With the defaults of all limits, and of every setting and argument. The others need `shares`."""
+    settings, site = settings_of(honest()), SiteFile(**SITE)
+    method = method_of(load_experiment({"benchmark": "digits", "method": name}).method)
+    if name in OF_THE_CLIENTS_OWN:
+        with pytest.raises(ConfigError, match="does not list that slot under shares"):
+            experiment_here(settings, method, site)
+        site = SiteFile(**SITE, shares=["personal"])
+    assert experiment_here(settings, method, site).method["name"] == name
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_no_benchmark_is_too_much_as_it_comes(name: str) -> None:
+    values = {"benchmark": name, "model": {"id": "digits-vit"}, "method": "fedit", "engine": {"kind": "local"}}
+    assert not [*exceeded(load_experiment(values), build_method("fedit"), Limits())]
+
+
+def test_an_argument_that_makes_a_personal_adapter_travel_needs_it_too() -> None:
+    leaky = {"name": "ditto", "legacy_average_personal": True}
+    assert own_slots(build_method(leaky)) == ["personal"]
+    assert own_slots(build_method({"name": "fedp2eft", "base": leaky})) == ["personal"]
+
+
+def test_a_run_whose_sites_tell_no_scores_is_finished(tmp_path: Path) -> None:
+    """One tells none, the other what few records give; then none of them: the server has their updates and a report."""
+    sites = []
+    for client, more in (("north", "scores: none\n"), ("south", "limits: {min_records: 1}\nscores: exact\n")):
+        site = site_of(tmp_path / client, rows=20)
+        sites.append(tmp_path / client / "site.yaml")
+        sites[-1].write_text(f"client: {client}\ndata: {site.data}\nmodels: {{{BERT}: {BERT}}}\n{more}")
+    data = {"clients": {"north": "there", "south": "there"}}
+    done = run_over(LoopbackGrid(sites), wants(data=data, report={"plots": False}), tmp_path / "run", poll_s=0.01)
+    rows = done.results["clients"]
+    assert rows["north"]["accuracy"] is None and rows["north"]["updates"] == 2
+    assert rows["south"]["accuracy"] is not None
+    assert "tells no scores" in (tmp_path / "run" / "report.html").read_text()
+    sites[1].write_text(sites[1].read_text().replace("exact", "none"))
+    done = run_over(LoopbackGrid(sites), wants(data=data, report={"plots": False}), tmp_path / "none", poll_s=0.01)
+    assert done.results["summary"]["mean"] is None and (tmp_path / "none" / "report.html").exists()

@@ -1,0 +1,325 @@
+"""Who is a member of a run: by key, by name without keys; who may refuse; who is waited for, and what they all see."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.app import Message
+
+from befit.config.experiment import Experiment, load_experiment
+from befit.core.errors import ConfigError, ModelError, NotEnoughReplies
+from befit.flower.app_folder import write_app
+from befit.flower.frame import from_content, to_content
+from befit.flower.keys import fingerprint, public_key, write_site_keys
+from befit.flower.server_app import run_over
+from befit.flower.told import Ended, Told, lined_up, told_in_a_line
+from befit.report.tables import client_table
+from befit.runs.runner import Run, run
+from tests.unit.flower.loopback import LoopbackGrid, write_site
+from tests.unit.flower.states import same, server_memory
+from tests.unit.flower.test_failures import FAST, failures, of_train
+
+Make = Callable[..., Experiment]
+
+
+def key_of(folder: Path) -> tuple[str, bytes]:
+    """A new key pair's public half: its file, and the form in which Flower holds it."""
+    write_site_keys(folder)
+    known = load_ssh_public_key((folder / "site.pub").read_bytes())
+    return str(folder / "site.pub"), known.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.fixture
+def keys(grid: LoopbackGrid, tmp_path: Path) -> dict[str, str]:
+    """Node 11 has the key of client-00, node 12 that of client-01, node 10 one of its own."""
+    files = {}
+    for number, node in enumerate((11, 12, 10)):
+        files[f"client-0{number}"], grid.keys[node] = key_of(tmp_path / f"keys-{number}")
+    del files["client-02"]
+    return files
+
+
+def go(grid: LoopbackGrid, experiment: Experiment, out: Path, **more: bool) -> Run:
+    return run_over(grid, experiment, out, poll_s=0.01, **more)
+
+
+def trained(grid: LoopbackGrid) -> set[int]:
+    return {node for node, kind in grid.sent if kind == "train"}
+
+
+def test_only_the_owner_of_its_key_is_a_client(
+    grid: LoopbackGrid, experiment: Make, keys: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Node 10, asked first, says that it is client-00: it is not even asked, and node 11 is client-00 when it comes."""
+    grid.sites[10] = write_site(tmp_path / "impostor", "client-00")
+    grid.online = {10, 12}
+
+    def come(reply: Message, node: int) -> Message:
+        grid.online.add(11)
+        return reply
+
+    grid.tamper = come
+    done = go(grid, experiment(engine={"kind": "flower", "keys": keys}), tmp_path / "run")
+    assert trained(grid) == {11, 12} and not failures(done.path)
+    assert not [kind for node, kind in grid.sent if node == 10]
+    lines = [line for line in caplog.messages if "node 10" in line]
+    assert len(lines) == 1 and fingerprint(grid.keys[10]) in lines[0]
+    local = run(experiment(engine={"store": "disk"}), out=tmp_path / "local")
+    assert same(server_memory(done.path), server_memory(local.path))
+
+
+def test_a_site_whose_key_is_another_clients_is_that_clients_failure(
+    grid: LoopbackGrid, experiment: Make, keys: dict[str, str], sites: list[Path], tmp_path: Path
+) -> None:
+    """The owner of client-01's key says that it is client-00: nobody is client-00 through it, whoever comes first."""
+    sites[1].write_text(sites[1].read_text().replace("client-01", "client-00"))
+    done = go(grid, experiment(engine={"kind": "flower", "keys": keys}), tmp_path / "run")
+    assert trained(grid) == {11}
+    assert {one["client"] for one in failures(done.path)} == {"client-01"}
+    assert "its key is client-01's" in str(failures(done.path)[0]["reason"])
+
+
+def test_without_keys_the_first_is_the_client_and_the_log_warns(
+    grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid.sites[10] = write_site(tmp_path / "impostor", "client-00")
+    grid.online.add(10)
+    go(grid, experiment(engine=FAST), tmp_path / "run")
+    assert trained(grid) == {10, 12}
+    assert "engine.keys lists no keys" in caplog.text
+    assert "node 11 is left alone: it says that it is client-00, but node 10 is" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["client: [", "client: client-07\nmodels: {other: digits-vit}\nbenchmarks: [digits]\n"]
+)
+def test_a_stranger_cannot_keep_a_run_from_starting(
+    text: str, grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    """Registered, but of no client of this run: it refuses while client-01 is still to come."""
+    grid.sites[10] = tmp_path / "stranger.yaml"
+    grid.sites[10].write_text(text)
+    grid.online = {10, 11}
+
+    def come(reply: Message, node: int) -> Message:
+        if node == 11:
+            grid.online.add(12)
+        return reply
+
+    grid.tamper = come
+    done = go(grid, experiment(federation={"rounds": 1, "min_replies": 2}), tmp_path / "run")
+    assert trained(grid) == {11, 12} and not failures(done.path)
+
+
+def test_a_member_that_refuses_costs_its_own_replies(
+    grid: LoopbackGrid, sites: list[Path], experiment: Make, tmp_path: Path
+) -> None:
+    """With enough left the run goes on, with the reason in its report; with too few it ends at once, with the same."""
+    sites[1].write_text(sites[1].read_text().replace("{digits-vit: digits-vit}", "{other: digits-vit}"))
+    done = go(grid, experiment(), tmp_path / "run")
+    (*_, last) = failures(done.path)
+    assert (last["client"], last["error"]) == ("client-01", "refused") and "site's models" in str(last["reason"])
+    assert done.results["clients"]["client-01"]["updates"] == 0
+    with pytest.raises(ConfigError, match=r"client client-01: .*site's models"):
+        go(grid, experiment(federation={"rounds": 2, "min_replies": 2}), tmp_path / "both")
+
+
+def test_a_run_starts_with_enough_sites_and_a_latecomer_joins_at_the_next_round(
+    grid: LoopbackGrid, experiment: Make, tmp_path: Path
+) -> None:
+    """client-01 connects during round 2 of 4: it has replies in rounds 3 and 4, and its hello is kept for a resume."""
+    grid.online = {11}
+
+    def come(reply: Message, node: int) -> Message:
+        if of_train(reply, 2):
+            grid.online.add(12)
+        return reply
+
+    grid.tamper = come
+    done = go(grid, experiment("fedsa", FAST, federation={"rounds": 4}), tmp_path / "run")
+    assert [(one["client"], one["round"], one["error"]) for one in failures(done.path)] == [
+        ("client-01", round_, "offline") for round_ in (1, 2)
+    ]
+    rows = done.results["clients"]
+    assert [rows[client]["updates"] for client in ("client-00", "client-01")] == [4, 2]
+    assert rows["client-01"]["accuracy"] is not None
+    record = json.loads((done.path / ".sites.json").read_text())
+    assert record["nodes"] == {"client-00": 11, "client-01": 12} and record["began"] == ["client-00"]
+
+
+OWN = {
+    "model": {"id": "digits-vit"},
+    "benchmark": None,
+    "data": {"task": "image-classification", "clients": {"client-00": "x", "client-01": "x"}},
+}
+
+
+@pytest.fixture
+def own(sites: list[Path], tmp_path: Path) -> dict[str, object]:
+    """Sites with pictures of their own, 12 and 20 of them; the server knows neither how many nor which."""
+    from PIL import Image
+
+    for site, count in zip(sites, (20, 30), strict=True):
+        lines = []
+        for number in range(count):
+            Image.new("L", (8, 8), 20 * (number % 2) + number).save(site.parent / f"{number}.png")
+            lines.append(json.dumps({"image": f"{number}.png", "label": "ab"[number % 2]}))
+        (site.parent / "data.jsonl").write_text("\n".join(lines))
+        site.write_text(site.read_text().replace("benchmarks: [digits]", "data: data.jsonl"))
+    data = {**OWN["data"], "label_names": ["a", "b"], "val_fraction": 0.1, "test_fraction": 0.2}  # type: ignore[dict-item]
+    return {**OWN, "data": data}
+
+
+def test_a_latecomers_examples_are_its_weight_once_it_has_come(
+    grid: LoopbackGrid, experiment: Make, own: dict[str, object], sites: list[Path], tmp_path: Path
+) -> None:
+    """Unknown while it is away, and in the end as many as its site said. A resume accepts who came in between, and
+    refuses a site whose data has changed since."""
+    grid.online = {11}
+
+    def come(reply: Message, node: int) -> Message:
+        if of_train(reply, 1):
+            grid.online.add(12)
+        return reply
+
+    grid.tamper = come
+    wanted = experiment(engine=FAST, federation={"rounds": 2}, **own)
+    done = go(grid, wanted, tmp_path / "run")
+    said = json.loads((done.path / ".sites.json").read_text())["said"]
+    assert said["client-01"]["examples"][0] > said["client-00"]["examples"][0] > 0
+    rows = done.results["clients"]
+    assert {client: row["train_examples"] for client, row in rows.items()} == {
+        client: about["examples"][0] for client, about in said.items()
+    }
+    (done.path / "report.html").unlink()
+    (done.path / "method.json").unlink()
+    again = go(grid, wanted, tmp_path / "run", resume=True)
+    assert again.results["clients"]["client-01"]["train_examples"] == said["client-01"]["examples"][0]
+    (done.path / "report.html").unlink()
+    (done.path / "method.json").unlink()
+    lines = (sites[1].parent / "data.jsonl").read_text().splitlines()
+    (sites[1].parent / "data.jsonl").write_text("\n".join(lines[:-1]))
+    changed = go(grid, wanted, tmp_path / "run", resume=True)
+    assert "its data is not what it was" in str(changed.results["failures"][-1]["reason"])
+
+
+def test_a_node_that_hangs_over_hello_holds_nobody_up(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    """Node 10 never answers; client-01 connects after it was asked, and is asked all the same."""
+    grid.sites[10] = write_site(tmp_path / "slow", "client-07")
+    grid.online = {10, 11}
+
+    def hang(reply: Message, node: int) -> Message | None:
+        grid.online.add(12)
+        return None if node == 10 else reply
+
+    grid.tamper = hang
+    done = go(grid, experiment(federation={"rounds": 1, "min_replies": 2}), tmp_path / "run")
+    assert trained(grid) == {11, 12} and not failures(done.path)
+    assert [node for node, kind in grid.sent if kind == "query"].count(10) == 1
+
+
+def test_a_round_waits_for_enough_sites_to_be_connected(grid: LoopbackGrid, experiment: Make, tmp_path: Path) -> None:
+    """Both are away when round 2 begins, as after a restart of the SuperLink; they come back, and nothing is lost."""
+    nodes, asked = grid.get_node_ids, 0
+
+    def leave(reply: Message, node: int) -> Message:
+        if node == 12 and of_train(reply, 1):
+            grid.online.clear()
+        return reply
+
+    def back() -> list[int]:
+        nonlocal asked
+        asked += not grid.online
+        if asked == 5:
+            grid.online.update({11, 12})
+        return nodes()
+
+    grid.tamper, grid.get_node_ids = leave, back  # type: ignore[method-assign]
+    done = go(grid, experiment(federation={"rounds": 3, "min_replies": 2}), tmp_path / "run")
+    assert asked >= 5 and not failures(done.path)
+
+
+def test_everybody_sees_who_has_come_and_who_is_missing(
+    grid: LoopbackGrid, experiment: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit in each line is that of the wait it is about."""
+    grid.online = {11}
+    caplog.set_level(logging.INFO, "befit")
+    wanted = experiment(engine={"kind": "flower", "wait_s": 0.05, "deadline_s": 77}, federation={"rounds": 1})
+    done = run_over(grid, wanted, tmp_path / "run", observer=Told(), poll_s=0.01)
+    assert "1 of 2 sites are here; missing: client-01 (waiting up to 0.05 s, engine.wait_s)" in caplog.messages
+    (round_,) = [line for line in caplog.messages if "round 1 of 1" in line]
+    assert round_.startswith("fedit, federate round 1 of 1: 1 of 2 clients replied, without client-01, loss ")
+    assert any(line.startswith("fedit, federate round 1: mean accuracy") for line in caplog.messages)
+    assert not [line for line in caplog.messages if "deadline_s" in line]
+    table = lined_up(client_table(done.results)).splitlines()
+    assert [line.split()[0] for line in table if line.startswith("client-")] == ["client-00", "client-01"]
+
+
+def test_a_run_that_ends_with_an_error_says_so_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Flower logs what an app raises with its traceback; ours is in a file instead."""
+    with pytest.raises(Ended) as ended, told_in_a_line(tmp_path / "run"):
+        raise NotEnoughReplies("2 of 3\nsites have come")
+    try:
+        raise ended.value
+    except Ended:
+        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=True)
+    assert "the run has ended: 2 of 3 sites have come" in caplog.text and "Traceback" not in caplog.text
+    assert "NotEnoughReplies" in (tmp_path / "run" / ".traceback.txt").read_text()
+
+
+def test_every_message_has_a_name_that_nobody_can_guess() -> None:
+    """Two of the same frame differ: a site that knows a frame cannot name another site's message to reply to it."""
+    assert to_content(b"frame").object_id != to_content(b"frame").object_id
+    assert from_content(to_content(b"frame")) == b"frame"
+
+
+def app_of(engine: dict[str, object], folder: Path, **options: bool) -> Experiment:
+    values = {"benchmark": {"name": "digits", "clients": 2}, "method": "fedit", "baselines": []}
+    write_app(load_experiment({**values, "engine": {"kind": "flower", **engine}}), folder, folder / "run", **options)
+    return load_experiment(folder / "befit_app" / "experiment.yaml")
+
+
+def test_an_app_holds_the_keys_themselves(keys: dict[str, str], tmp_path: Path) -> None:
+    held = app_of({"keys": keys}, tmp_path / "app").engine.keys
+    assert held == {client: public_key(place) for client, place in keys.items()}
+    assert all(key.startswith("ecdsa-sha2-nistp384 ") for key in held.values())
+    assert app_of({"keys": keys}, tmp_path / "simulated", simulation=True).engine.keys == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda keys: keys.pop("client-01"), "has none for client-01"),
+        (lambda keys: keys.update(north=keys["client-00"]), "north is no client of this run"),
+        (lambda keys: keys.update({"client-01": keys["client-00"]}), "client-01 has the key of client-00"),
+        (lambda keys: keys.update({"client-01": "/none"}), "/none: No such file"),
+        (lambda keys: keys.update({"client-01": "ecdsa-sha2-nistp384 AAAA"}), "is no public key"),
+    ],
+)
+def test_keys_that_leave_anything_open_are_refused(
+    change: Callable[[dict[str, str]], object], problem: str, keys: dict[str, str], tmp_path: Path
+) -> None:
+    change(keys)
+    with pytest.raises(ConfigError, match=problem):
+        app_of({"keys": keys}, tmp_path / "app")
+    assert not (tmp_path / "app").exists()
+
+
+def test_keys_need_node_authentication(keys: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.keys: say nothing without node authentication"):
+        app_of({"keys": keys}, tmp_path / "app", insecure=True)
+
+
+def test_a_model_that_only_sites_know_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    """Sites may call a model as they like; the server has to find it under the same name."""
+    values = {"benchmark": {"name": "digits", "clients": 2}, "method": "fedit", "model": {"id": "package:none/MiniLM"}}
+    experiment = load_experiment({**values, "engine": {"kind": "flower"}})
+    with pytest.raises(ModelError, match="the server needs the model itself") as refused:
+        write_app(experiment, tmp_path / "app", tmp_path / "run")
+    assert "\n" not in str(refused.value) and not (tmp_path / "app").exists()
