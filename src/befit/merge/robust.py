@@ -93,9 +93,9 @@ def squared_distances(updates: Sequence[Update]) -> Tensor:
         mine = _spaces(*first())
         for j, second in enumerate(updates[i:], start=i):
             other = mine if i == j else _spaces(*second())
-            for name in mine.keys() | other.keys():
+            for name in mine:
                 gram = grams.setdefault(name, torch.zeros(len(updates), len(updates), dtype=torch.float64))
-                gram[i, j] = gram[j, i] = _inner(mine.get(name, []), other.get(name, []))
+                gram[i, j] = gram[j, i] = _inner(mine[name], other[name])
     squared = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in sorted(grams):
         sizes = grams[name].diagonal()

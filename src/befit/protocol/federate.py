@@ -203,7 +203,9 @@ def _round(
                 "loss": sum(losses) / len(losses) if losses else None,
             }
         )
-        return stage.exchange.aggregate(server, _weighed(good.trusted(schedule.guard), schedule.max_weight), site, at)
+        if stage.federated:
+            updates = _weighed(good.trusted(schedule.guard), schedule.max_weight)
+        return stage.exchange.aggregate(server, updates, site, at)
 
 
 def _weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
@@ -291,7 +293,7 @@ class _Check:
 
     def replies(self, updates: Sequence[Update]) -> Replies:
         """The replies that were let through, to be judged together."""
-        return Replies(updates, self._start, self._sizes, self._initial)
+        return Replies.of(updates, self._start, self._sizes, self._initial)
 
     def _start(self, reply: Update) -> State:
         """What a reply's update started from: what the client was sent, else the initial values of what it trains."""

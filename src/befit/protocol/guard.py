@@ -25,11 +25,8 @@ from befit.protocol.spool import LazyPayload
 
 _WEIGHTS = 0.02  # root mean square at which transformers start their weights
 _MAJORITY = 3  # fewest updates among which one cannot set what is usual
-_FEW = (
-    100.0  # times the initial adapters: the limit where there are fewer updates than that, and of the rest of a reply
-)
+_FEW = 100.0  # times the initial adapters: the limit for fewer updates than that, and for the rest of a reply
 _STILL = 1e-3  # times the initial adapters: shorter updates count as this long, where hardly anything moves
-
 _REST = ""  # stands for the arrays of a reply that are no update, such as a loss or a gradient
 
 Sizes = dict[str, float]  # norm of an update, slot by slot: slots hold quantities of different kinds
@@ -44,32 +41,53 @@ class Replies:
               it trains and was not sent. All other arrays of a reply are no update
     sizes     of each update, by client, see `sizes_of`
     initial   norm of the initial adapters, by backbone
+    usual     median sizes of the round by backbone, see `of`
     """
 
     updates: Sequence[Update]
     starts: Callable[[Update], State]
     sizes: Mapping[str, Sizes]
     initial: Mapping[str, float]
+    usual: Mapping[str, Sizes]
+
+    @classmethod
+    def of(
+        cls,
+        updates: Sequence[Update],
+        starts: Callable[[Update], State],
+        sizes: Mapping[str, Sizes],
+        initial: Mapping[str, float],
+    ) -> Replies:
+        """All replies of a round that are well formed. What is usual among them does not change when some are refused;
+        nothing is where there are too few."""
+        usual: dict[str, Sizes] = {}
+        for backbone, own in _families(updates).items():
+            each = [sizes[update.client.id] for update in own]
+            usual[backbone] = {
+                slot: max(_STILL * initial[backbone], statistics.median(size[slot] for size in each if slot in size))
+                for slot in sorted(set().union(*each))
+                if len(own) >= _MAJORITY
+            }
+        return cls(updates, starts, sizes, initial, usual)
 
     def judged(self, guard: GuardSettings) -> tuple[Replies, Reasons]:
         """The replies of sane size, and the reasons against all others."""
         reasons: Reasons = {}
-        for backbone, own in self._families().items():
-            initial, usual = self.initial[backbone], self._usual(own)
-            for update in own:
-                client = update.client.id
-                for slot, size in self.sizes[client].items():
-                    if slot == _REST:
-                        limit, what = max(guard.max_norm_ratio, _FEW) * max(initial, usual.get(slot, 0.0)), "the rest"
-                    elif usual:
-                        limit, what = guard.max_norm_ratio * usual[slot], f"the update of slot {slot}"
-                    else:
-                        limit, what = max(guard.max_norm_ratio, _FEW) * initial, f"the update of slot {slot}"
-                    if not size <= limit:
-                        reasons[client] = (
-                            f"client {client}: {what} has norm {size:.3g}, and {limit:.3g} is the most that this round "
-                            "allows (guard.max_norm_ratio)"
-                        )
+        for update in self.updates:
+            client, backbone = update.client.id, update.client.backbone
+            initial, usual = self.initial[backbone], self.usual[backbone]
+            for slot, size in self.sizes[client].items():
+                if slot == _REST:
+                    limit, what = max(guard.max_norm_ratio, _FEW) * max(initial, usual.get(slot, 0.0)), "the rest"
+                elif usual:
+                    limit, what = guard.max_norm_ratio * usual[slot], f"the update of slot {slot}"
+                else:
+                    limit, what = max(guard.max_norm_ratio, _FEW) * initial, f"the update of slot {slot}"
+                if not size <= limit:
+                    reasons[client] = (
+                        f"client {client}: {what} has norm {size:.3g}, and {limit:.3g} is the most that this round "
+                        "allows (guard.max_norm_ratio)"
+                    )
         return replace(self, updates=[update for update in self.updates if update.client.id not in reasons]), reasons
 
     def trusted(self, guard: GuardSettings) -> list[Update]:
@@ -77,11 +95,13 @@ class Replies:
 
         Raises NotEnoughReplies where a rule has too few of one backbone.
         """
-        replies = self if guard.clip is None else replace(self, updates=self._clipped(guard.clip))
+        replies = (
+            self if guard.clip is None else replace(self, updates=[self._clipped(u, guard.clip) for u in self.updates])
+        )
         if guard.rule == "none":
             return list(replies.updates)
         trusted: list[Update] = []
-        for own in replies._families().values():
+        for own in _families(replies.updates).values():
             if len(own) < (least := robust.least_replies(guard.attackers)):
                 raise NotEnoughReplies(
                     f"{len(own)} good replies of one backbone are too few for the rule {guard.rule}: with "
@@ -90,37 +110,18 @@ class Replies:
             trusted += replies._ruled(own, guard)
         return sorted(trusted, key=lambda update: update.client.id)
 
-    def _families(self) -> dict[str, list[Update]]:
-        """Updates by backbone: those of different width cannot be compared."""
-        families: dict[str, list[Update]] = {}
-        for update in self.updates:
-            families.setdefault(update.client.backbone, []).append(update)
-        return families
-
-    def _usual(self, own: Sequence[Update]) -> Sizes:
-        """The median norm of each slot; nothing where there are too few updates."""
-        if len(own) < _MAJORITY:
-            return {}
-        least = _STILL * self.initial[own[0].client.backbone]
-        each = [self.sizes[update.client.id] for update in own]
-        return {slot: max(least, statistics.median(sizes[slot] for sizes in each)) for slot in each[0]}
-
-    def _clipped(self, clip: float) -> list[Update]:
-        clipped: list[Update] = []
-        for own in self._families().values():
-            usual = self._usual(own)
-            for update in own:
-                sizes = self.sizes[update.client.id]
-                ratios = {slot: clip * usual[slot] / sizes[slot] for slot in usual.keys() - {_REST} if sizes[slot]}
-                if min(ratios.values(), default=1.0) < 1:
-                    arrays = partial(_shortened, update, self.starts, ratios)
-                    update = replace(update, payload=LazyPayload(arrays, update.payload.scalars))
-                clipped.append(update)
-        return sorted(clipped, key=lambda update: update.client.id)
+    def _clipped(self, update: Update, clip: float) -> Update:
+        sizes, usual = self.sizes[update.client.id], self.usual[update.client.backbone]
+        ratios = {slot: clip * usual[slot] / sizes[slot] for slot in sizes.keys() & usual.keys() if sizes[slot]}
+        if min((ratio for slot, ratio in ratios.items() if slot != _REST), default=1.0) >= 1:
+            return update
+        arrays = partial(_shortened, update, self.starts, ratios)
+        return replace(update, payload=LazyPayload(arrays, update.payload.scalars))
 
     def _ruled(self, own: Sequence[Update], guard: GuardSettings) -> list[Update]:
         """What a rule makes of the updates of one backbone."""
-        reads = [partial(self._read, update) for update in own]
+        common = set[str].intersection(*(set(self.starts(update)) for update in own))
+        reads = [partial(self._read, update, common) for update in own]
         if guard.rule in ("krum", "multi-krum"):
             order = robust.most_central(robust.squared_distances(reads), guard.attackers)
             kept = order[: 1 if guard.rule == "krum" else len(own) - guard.attackers]
@@ -138,8 +139,17 @@ class Replies:
             for update in own
         ]
 
-    def _read(self, update: Update) -> tuple[State, State]:
-        return update.payload.arrays, self.starts(update)
+    def _read(self, update: Update, keys: Collection[str]) -> tuple[State, State]:
+        """A reply and what it started from, in the arrays that are updates at all clients."""
+        return update.payload.arrays, {key: value for key, value in self.starts(update).items() if key in keys}
+
+
+def _families(updates: Sequence[Update]) -> dict[str, list[Update]]:
+    """Updates by backbone: those of different width cannot be compared."""
+    families: dict[str, list[Update]] = {}
+    for update in updates:
+        families.setdefault(update.client.backbone, []).append(update)
+    return families
 
 
 def sizes_of(reply: State, start: State) -> Sizes:
@@ -155,7 +165,7 @@ def sizes_of(reply: State, start: State) -> Sizes:
 
 def _moved(update: Update, starts: Callable[[Update], State], by: State) -> State:
     """The client's start moved by a change; what is no update as it came."""
-    return {**update.payload.arrays, **{key: value + by[key] for key, value in starts(update).items()}}
+    return {**update.payload.arrays, **{key: value + by[key] for key, value in starts(update).items() if key in by}}
 
 
 def _shortened(update: Update, starts: Callable[[Update], State], ratios: Sizes) -> State:

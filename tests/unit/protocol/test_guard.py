@@ -34,7 +34,9 @@ def replies(
         for client, arrays in sorted(moved.items())
     ]
     sizes = {update.client.id: sizes_of(update.payload.arrays, start) for update in updates}
-    return Replies(updates, lambda update: start, sizes, dict.fromkeys({"tiny", *(backbones or {}).values()}, initial))
+    return Replies.of(
+        updates, lambda update: start, sizes, dict.fromkeys({"tiny", *(backbones or {}).values()}, initial)
+    )
 
 
 def steps(**lengths: float) -> dict[str, State]:
@@ -125,6 +127,27 @@ def test_clipping_shortens_what_is_long_and_leaves_the_rest_untouched() -> None:
     assert [one is two for one, two in zip(found, given.updates, strict=True)] == [True, True, False, False, True]
     assert found[3].payload.arrays["shared/ids/x"].tolist() == [7]
     assert found[3].payload.arrays["validation/loss/value"].tolist() == [5.0]
+
+
+def test_what_is_usual_stays_when_a_reply_is_refused() -> None:
+    """Two replies are left of three, and the long one of them is still clipped."""
+    kept, reasons = replies(steps(a=1.0, b=10.0, c=1000.0)).judged(GUARD)
+    assert set(reasons) == {"c"}
+    assert sent(kept.trusted(replace(GUARD, clip=0.5))) == {"a": [1.0, 0.0], "b": [5.0, 0.0]}
+
+
+@pytest.mark.parametrize("rule", ["median", "geometric-median", "multi-krum"])
+def test_arrays_that_only_some_clients_were_sent_are_left_as_they_came(rule: str) -> None:
+    """To the others they are no update, so they cannot be compared."""
+    more = "control/m/A"
+    moved = {client: {**arrays, more: torch.tensor([5.0])} for client, arrays in steps(a=1.0, b=2.0, c=3.0).items()}
+    starts = {"a": START, "b": START | {more: torch.tensor([4.0])}, "c": START}
+    sizes = {client: sizes_of(arrays, starts[client]) for client, arrays in moved.items()}
+    updates = [Update(ClientInfo(client, "tiny", 10), Payload(arrays)) for client, arrays in moved.items()]
+    given = Replies.of(updates, lambda update: starts[update.client.id], sizes, {"tiny": 1.0})
+    assert not refused(given)
+    found = given.trusted(GuardSettings(clip=2.0, rule=rule, attackers=1))  # type: ignore[arg-type]
+    assert all(update.payload.arrays[more].tolist() == [5.0] for update in found)
 
 
 def test_nothing_is_clipped_without_a_majority() -> None:
