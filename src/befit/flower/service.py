@@ -19,7 +19,7 @@ from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, write_json, write_sealed
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire import cast
-from befit.data.federation import Federation, Record
+from befit.data.federation import ClientData, Federation
 from befit.flower.agreement import (
     Asked,
     Misfits,
@@ -95,7 +95,7 @@ class SiteService:
         problems = [
             problem
             for (label, block), experiment in zip(methods.items(), experiments, strict=True)
-            for problem in _lacking(label, build_method(block), experiment, host, data.train, self.site.limits)
+            for problem in _lacking(label, build_method(block), experiment, host, data, self.site.limits)
         ]
         if problems:
             raise ConfigError(problems, f"what the server asks of site {client}")
@@ -321,10 +321,15 @@ def rounded(value: float) -> float:
 
 
 def _lacking(
-    label: str, method: Method, experiment: Experiment, host: Host, train: Sequence[Record], limits: Limits
+    label: str, method: Method, experiment: Experiment, host: Host, data: ClientData, limits: Limits
 ) -> Iterator[str]:
     """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
-    if (records := fewest_records(train, experiment, method)) < limits.min_records:
+    if "val" in method.needs.splits and len(data.val) < limits.min_records:
+        yield (
+            f"{label}: it would measure on {len(data.val)} val records, and the site allows {limits.min_records} at "
+            "least (limits.min_records); a larger data.val_fraction holds more out"
+        )
+    if (records := fewest_records(data.train, experiment, method)) < limits.min_records:
         yield (
             f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
             "least (limits.min_records)"
