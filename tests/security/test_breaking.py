@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from befit.core.errors import RunError
+from befit.flower.engine import ask
 from befit.flower.keys import fingerprint, fingerprints, public_key, write_site_keys
 from befit.flower.members import Members
 from befit.flower.service import SiteService
 from befit.flower.worker import serve_site
+from tests.security.requests import changed, header_of
 from tests.security.test_amounts import answer, site_of, wants
 
 
@@ -94,3 +97,19 @@ def test_a_worker_starts_where_its_predecessors_number_is_in_use(tmp_path: Path)
     with pytest.raises(Up):
         serve_site(site, up)
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"settings.model.id": "\x1b[2J\n" + "x" * 10**6}, {"do": "\x1b]0;"}, {"run": "\x1b[2J"}],
+    ids=["a model", "what to do", "a run"],
+)
+def test_a_server_writes_no_control_characters_and_no_megabytes_into_a_sites_log(
+    change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, header = SiteService(site_of(tmp_path)), header_of(wants(), "hello", "fedit", "r", "north")
+    header = changed(header, change)
+    service.answer(ask(header.pop("do", "hello"), header, {}))
+    told = "\n".join(logging.Formatter().format(record) for record in caplog.records)
+    assert "could not answer" in told and len(told) < 20_000
+    assert told.replace("\n", "").isprintable()
