@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from befit.core.errors import RunError
+from befit.flower.consent import refused_run
 from befit.flower.engine import ask
 from befit.flower.keys import fingerprint, fingerprints, public_key, write_site_keys
 from befit.flower.members import Members
@@ -113,3 +115,10 @@ def test_a_server_writes_no_control_characters_and_no_megabytes_into_a_sites_log
     told = "\n".join(logging.Formatter().format(record) for record in caplog.records)
     assert "could not answer" in told and len(told) < 20_000
     assert told.replace("\n", "").isprintable()
+
+
+def test_a_site_of_another_name_is_told_so_before_it_connects(tmp_path: Path) -> None:
+    """At the server it would be a line in the log, and at the site nothing."""
+    assert refused_run(site_of(tmp_path), wants()) == []
+    (problem,) = refused_run(replace(site_of(tmp_path), client="007"), wants())
+    assert problem == "client: 007 is no client of this run (data.clients); it has north"
