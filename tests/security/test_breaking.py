@@ -62,6 +62,12 @@ def test_no_method_draws_a_single_record(method: dict[str, Any], what: str, tmp_
     assert what in told and "limits.min_records" in told
 
 
+def test_loops_within_loops_are_limited_together(tmp_path: Path) -> None:
+    """Each below the limit, and the site at work for years."""
+    told = reason(tmp_path, {"name": "fedl2p", "validation": 0.5, "draws": 100, "terms": 100, "outer": 100})
+    assert "outer x draws x terms: 1000000 is more than the site allows, 10000 (limits.max_steps)" in told
+
+
 def test_ordinary_draws_are_taken(tmp_path: Path) -> None:
     assert not reason(tmp_path, {"name": "fedl2p", "validation": 0.5})
 

@@ -30,6 +30,7 @@ MOST = {
 HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
 # Numbers of single records that a method draws, of which numbers of its own leave: a loss, traces, weights.
 _DRAWN = (".statistics.samples", ".draws")
+_LOOPS = (".outer", ".draws", ".terms")  # one within the other, in one round
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 
@@ -59,6 +60,9 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
             yield from _above(path, number, limits, "max_steps")
         if path.endswith(_DRAWN) and number < limits.min_records:
             yield f"{path}: {number} records are fewer than the site allows, {limits.min_records} (limits.min_records)"
+    numbers = _numbers(get_method(experiment.method["name"]).parameters, experiment.method)
+    loops = [number for path, _, number in numbers if path.endswith(_LOOPS)]
+    yield from _above("method: outer x draws x terms", prod(loops), limits, "max_steps")
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
     for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):
