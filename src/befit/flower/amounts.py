@@ -28,6 +28,9 @@ MOST = {
 }
 # Whole numbers of a run that make no work, however large they are.
 HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
+# Numbers of single records that a method draws, of which numbers of its own leave: a loss, traces, weights.
+_DRAWN = (".statistics.samples", ".draws")
+_LOOPS = (".outer", ".draws", ".terms")  # one within the other, in one round
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 
@@ -55,6 +58,11 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
     for path, parameter, number in _numbers(get_method(experiment.method["name"]).parameters, experiment.method):
         if parameter is None or parameter.mark is not Mark.CAP:
             yield from _above(path, number, limits, "max_steps")
+        if path.endswith(_DRAWN) and number < limits.min_records:
+            yield f"{path}: {number} records are fewer than the site allows, {limits.min_records} (limits.min_records)"
+    numbers = _numbers(get_method(experiment.method["name"]).parameters, experiment.method)
+    loops = [number for path, _, number in numbers if path.endswith(_LOOPS)]
+    yield from _above("method: outer x draws x terms", prod(loops), limits, "max_steps")
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
     for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):
@@ -125,14 +133,25 @@ def _is_size(key: str, value: Any) -> bool:
 
 def fewest_records(train: Sequence[Record], experiment: Experiment, method: Method) -> int:
     """The fewest train records that an update of this client would be made of: all, or under a stream those that come
-    first in any stage."""
+    first in any stage; of a method that holds a share of them out, the fewer of both parts."""
     if experiment.stream.kind == "none":
-        return len(train)
+        held = [round(share * len(train)) for share in _held_out(experiment.method)]
+        return min([len(train), *held, *(len(train) - each for each in held)])
     cut = dynamic_slices if experiment.stream.kind == "dynamic" else static_slices
     tasks, rng = list(by_task(train).values()), np.random.default_rng(0)  # sizes do not depend on what is drawn
     stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
     lengths = [[len(arriving) for arriving in cut(tasks, stage.rounds or 1, rng)] for stage in stages]
     return min(next((length for length in stage if length), 0) for stage in lengths)
+
+
+def _held_out(block: Mapping[str, Any]) -> Iterator[float]:
+    """Shares of the train records that a method, or one within it, holds out from its training."""
+    for parameter in get_method(block["name"]).parameters:
+        value = block.get(parameter.name)
+        if parameter.name == "validation" and isinstance(value, float):
+            yield value
+        elif parameter.mark is Mark.METHOD and isinstance(value, Mapping):
+            yield from _held_out(value)
 
 
 def size_of(layout: Mapping[str, TensorSpec]) -> int:

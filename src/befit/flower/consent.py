@@ -99,6 +99,10 @@ def refused_run(site: SiteFile, experiment: Experiment) -> list[str]:
     from befit.flower.policy import experiment_here, method_of, settings_of
 
     settings, problems = settings_of(resolve_model(experiment)), dict[str, None]()
+    listed = experiment.data.clients if experiment.data is not None else None
+    if isinstance(listed, Mapping) and site.client not in listed:
+        shown = ", ".join(sorted(listed)[:20])
+        problems[f"client: {site.client} is no client of this run (data.clients); it has {shown}"] = None
     for block in (experiment.method, *experiment.baselines):
         try:
             experiment_here(settings, method_of(block), site)

@@ -110,13 +110,21 @@ def public_key(place: str) -> str:
             text = Path(place).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError([f"{place}: {getattr(error, 'strerror', None) or 'no public key'}"]) from error
-    if not fingerprint(text.encode()):
+    if not (line := _line(text.encode())):
         raise ConfigError([f"{place}: is no public key; a site's is the site.pub that befit flower keys makes"])
-    return " ".join(text.split()[:2])
+    return line.decode()
 
 
 def fingerprint(key: bytes) -> str:
     """SHA-256 of a public elliptic-curve key, in PEM or as one line, as `ssh-keygen -l` prints it; "" for another."""
+    if not (line := _line(key)):
+        return ""
+    hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(hashed).decode().rstrip('=')}"
+
+
+def _line(key: bytes) -> bytes:
+    """A public elliptic-curve key, in PEM or as one line, as one line without a comment; empty for another."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -128,12 +136,10 @@ def fingerprint(key: bytes) -> str:
     try:
         known = (load_ssh_public_key if key.startswith(_KIND.encode()) else load_pem_public_key)(key)
     except Exception:  # whatever cryptography says to bytes from elsewhere
-        return ""
+        return b""
     if not isinstance(known, ec.EllipticCurvePublicKey):
-        return ""
-    line = known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
-    return f"SHA256:{base64.b64encode(hashed).decode().rstrip('=')}"
+        return b""
+    return known.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def fingerprints(keys: Mapping[str, str], clients: Sequence[str]) -> dict[str, str]:

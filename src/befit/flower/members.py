@@ -54,7 +54,7 @@ class Members:
             return ""
         its = fingerprint(key)
         for client, known in self.keys.items():
-            if known == its:
+            if its and known == its:
                 return client
         self._leave_alone(node, f"its key {its} is none of this run's (engine.keys)" if its else "it has no key")
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,9 +18,10 @@ from befit.config.experiment import Experiment
 from befit.core.errors import BefitError, ConfigError, DataError, ModelError, PayloadMismatch, RunError
 from befit.core.plugins import plugin_hash
 from befit.core.storage import read_sealed, write_json, write_sealed
+from befit.core.text import readable
 from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.core.wire import cast
-from befit.data.federation import Federation, Record
+from befit.data.federation import ClientData, Federation
 from befit.flower.agreement import (
     Asked,
     Misfits,
@@ -76,7 +78,8 @@ class SiteService:
                 do = {"hello": self._hello, "train": self._train, "score": self._score, "export": self._export}
                 return do[header["do"]](header, arrays, digest(request))
         except Exception as error:
-            _LOG.exception("site %s could not answer %s", self.site.client, header.get("do", "a request"))
+            do = readable(header.get("do", "a request"), 20)
+            _LOG.error("site %s could not answer %s:\n%s", self.site.client, do, _traced(error))
             try:
                 return self._refusal(header, digest(request), error)
             except Exception:
@@ -95,7 +98,7 @@ class SiteService:
         problems = [
             problem
             for (label, block), experiment in zip(methods.items(), experiments, strict=True)
-            for problem in _lacking(label, build_method(block), experiment, host, data.train, self.site.limits)
+            for problem in _lacking(label, build_method(block), experiment, host, data, self.site.limits)
         ]
         if problems:
             raise ConfigError(problems, f"what the server asks of site {client}")
@@ -264,6 +267,7 @@ class SiteService:
         return reply.frame({"kind": "failure", "error": told.kind, "reason": told.reason}, {})
 
 
+_MOST_LINES = 100  # of a traceback in the log
 _STEPS = "steps"  # of training, which the server set
 WITHHELD = "the text is in the site's log (errors: kind in its file)"
 NOT_WRITTEN = {"kind": "failure", "error": "RunError", "reason": "the site cannot write its state; its log says more"}
@@ -297,6 +301,15 @@ class Reply:
         write_json(self._folder / "outbound.json", outbound.as_dict())
 
 
+def _traced(error: Exception) -> str:
+    """The traceback for the site's log, in printable letters: a server may have written the error's text, or the key
+    that it names, and it may be of any length."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES // 2], "…", *lines[-_MOST_LINES // 2 :]]
+    return "\n".join("  " + readable(line) for line in lines)
+
+
 def _measured(cost: Cost) -> Header:
     """What a site says of what a request took; bytes the server counts itself."""
     return {"seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib}
@@ -321,10 +334,15 @@ def rounded(value: float) -> float:
 
 
 def _lacking(
-    label: str, method: Method, experiment: Experiment, host: Host, train: Sequence[Record], limits: Limits
+    label: str, method: Method, experiment: Experiment, host: Host, data: ClientData, limits: Limits
 ) -> Iterator[str]:
     """Why a method cannot run on what the site has: too few records, or arrays too large to be kept."""
-    if (records := fewest_records(train, experiment, method)) < limits.min_records:
+    if "val" in method.needs.splits and len(data.val) < limits.min_records:
+        yield (
+            f"{label}: it would measure on {len(data.val)} val records, and the site allows {limits.min_records} at "
+            "least (limits.min_records); a larger data.val_fraction holds more out"
+        )
+    if (records := fewest_records(data.train, experiment, method)) < limits.min_records:
         yield (
             f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
             "least (limits.min_records)"
