@@ -45,7 +45,7 @@ class Sight:
 
     def by(self, *names: str) -> Answer:
         """The doctor's findings of these names, which are in order where none has a mend."""
-        found = [one for one in self.findings if one.what.startswith(names)]
+        found = [one for one in self.findings if one.what in names]
         wrong = [one for one in found if one.mend]
         if not found:
             return UNSEEN, "", ""
@@ -327,7 +327,7 @@ POINTS: tuple[Point, ...] = (
         "authority",
         "site",
         "`ca.crt` came from the server's operator over a channel that you trust, and is valid for 30 days at least",
-        _by("authority", "server's certificate"),
+        _by("authority", "server", "server's certificate"),
     ),
     Point(
         "way in",

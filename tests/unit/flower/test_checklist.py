@@ -146,5 +146,9 @@ def test_the_servers_points_are_of_its_certificates_and_the_app(
     )
     runs.mkdir(mode=0o700)
     points = ask("--certificates", str(folder), "--app", str(strict))
+    (folder / "site.yaml").write_text(STRICT)
+    both = CliRunner().invoke(app, ["doctor", "site.yaml", "--app", str(loose), "--checklist", "--json"])
+    key = next(one for one in json.loads(both.stdout)["points"] if (one["at"], one["point"]) == ("site", "key"))
+    assert key["status"] == DONE  # whatever keys the app lacks
     assert named(points, NOT) == set() and named(points, UNSEEN) == {"known nodes", "way in"}
     assert points["keys"]["found"] == "3 keys"
