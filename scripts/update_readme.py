@@ -1,15 +1,30 @@
-"""Writes the method table of README.md from the registry: `python scripts/update_readme.py`."""
+"""Writes the tables of README.md and docs/security.md from the code: `python scripts/update_readme.py`."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-from befit.protocol.method import describe
+from befit.adapters.whole import Whole
+from befit.flower.checklist import listed
+from befit.flower.consent import own_slots, sent_slots
+from befit.protocol.method import Method, describe
 from befit.protocol.registry import build_method, get_method, method_names
 
 ROOT = Path(__file__).parents[1]
-START, END = "<!-- methods -->\n", "<!-- /methods -->"
+PAGES = ("README.md", "docs/security.md")
+# By slot, what an array of it tells whoever gets it. A slot that is not here is a KeyError: somebody has to say.
+REVEALS = {
+    "shared": "what the site's records teach the common adapter",
+    "personal": "all that the site's own adapter has learnt of its records",
+    "control": "the direction of the site's gradients",
+    "generator": "which modules the site's records need, and how they weigh",
+    "rates": "which rates suit the site's records",
+    "validation": "the loss on its validation records",
+    "knowledge": "what its model says of public records, so whether it has seen the like",
+    "sketch": "a gradient of a few of its records: often what they are about, and for one record its answer",
+}
+WHOLE = "what the site's records teach all weights of the model"
 
 
 def checked_against() -> dict[str, list[str]]:
@@ -52,11 +67,40 @@ def method_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reveals(method: Method) -> str:
+    """What the arrays that a method sends up tell."""
+    whole = any(isinstance(slot.form, Whole) for slot in method.layout.slots)
+    words = [WHOLE if whole and slot == "shared" else REVEALS[slot] for slot in sent_slots(method)]
+    return "; ".join(words) or "nothing but scores"
+
+
+def travel_table() -> str:
+    """One row per registered method: what leaves a site and what comes in, and what that asks for."""
+    header = ("method", "leaves the site", "comes in", "individual updates", "`shares`", "what leaves tells")
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for name in method_names():
+        method = build_method(name)
+        described, own = describe(method), own_slots(method)
+        needs = "needed" if method.needs.individual_updates else "-"
+        shares = f"`[{', '.join(own)}]`" if own else "-"
+        cells = (f"[`{name}`](methods/{name}.md)", described["up"], described["down"], needs, shares, reveals(method))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"methods": method_table, "travels": travel_table, "checklist": lambda: "\n".join(listed())}
+
+
 def updated(text: str) -> str:
-    """README.md with the table of now."""
-    return text[: text.index(START) + len(START)] + method_table() + text[text.index(END) :]
+    """A page with the tables of now, each between `<!-- NAME -->` and `<!-- /NAME -->`."""
+    for name, table in TABLES.items():
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        if start:
+            text = before + start + table() + rest[rest.index(f"<!-- /{name} -->") :]
+    return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(updated(readme.read_text()))
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(updated(path.read_text()))

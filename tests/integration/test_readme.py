@@ -77,15 +77,32 @@ def updater() -> ModuleType:
     return module
 
 
-def test_the_method_table_is_the_registrys() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/security.md"])
+def test_the_tables_are_the_codes(page: str, updater: ModuleType) -> None:
     """In a process of its own: other tests may have registered methods in this one."""
+    assert page in updater.PAGES
     lines = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})",
-        f"from update_readme import updated; print(updated(open({str(ROOT / 'README.md')!r}).read()), end='')",
+        f"from update_readme import updated; print(updated(open({str(ROOT / page)!r}).read()), end='')",
     )
     done = call(program, "\n".join(lines), cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == TEXT, "run: python scripts/update_readme.py"
+    assert done.stdout == (ROOT / page).read_text(), "run: python scripts/update_readme.py"
+
+
+def test_every_table_is_on_a_page(updater: ModuleType) -> None:
+    pages = "".join((ROOT / page).read_text() for page in updater.PAGES)
+    assert all(pages.count(f"<!-- {name} -->") == pages.count(f"<!-- /{name} -->") == 1 for name in updater.TABLES)
+
+
+def test_every_test_that_the_security_page_names_is_there() -> None:
+    """A claim on it is held by a test, by file and, after `::`, by name."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text))
+    assert len(named) > 10
+    for path, name in named:
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), (path, name)
+        assert (ROOT / path).exists(), path
 
 
 def test_every_method_is_checked_by_a_golden_test_that_plays_it(updater: ModuleType) -> None:

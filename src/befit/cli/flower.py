@@ -274,13 +274,18 @@ def doctor(
         Path | None,
         typer.Option("--app", metavar="DIR", help="On the server's machine: the app of a run, without SITE."),
     ] = None,
+    checklist: Annotated[
+        bool, typer.Option("--checklist", help="Instead: the points of docs/security.md, each done or not.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check whether a site or a server can take part in a federation, and how to mend what is wrong.
 
     At a site: versions, its file, data, models, state, key and the server's authority; with --server also the server,
     its certificate, its version of Flower and its clock. At the server: its certificates, and with --app whether every
-    client of a run is known by its key. Exit code 2 if something is wrong.
+    client of a run is known by its key. Exit code 2 if something is wrong. With --checklist: what has to be so before
+    real records are used, at the site, or at the server where --certificates or --app is given; exit code 2 if a point
+    is not done.
     """
     from befit.flower.doctor import examine
 
@@ -288,7 +293,19 @@ def doctor(
         site = Path("site.yaml")
     findings = examine(site, server, ca, key, certificates, run_app)
     in_order = not any(finding.mend for finding in findings)
-    if as_json:
+    if checklist:
+        from befit.flower.checklist import NOT, checked
+
+        servers = certificates is not None or run_app is not None
+        known = certificates / "ca.crt" if certificates is not None and site is None else ca
+        points = checked(findings, site, run_app, server, known, servers)
+        in_order = not any(point.status == NOT for point in points)
+        if as_json:
+            print_json({"in_order": in_order, "points": [*map(vars, points)]})
+        else:
+            rows = [[f"{one.at}: {one.point}", one.status, one.found, one.mend] for one in points]
+            show_table(screen(), Table("", ["point", "", "found", "what to do"], rows), wrap=(1, 2, 3))
+    elif as_json:
         print_json({"in_order": in_order, "findings": [*map(vars, findings)]})
     else:
         rows = [[finding.what, finding.found, finding.mend or "in order"] for finding in findings]

@@ -31,6 +31,12 @@ _ANY = ModelShapes(
 )
 
 
+def sent_slots(method: Method) -> list[str]:
+    """Slots of all arrays that the method's clients send."""
+    layout = method.layout.specs(_ANY)
+    return sorted({slot_of(key) for stage in run_stages(method) for key in stage.reply.specs(layout)})
+
+
 def own_slots(method: Method) -> list[str]:
     """Slots with an adapter of the client's own that the method sends, which a site has to list under `shares`.
 

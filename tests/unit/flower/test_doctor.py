@@ -26,13 +26,14 @@ HOUR = 1 / 24
 
 
 @contextmanager
-def superlink(folder: Path, flwr: str, late_s: int = 0) -> Iterator[str]:
-    """A server with the certificate of a folder, a version of Flower and a clock that is behind; yields its port."""
+def superlink(folder: Path, flwr: str, late_s: int = 0, control: int = 405) -> Iterator[str]:
+    """A server with the certificate of a folder, a version of Flower, a clock that is behind and an answer to those who
+    want to control it; yields its port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             said = json.dumps({"info": {"title": "SuperLink API", "version": flwr}}).encode()
-            self.send_response(200)
+            self.send_response(control if self.path.startswith("/v1/control/") else 200)
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()
             self.wfile.write(said)
