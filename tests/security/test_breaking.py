@@ -128,3 +128,9 @@ def test_a_site_of_another_name_is_told_so_before_it_connects(tmp_path: Path) ->
     assert refused_run(site_of(tmp_path), wants()) == []
     (problem,) = refused_run(replace(site_of(tmp_path), client="007"), wants())
     assert problem == "client: 007 is no client of this run (data.clients); it has north"
+
+
+@pytest.mark.parametrize("method", [{"name": "lora"}, {"name": "bayestune"}])
+def test_passes_over_the_records_count_as_the_steps_that_they_are(method: dict[str, Any], tmp_path: Path) -> None:
+    assert "the steps of 9000 passes" in reason(tmp_path, {**method, "epochs": 9000})
+    assert not reason(tmp_path, {**method, "epochs": 2})

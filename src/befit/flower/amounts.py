@@ -31,6 +31,7 @@ HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", 
 # Numbers of single records that a method draws, of which numbers of its own leave: a loss, traces, weights.
 _DRAWN = (".statistics.samples", ".draws")
 _LOOPS = (".outer", ".draws", ".terms")  # one within the other, in one round
+_PASSES = ".epochs"
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 
@@ -142,6 +143,16 @@ def fewest_records(train: Sequence[Record], experiment: Experiment, method: Meth
     stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
     lengths = [[len(arriving) for arriving in cut(tasks, stage.rounds or 1, rng)] for stage in stages]
     return min(next((length for length in stage if length), 0) for stage in lengths)
+
+
+def too_many_passes(records: int, experiment: Experiment, limits: Limits) -> Iterator[str]:
+    """Numbers of passes over this client's train records that are more steps than a site takes in one update."""
+    batch = min(size for _, size in _batches(experiment))
+    for path, _, epochs in _numbers(get_method(experiment.method["name"]).parameters, experiment.method):
+        if path.endswith(_PASSES):
+            yield from _above(
+                f"{path}: the steps of {epochs} passes", epochs * -(-records // batch), limits, "max_steps"
+            )
 
 
 def _held_out(block: Mapping[str, Any]) -> Iterator[float]:

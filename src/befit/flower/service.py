@@ -32,7 +32,7 @@ from befit.flower.agreement import (
     check_room,
     keyed_hash,
 )
-from befit.flower.amounts import fewest_records, size_of
+from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
 from befit.flower.replies import scalars
@@ -347,6 +347,7 @@ def _lacking(
             f"{label}: an update would be of {records} train records, and the site allows {limits.min_records} at "
             "least (limits.min_records)"
         )
+    yield from (f"{label}: {problem}" for problem in too_many_passes(len(data.train), experiment, limits))
     if (size := size_of(method.layout.specs(host.model.shapes))) > limits.max_state_gib * 2**30:
         yield f"{label}: its arrays take {size / 2**30:.1f} GiB, more than the site allows (limits.max_state_gib)"
 
