@@ -62,20 +62,24 @@ class Mark(Enum):
     METHOD = "the block of a method"
     SERVER = "used at the server alone, so it never travels"
     CAP = "an upper limit, so that a larger number makes no more work"
+    DRAWN = "how many records are drawn, of which numbers of the method's own leave"
+    HELD_OUT = "the share of a client's train records that is held out from training"
+    LOOP = "a loop within the other ones of a round"
+    PASSES = "how often all train records of a client are gone through"
     TOKENS = "without effect on tasks whose examples are not texts with an answer of several tokens"
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One key of a mapping: its resolved type, its default (or `REQUIRED`), what its docstring says of it, and the
-    rule and the mark that its type is annotated with."""
+    rule and the marks that its type is annotated with."""
 
     name: str
     type: Any
     default: Any = REQUIRED
     description: str = ""
     rule: Rule | None = None
-    mark: Mark | None = None
+    marks: frozenset[Mark] = frozenset()
 
 
 def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
@@ -100,7 +104,7 @@ def parameters_of(factory: Callable[..., Any]) -> tuple[Parameter, ...]:
             default=factories[name]() if name in factories else parameter.default,
             description=described.get(name, ""),
             rule=_apart(hints.get(name, Any))[1],
-            mark=_apart(hints.get(name, Any))[2],
+            marks=_apart(hints.get(name, Any))[2],
         )
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -202,13 +206,13 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _apart(kind: Any) -> tuple[Any, Rule | None, Mark | None]:
-    """A type, and the rule and the mark that it is annotated with."""
+def _apart(kind: Any) -> tuple[Any, Rule | None, frozenset[Mark]]:
+    """A type, and the rule and the marks that it is annotated with."""
     if get_origin(kind) is not typing.Annotated:
-        return kind, None, None
+        return kind, None, frozenset()
     inner, *notes = get_args(kind)
     rule = next((note for note in notes if isinstance(note, Rule)), None)
-    return inner, rule, next((note for note in notes if isinstance(note, Mark)), None)
+    return inner, rule, frozenset(note for note in notes if isinstance(note, Mark))
 
 
 def _check(kind: Any, value: Any, path: str) -> tuple[Any, list[str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from befit.config.experiment import Experiment
-from befit.core.schema import Mark, Parameter
+from befit.core.schema import Mark, Parameter, parameters_of
 from befit.core.values import TensorSpec
 from befit.data.federation import Record
 from befit.data.streams import by_task, dynamic_slices, static_slices
@@ -28,10 +29,6 @@ MOST = {
 }
 # Whole numbers of a run that make no work, however large they are.
 HARMLESS = frozenset({"train.warmup_steps", "federation.seed", "limit.clients", "limit.records", "limit.rounds"})
-# Numbers of single records that a method draws, of which numbers of its own leave: a loss, traces, weights.
-_DRAWN = (".statistics.samples", ".draws")
-_LOOPS = (".outer", ".draws", ".terms")  # one within the other, in one round
-_PASSES = ".epochs"
 _BENCHMARK_RECORDS = 10**6  # clients times records of each, of a benchmark that is made here
 _ENTRIES = 10_000  # of any list or mapping that a server sends: classes, modules, ranks by client
 
@@ -56,14 +53,15 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
         block, _, key = path.partition(".")
         yield from _above(path, getattr(getattr(experiment, block), key), limits, limit)
     yield from _too_few(experiment, limits)
-    for path, parameter, number in _numbers(get_method(experiment.method["name"]).parameters, experiment.method):
-        if parameter is None or parameter.mark is not Mark.CAP:
+    loops: dict[str, int] = {}
+    for path, marks, number in _numbers_of(experiment):
+        if Mark.CAP not in marks:
             yield from _above(path, number, limits, "max_steps")
-        if path.endswith(_DRAWN) and number < limits.min_records:
+        if Mark.DRAWN in marks and number < limits.min_records:
             yield f"{path}: {number} records are fewer than the site allows, {limits.min_records} (limits.min_records)"
-    numbers = _numbers(get_method(experiment.method["name"]).parameters, experiment.method)
-    loops = [number for path, _, number in numbers if path.endswith(_LOOPS)]
-    yield from _above("method: outer x draws x terms", prod(loops), limits, "max_steps")
+        if Mark.LOOP in marks:
+            loops[path.rpartition(".")[2]] = number
+    yield from _above(f"method: {' x '.join(loops)}", prod(loops.values()), limits, "max_steps")
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
     for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):
@@ -110,22 +108,28 @@ def _batches(experiment: Experiment) -> Iterator[tuple[str, int]]:
         train = block.get("train")
         if isinstance(train, Mapping) and "batch_size" in train:
             yield f"{path}.train.batch_size", train["batch_size"]
-        inner = [one.name for one in get_method(block["name"]).parameters if one.mark is Mark.METHOD]
+        inner = [one.name for one in get_method(block["name"]).parameters if Mark.METHOD in one.marks]
         path, block = (f"{path}.{inner[0]}", block.get(inner[0])) if inner else (path, None)
 
 
-def _numbers(
-    parameters: Sequence[Parameter], block: Any, path: str = "method"
-) -> Iterator[tuple[str, Parameter | None, int]]:
-    """Every whole number in a method's block, at any depth, with the parameter of the method that it is for."""
+def _numbers_of(experiment: Experiment) -> Iterator[tuple[str, frozenset[Mark], int]]:
+    """Every whole number in a method's block, at any depth, with the marks of the parameter that it is for."""
+    yield from _numbers(get_method(experiment.method["name"]).parameters, experiment.method, "method")
+
+
+def _numbers(parameters: Sequence[Parameter], block: Any, path: str) -> Iterator[tuple[str, frozenset[Mark], int]]:
     known = {parameter.name: parameter for parameter in parameters}
-    entries = block.items() if isinstance(block, Mapping) else enumerate(block)
-    for key, value in entries:
+    for key, value in block.items() if isinstance(block, Mapping) else enumerate(block):
+        parameter = known.get(str(key))
         if isinstance(value, (Mapping, list, tuple)):
-            inner = get_method(value["name"]).parameters if isinstance(value, Mapping) and "name" in value else ()
+            inner: Sequence[Parameter] = ()
+            if isinstance(value, Mapping) and "name" in value:
+                inner = get_method(value["name"]).parameters
+            elif parameter is not None and is_dataclass(parameter.type):
+                inner = parameters_of(parameter.type)  # type: ignore[arg-type]
             yield from _numbers(inner, value, f"{path}.{key}")
         elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"{path}.{key}", known.get(str(key)), value
+            yield f"{path}.{key}", parameter.marks if parameter is not None else frozenset(), value
 
 
 def _is_size(key: str, value: Any) -> bool:
@@ -148,8 +152,8 @@ def fewest_records(train: Sequence[Record], experiment: Experiment, method: Meth
 def too_many_passes(records: int, experiment: Experiment, limits: Limits) -> Iterator[str]:
     """Numbers of passes over this client's train records that are more steps than a site takes in one update."""
     batch = min(size for _, size in _batches(experiment))
-    for path, _, epochs in _numbers(get_method(experiment.method["name"]).parameters, experiment.method):
-        if path.endswith(_PASSES):
+    for path, marks, epochs in _numbers_of(experiment):
+        if Mark.PASSES in marks:
             yield from _above(
                 f"{path}: the steps of {epochs} passes", epochs * -(-records // batch), limits, "max_steps"
             )
@@ -159,9 +163,9 @@ def _held_out(block: Mapping[str, Any]) -> Iterator[float]:
     """Shares of the train records that a method, or one within it, holds out from its training."""
     for parameter in get_method(block["name"]).parameters:
         value = block.get(parameter.name)
-        if parameter.name == "validation" and isinstance(value, float):
+        if Mark.HELD_OUT in parameter.marks and isinstance(value, float):
             yield value
-        elif parameter.mark is Mark.METHOD and isinstance(value, Mapping):
+        elif Mark.METHOD in parameter.marks and isinstance(value, Mapping):
             yield from _held_out(value)
 
 

@@ -80,7 +80,7 @@ def method_of(block: Mapping[str, Any]) -> dict[str, Any]:
 def _sent(parameters: Sequence[Parameter], block: Mapping[str, Any]) -> dict[str, Any]:
     sent = dict(block)
     for parameter in parameters:
-        if parameter.mark is Mark.SERVER:
+        if Mark.SERVER in parameter.marks:
             sent.pop(parameter.name, None)
         elif dataclasses.is_dataclass(parameter.type) and isinstance(sent.get(parameter.name), Mapping):
             sent[parameter.name] = _sent(_parameters(parameter.type), sent[parameter.name])
@@ -99,7 +99,7 @@ def refused_in_method(block: Mapping[str, Any], allowed: Sequence[str] | None, p
     problems: list[str] = []
     for parameter in get_method(name).parameters:
         value, here = block.get(parameter.name), f"{path}.{parameter.name}"
-        if parameter.mark is Mark.METHOD and isinstance(value, Mapping):
+        if Mark.METHOD in parameter.marks and isinstance(value, Mapping):
             problems += refused_in_method(value, allowed, here)
         else:
             problems += [

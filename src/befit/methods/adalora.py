@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.bayestune import BUDGETED, Svd
 from befit.adapters.keys import slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 from befit.core.values import Payload, Tick
 from befit.methods.parts.budget.allocate import Allocator, Orthogonality, Timetable
 from befit.methods.parts.budget.base import MethodBlock
@@ -59,7 +60,7 @@ class AdaLora(OnBase):
     interval: int = 1
     beta1: float = 0.85
     beta2: float = 0.85
-    epochs: int | None = None
+    epochs: Annotated[int | None, Mark.PASSES] = None
     preset: Literal["recommended", "parity"] = "recommended"
     layout: Layout = field(init=False)
     before: Method | None = field(init=False)

@@ -56,7 +56,7 @@ class BayesTune(OnBase):
     limits: dict[str, Any] | None = None
     base: MethodBlock = None
     scale: float = 2.0
-    epochs: int | None = None
+    epochs: Annotated[int | None, Mark.PASSES] = None
     rounds_search: int = 1
     search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
     preset: Literal["recommended", "parity"] = "recommended"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -13,6 +13,7 @@ from befit.adapters.keys import NOTHING, select, slot
 from befit.adapters.layout import Layout, ModelShapes, Slot
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError
+from befit.core.schema import Mark
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 from befit.methods.parts.budget.base import MethodBlock, base_slots, load_base, with_base
 from befit.methods.parts.budget.meta import MetaStep, improve, in_two, rated_optimiser, train_at
@@ -71,11 +72,11 @@ class FedL2P(OnBase):
     rank: int = 8
     base: MethodBlock = None
     scale: float = 2.0
-    epochs: int | None = None
-    validation: float = 0.2
-    outer: int = 3
-    draws: int = 16
-    terms: int = 3
+    epochs: Annotated[int | None, Mark.PASSES] = None
+    validation: Annotated[float, Mark.HELD_OUT] = 0.2
+    outer: Annotated[int, Mark.LOOP] = 3
+    draws: Annotated[int, Mark.LOOP, Mark.DRAWN] = 16
+    terms: Annotated[int, Mark.LOOP] = 3
     psi: float = 0.1
     lr_net: float = 1e-4
     lr_eta: float = 1e-2

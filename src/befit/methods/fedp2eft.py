@@ -77,7 +77,7 @@ class FedP2EFT(OnBase):
     limits: dict[str, Any] | None = None
     base: MethodBlock = None
     scale: float = 2.0
-    epochs: int | None = None
+    epochs: Annotated[int | None, Mark.PASSES] = None
     search: ScaleSearch = ScaleSearch()  # noqa: RUF009 frozen
     generator: GeneratorTraining = GeneratorTraining()  # noqa: RUF009 frozen
     mask_padding: bool = False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
+from befit.core.schema import Mark
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.stages import OnBase, TrainAlone
 from befit.protocol.method import Method, Needs
@@ -31,7 +33,7 @@ class Lora(OnBase):
     rank: int = 8
     base: MethodBlock = None
     scale: float = 2.0
-    epochs: int | None = None
+    epochs: Annotated[int | None, Mark.PASSES] = None
     layout: Layout = field(init=False)
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)

@@ -85,7 +85,7 @@ def _about_tokens(parameters: Sequence[Parameter], block: Mapping[str, Any], pat
     """Options about the tokens of an answer that are not at their defaults, with their values, in any depth."""
     for one in parameters:
         value = block.get(one.name, one.default)
-        if one.mark is Mark.TOKENS and value != one.default:
+        if Mark.TOKENS in one.marks and value != one.default:
             yield f"{path}.{one.name}", value
         elif is_dataclass(one.default) and isinstance(value, Mapping):
             yield from _about_tokens(parameters_of(type(one.default)), value, f"{path}.{one.name}")

@@ -39,7 +39,7 @@ class Statistics:
     token_reduction  loss of a text: mean over its answer tokens (as in training) or sum
     """
 
-    samples: int = 30
+    samples: Annotated[int, Mark.DRAWN] = 30
     split: Literal["train", "val"] = "train"
     fisher: Literal["empirical", "sampled"] = "empirical"
     token_reduction: Annotated[Literal["mean", "sum"], Mark.TOKENS] = "mean"
