@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from befit.core.errors import RunError
+from befit.core.errors import ConfigError, RunError
 from befit.flower.consent import refused_run
 from befit.flower.engine import ask
 from befit.flower.keys import fingerprint, fingerprints, public_key, write_site_keys
 from befit.flower.members import Members
 from befit.flower.service import SiteService
 from befit.flower.worker import serve_site
+from befit.runs.artifacts import predict
+from befit.runs.runner import run
 from tests.security.requests import changed, header_of
 from tests.security.test_amounts import answer, site_of, wants
 
@@ -134,3 +136,20 @@ def test_a_site_of_another_name_is_told_so_before_it_connects(tmp_path: Path) ->
 def test_passes_over_the_records_count_as_the_steps_that_they_are(method: dict[str, Any], tmp_path: Path) -> None:
     assert "the steps of 9000 passes" in reason(tmp_path, {**method, "epochs": 9000})
     assert not reason(tmp_path, {**method, "epochs": 2})
+
+
+def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:
+    config = {"benchmark": {"name": "digits", "clients": 2}, "method": "local", "train": {"max_steps": 1}}
+    done = run({**config, "federation": {"rounds": 1}}, out=tmp_path / "run")
+    (done.path / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()\n")
+    with (done.path / "config.yaml").open("a") as file:
+        file.write("plugins: [evil.py]\n")
+    text = (done.path / "config.yaml").read_text().replace("plugins: []\n", "")
+    (done.path / "config.yaml").write_text(text)
+    for use in (
+        lambda: predict(done.path, "client-00", ["a.png"]),
+        lambda: run({**config, "federation": {"rounds": 1}}, out=done.path, resume=True),
+    ):
+        with pytest.raises(ConfigError, match="in the run directory itself"):
+            use()
+    assert not (tmp_path / "canary").exists()

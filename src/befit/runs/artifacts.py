@@ -15,7 +15,6 @@ from befit.adapters.keys import slot_of
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import mix_from, plain_mix
 from befit.adapters.model import AdaptedModel, in_order
-from befit.config.experiment import load_experiment
 from befit.core.errors import DataError, RunError, did_you_mean, map_all
 from befit.core.jsonfile import parse_json
 from befit.core.names import folder_name
@@ -33,7 +32,7 @@ from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.loading import load_model
 from befit.runs.peft_io import write_adapter
-from befit.runs.provenance import read_manifest
+from befit.runs.provenance import experiment_of, read_manifest
 
 _SAME = ".same"  # a folder with one copy of every file that is equal for several clients
 _NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".h5", ".msgpack")
@@ -130,7 +129,7 @@ def predict(
     """
     folder = _client_folder(Path(run_dir), client)
     manifest = read_manifest(Path(run_dir))
-    experiment = load_experiment(Path(run_dir) / "config.yaml")
+    experiment = experiment_of(Path(run_dir))
     columns = experiment.data.columns if experiment.data is not None else {}
     records = _records(inputs, places, manifest["task"], columns)
     experiment = family_experiment(experiment, manifest["families"].get(client, OWN_MODEL))

@@ -8,16 +8,16 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from befit.config.experiment import Experiment, load_experiment, to_dict, to_yaml
-from befit.core.errors import Damaged, RunError
-from befit.core.plugins import plugin_hash
+from befit.config.experiment import Experiment, load_experiment, read_source, to_dict, to_yaml
+from befit.core.errors import ConfigError, Damaged, RunError
+from befit.core.plugins import plugin_hash, resolve_plugins
 from befit.core.storage import atomic_write, check_folder, read_sealed, remove_litter, write_sealed
 from befit.runs.host import Host
 
@@ -44,7 +44,7 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{path} already holds a run; resume it with --resume, or name another directory")
-    own = load_experiment(config)
+    own = experiment_of(path)
     if (path / "run.json").exists() and read_manifest(path)["settings"] != _settings(own):
         raise Damaged(
             f"{config} is damaged, or was changed: it is not what this run was started with. Put it back from a "
@@ -114,7 +114,24 @@ def identify(path: Path, host: Host) -> None:
             )
     if not (path / "config.yaml").exists():
         atomic_write(path / "config.yaml", to_yaml(host.experiment).encode())
-    write_sealed(path / "run.json", {**now, "settings": _settings(load_experiment(path / "config.yaml"))})
+    write_sealed(path / "run.json", {**now, "settings": _settings(experiment_of(path))})
+
+
+def experiment_of(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """The configuration of a run directory.
+
+    Raises ConfigError where it names a plugin inside that directory: runs are passed on as data, and bring no code.
+    """
+    values, folder, source, _ = read_source(path / "config.yaml")
+    named = values.get("plugins")
+    names = (
+        resolve_plugins([name for name in named if isinstance(name, str)], folder) if isinstance(named, list) else []
+    )
+    if inside := [name for name in names if Path(name).is_relative_to(folder)]:
+        raise ConfigError(
+            [f"plugins: {inside[0]} is in the run directory itself, and is not loaded from there"], source
+        )
+    return load_experiment(path / "config.yaml", overrides)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

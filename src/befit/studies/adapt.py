@@ -15,7 +15,7 @@ import torch
 
 from befit.adapters.keys import Selector, select, slot, slot_of, to_slot
 from befit.adapters.layout import GATE
-from befit.config.experiment import Experiment, load_experiment, run_names
+from befit.config.experiment import Experiment, run_names
 from befit.core.errors import BefitError, ConfigError, DataError, NotTrained, RunError, did_you_mean
 from befit.core.names import folder_name
 from befit.core.values import ClientInfo, Failure, Payload, State, Tick
@@ -27,7 +27,7 @@ from befit.runs.directory import last_checkpoint
 from befit.runs.host import Host
 from befit.runs.newcomers import arrive, newcomer_engine
 from befit.runs.outbound import Outbound
-from befit.runs.provenance import read_manifest
+from befit.runs.provenance import experiment_of, read_manifest
 from befit.train.loop import Pass, train
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _host(path: Path, overrides: Sequence[str]) -> Host:
         raise RunError(f"{path} is not a run directory: it has no run.json")
     if not (path / "results.json").exists():
         raise RunError(f"{path} is not finished; go on with --resume")
-    experiment = load_experiment(path / "config.yaml", overrides)
+    experiment = experiment_of(path, overrides)
     host = Host(replace(experiment, evaluate=replace(experiment.evaluate, newcomers=True)))
     before = read_manifest(path)
     trained_on = {before["backbone"], *before["backbones"].values()}
