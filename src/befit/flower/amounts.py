@@ -53,15 +53,17 @@ def exceeded(experiment: Experiment, method: Method, limits: Limits) -> Iterator
         block, _, key = path.partition(".")
         yield from _above(path, getattr(getattr(experiment, block), key), limits, limit)
     yield from _too_few(experiment, limits)
-    loops: dict[str, int] = {}
+    loops: dict[str, dict[str, int]] = {}  # by the block that they are in
     for path, marks, number in _numbers_of(experiment):
         if Mark.CAP not in marks:
             yield from _above(path, number, limits, "max_steps")
         if Mark.DRAWN in marks and number < limits.min_records:
             yield f"{path}: {number} records are fewer than the site allows, {limits.min_records} (limits.min_records)"
         if Mark.LOOP in marks:
-            loops[path.rpartition(".")[2]] = number
-    yield from _above(f"method: {' x '.join(loops)}", prod(loops.values()), limits, "max_steps")
+            block, _, name = path.rpartition(".")
+            loops.setdefault(block, {})[name] = number
+    for block, numbers in loops.items():
+        yield from _above(f"{block}: {' x '.join(numbers)}", prod(numbers.values()), limits, "max_steps")
     for slot in method.layout.slots:
         yield from _above(f"method: the rank of slot {slot.name}", slot.rank, limits, "max_rank")
     for stage in resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds):

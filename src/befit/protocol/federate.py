@@ -57,7 +57,8 @@ class Journal(Protocol):
     def resume(self) -> Checkpoint | None: ...
 
     def accepted(self, at: Tick, update: Update) -> None:
-        """A reply is used; called as replies come, in any order, while its arrays are in memory."""
+        """A reply is as declared; called as replies come, in any order, while its arrays are in memory. Its size is
+        judged later, with the others'."""
         ...
 
     def trained(self, at: Tick, update: Update) -> None:
