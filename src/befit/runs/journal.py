@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from befit.core.errors import NotTrained
-from befit.core.values import Cost, Failure, Score, Tick, Update
+from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
-from befit.runs.outbound import Outbound
+from befit.runs.shared_stages import StageCache
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RunJournal:
 
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
 
-    committed  called with every checkpoint, once it is durable
+    cache      where stages that other runs have too are taken from and left
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
     wire       dtype of floating-point arrays when they travel, for the list of what left clients
     """
@@ -54,19 +54,19 @@ class RunJournal:
         store: Memories,
         name: str,
         observer: Observer | None,
-        committed: Callable[[Checkpoint, Outbound], None] | None = None,
+        cache: StageCache | None = None,
         keep: Container[tuple[int, int]] = (),
         wire: torch.dtype = torch.float32,
     ) -> None:
-        self._committed, self._keep, self._wire = committed, keep, wire
+        self._cache, self._keep, self._wire = cache, keep, wire
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
-        self._bytes_up = self._bytes_down = 0
         self._untrained: list[str] = []
         self._point, self.outbound = directory.restore(store)
-        for line in directory.read("ledger"):
-            if line["purpose"] == "train":
-                self._bytes_up += line["bytes_up"]
-                self._bytes_down += line["bytes_down"]
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        spent = [line for line in self._directory.read("ledger") if line["purpose"] == "train"]
+        self._bytes_up, self._bytes_down = (sum(line[name] for line in spent) for name in ("bytes_up", "bytes_down"))
 
     @property
     def spool(self) -> Path:
@@ -74,6 +74,11 @@ class RunJournal:
 
     def resume(self) -> Checkpoint | None:
         return self._point
+
+    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+        for point in self._cache.take(stage, server, self.outbound) if self._cache else ():
+            self._count_bytes()
+            yield point
 
     def accepted(self, at: Tick, update: Update) -> None:
         self.outbound.note(update, at.stage, self._wire)
@@ -151,7 +156,9 @@ class RunJournal:
             self._untrained = []
         if (point.stage, point.round) in self._keep:
             write_payload(kept_path(self._directory.path, point.round), point.server)
+        if self._cache is not None:
+            self._cache.note(point)
         if force or self._directory.due():
             self._directory.commit(point, self._store, self.outbound)
-            if self._committed is not None:
-                self._committed(point, self.outbound)
+            if self._cache is not None:
+                self._cache.leave(point, self.outbound)
