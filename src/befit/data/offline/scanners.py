@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from befit.core.errors import ConfigError
+from befit.core.schema import show
 from befit.data.federation import ClientData, Federation
 from befit.data.offline.digits import PUBLIC, SOURCE, load, records
 from befit.data.partition import Partition, generator, lda_equal, splits_hash
@@ -21,18 +22,17 @@ def _noisy(images: Images, rng: np.random.Generator) -> Images:
     return np.clip(shifted + 0.25 * rng.standard_normal(images.shape), 0, 1).astype(np.float32)
 
 
-# Site k has look k modulo the number of looks.
 LOOKS: dict[str, Callable[[Images, np.random.Generator], Images]] = {
-    "as it is": lambda images, _: images,
+    "plain": lambda images, _: images,
     "inverted": lambda images, _: 1 - images,
-    "turned by 90 degrees": lambda images, _: np.rot90(images, 1, (1, 2)),
+    "turned-90": lambda images, _: np.rot90(images, 1, (1, 2)),
     "mirrored": lambda images, _: images[:, :, ::-1],
-    "shifted by a pixel, noise of 0.25": _noisy,
+    "noisy": _noisy,
     "transposed": lambda images, _: images.transpose(0, 2, 1),
-    "turned by 180 degrees": lambda images, _: np.rot90(images, 2, (1, 2)),
-    "mirrored and inverted": lambda images, _: 1 - images[:, :, ::-1],
-    "contrast of 0.4": lambda images, _: np.float32(0.3) + np.float32(0.4) * (images - np.float32(0.3)),
-    "turned by 270 degrees": lambda images, _: np.rot90(images, 3, (1, 2)),
+    "turned-180": lambda images, _: np.rot90(images, 2, (1, 2)),
+    "mirrored-inverted": lambda images, _: 1 - images[:, :, ::-1],
+    "faint": lambda images, _: np.float32(0.3) + np.float32(0.4) * (images - np.float32(0.3)),
+    "turned-270": lambda images, _: np.rot90(images, 3, (1, 2)),
 }
 
 
@@ -44,15 +44,20 @@ LOOKS: dict[str, Callable[[Images, np.random.Generator], Images]] = {
     task="image-classification",
 )
 def scanners(
-    clients: int = 10, looks: int = 2, train: int = 30, val: int = 15, alpha: float = 1.0, seed: int = 0
+    clients: int = 10,
+    looks: tuple[str, ...] = ("mirrored", "mirrored-inverted"),
+    train: int = 30,
+    val: int = 15,
+    alpha: float = 1.0,
+    seed: int = 0,
 ) -> Federation:
     """Sites that can help each other and still differ: the same ten digits, some sites' pictures inverted or turned.
 
     The backbone is trained on the first 500 images of the file, which no site holds.
 
     clients  number of sites
-    looks    how many looks there are, 1 to 10: as it is, inverted, turned by 90 degrees, mirrored, shifted and noisy,
-             transposed, turned by 180 degrees, mirrored and inverted, of low contrast, turned by 270 degrees
+    looks    of the scanners, which sites have in turn: plain, inverted, turned-90, turned-180, turned-270, mirrored,
+             mirrored-inverted, transposed, noisy (moved by a pixel, noise of 0.25) or faint (contrast of 0.4)
     train    training images of each site
     val      validation images of each site; all other images of a site are test images
     alpha    of the Dirichlet distribution of a site's classes; small is skewed
@@ -60,7 +65,8 @@ def scanners(
     """
     images, labels = load()
     size = (len(labels) - PUBLIC) // max(1, clients)
-    problems = [f"looks: must be from 1 to {len(LOOKS)}, got {looks}"] * (not 1 <= looks <= len(LOOKS))
+    problems = [f"looks: {show(look)} is none of {', '.join(LOOKS)}" for look in looks if look not in LOOKS]
+    problems += ["looks: name at least one"] * (not looks)
     problems += [f"train: must be at least 1, got {train}"] * (train < 1) + [f"val: must be at least 0, got {val}"] * (
         val < 0
     )
@@ -73,13 +79,13 @@ def scanners(
         raise ConfigError(problems, "the benchmark scanners")
     parts = _divided(labels, clients, train, val, alpha, seed)
     noise = generator(seed, "scanners", "noise")
-    seen = {name: look(images, noise) for name, look in list(LOOKS.items())[:looks]}
+    seen = {look: LOOKS[look](images, noise) for look in looks}
     members: list[ClientData] = []
     for index in range(clients):
-        look = list(seen)[index % looks]
+        look = looks[index % len(looks)]
         held = (records(seen[look], labels, parts[split][index]) for split in ("train", "val", "test"))
         members.append(ClientData(f"site-{index:02d}", *held, info={"scanner": look}))
-    arguments = {"clients": clients, "looks": looks, "train": train, "val": val, "alpha": alpha, "seed": seed}
+    arguments = {"clients": clients, "looks": list(looks), "train": train, "val": val, "alpha": alpha, "seed": seed}
     partition = {"name": "dirichlet", "args": arguments, "seed": seed, "indices": "generated"}
     return Federation(
         "scanners",

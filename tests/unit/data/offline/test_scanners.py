@@ -26,7 +26,7 @@ def test_every_private_image_is_held_once_and_the_sites_have_equal_shares():
     assert [client.sizes["train"] for client in federation.clients] == [30] * 10
     assert [client.sizes["val"] for client in federation.clients] == [15] * 10
     assert [client.sizes["test"] for client in federation.clients] == [85] * 7 + [84] * 3
-    assert [client.info["scanner"] for client in federation.clients] == ["as it is", "inverted"] * 5
+    assert [client.info["scanner"] for client in federation.clients] == ["mirrored", "mirrored-inverted"] * 5
 
 
 def test_a_seed_draws_its_partition_and_arguments_are_of_other_federations():
@@ -42,15 +42,15 @@ def test_a_seed_draws_its_partition_and_arguments_are_of_other_federations():
 
 
 LOOKS_BY_HAND = {
-    "as it is": [[0.0, 0.25], [0.5, 1.0]],
+    "plain": [[0.0, 0.25], [0.5, 1.0]],
     "inverted": [[1.0, 0.75], [0.5, 0.0]],
-    "turned by 90 degrees": [[0.25, 1.0], [0.0, 0.5]],
+    "turned-90": [[0.25, 1.0], [0.0, 0.5]],
     "mirrored": [[0.25, 0.0], [1.0, 0.5]],
     "transposed": [[0.0, 0.5], [0.25, 1.0]],
-    "turned by 180 degrees": [[1.0, 0.5], [0.25, 0.0]],
-    "mirrored and inverted": [[0.75, 1.0], [0.0, 0.5]],
-    "contrast of 0.4": [[0.18, 0.28], [0.38, 0.58]],
-    "turned by 270 degrees": [[0.5, 0.0], [1.0, 0.25]],
+    "turned-180": [[1.0, 0.5], [0.25, 0.0]],
+    "mirrored-inverted": [[0.75, 1.0], [0.0, 0.5]],
+    "faint": [[0.18, 0.28], [0.38, 0.58]],
+    "turned-270": [[0.5, 0.0], [1.0, 0.25]],
 }
 
 
@@ -64,7 +64,7 @@ def test_a_look_of_four_pixels_by_hand(look):
 def test_the_noisy_scanner_shifts_and_stays_in_range():
     images = np.full((2000, 2, 2), 0.5, dtype=np.float32)
     images[:, :, 0] = 0.0
-    seen = LOOKS["shifted by a pixel, noise of 0.25"](images, np.random.default_rng(0))
+    seen = LOOKS["noisy"](images, np.random.default_rng(0))
     assert seen.dtype == np.float32 and seen.min() >= 0 and seen.max() <= 1
     assert seen[:, :, 0].mean() == pytest.approx(0.5, abs=0.02), "what stood right now stands left"
     assert seen[:, :, 0].std() == pytest.approx(0.24, abs=0.02)
@@ -72,7 +72,9 @@ def test_the_noisy_scanner_shifts_and_stays_in_range():
 
 def test_a_site_holds_its_images_as_its_scanner_shows_them():
     images, labels = load()
-    for client, look in zip(scanners(looks=4).clients, [*LOOKS][:4], strict=False):
+    for client, look in zip(scanners(looks=tuple(LOOKS)).clients, LOOKS, strict=True):
+        if look == "noisy":
+            continue
         record = client.test[0]
         index = indices([record])[0]
         assert np.array_equal(record["image"], LOOKS[look](images[index : index + 1], np.random.default_rng())[0])
@@ -82,8 +84,8 @@ def test_a_site_holds_its_images_as_its_scanner_shows_them():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"looks": 0}, "looks"),
-        ({"looks": 11}, "looks"),
+        ({"looks": ()}, "looks"),
+        ({"looks": ("upside-down",)}, "upside-down.*turned-180"),
         ({"train": 0}, "train"),
         ({"val": -1}, "val"),
         ({"train": 120}, "fewer than 10 test images"),
@@ -112,8 +114,8 @@ def test_the_backbone_knows_digits_in_some_looks_and_not_in_others():
                 (model(pixel_values=pixels).logits.argmax(-1) == torch.from_numpy(labels[500:])).float().mean()
             )
 
-    assert accuracy("as it is") > 0.8 and accuracy("inverted") > 0.75
-    assert max(accuracy("turned by 90 degrees"), accuracy("mirrored"), accuracy("turned by 180 degrees")) < 0.5
+    assert accuracy("plain") > 0.8 and accuracy("inverted") > 0.75
+    assert max(accuracy("turned-90"), accuracy("mirrored"), accuracy("turned-180")) < 0.5
 
 
 def test_its_training_images_vary_and_stay_images():
