@@ -45,7 +45,7 @@ LOOKS: dict[str, Callable[[Images, np.random.Generator], Images]] = {
 )
 def scanners(
     clients: int = 10,
-    looks: tuple[str, ...] = ("mirrored", "mirrored-inverted"),
+    looks: tuple[str, ...] = ("turned-90", "inverted"),
     train: int = 30,
     val: int = 15,
     alpha: float = 1.0,

@@ -26,7 +26,7 @@ def test_every_private_image_is_held_once_and_the_sites_have_equal_shares():
     assert [client.sizes["train"] for client in federation.clients] == [30] * 10
     assert [client.sizes["val"] for client in federation.clients] == [15] * 10
     assert [client.sizes["test"] for client in federation.clients] == [85] * 7 + [84] * 3
-    assert [client.info["scanner"] for client in federation.clients] == ["mirrored", "mirrored-inverted"] * 5
+    assert [client.info["scanner"] for client in federation.clients] == ["turned-90", "inverted"] * 5
 
 
 def test_a_seed_draws_its_partition_and_arguments_are_of_other_federations():
