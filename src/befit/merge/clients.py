@@ -40,14 +40,16 @@ class MergeContext:
         return torch.Generator().manual_seed(derive_seed(self.seed, self.round, *names))
 
 
-def check_finite(updates: Sequence[Update]) -> None:
-    """Raise PayloadMismatch that names the first client and array with numbers that are not finite."""
+def finite_states(updates: Sequence[Update]) -> Iterator[State]:
+    """The arrays of one update after the other. Raises PayloadMismatch at numbers that are not finite."""
     for update in updates:
-        for key, value in update.payload.arrays.items():
+        state = update.payload.arrays
+        for key, value in state.items():
             if not bool(value.isfinite().all()):
                 raise PayloadMismatch(
                     f"client {update.client.id}: {key} holds numbers that are not finite; leave its update out"
                 )
+        yield state
 
 
 def is_factor(key: str) -> bool:

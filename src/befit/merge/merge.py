@@ -15,7 +15,7 @@ from befit.adapters.lowrank import Pair
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.values import State, Update
-from befit.merge.clients import MergeContext, check_finite, entries_of, is_factor, modules_of, to_scale
+from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
 from befit.merge.spaces import Delta, Draw, Knots, Modules, ModuleUpdates, merge_tensors, merge_updates, naming
@@ -123,14 +123,14 @@ class Merge:
         """
         context = context or MergeContext()
         if self.individual:
-            check_finite(updates)
-            states = [update.payload.arrays for update in updates]
+            states = [*finite_states(updates)]
             merged = {**self._heads(states, updates), **self._factors(states, updates, context)}
         else:
             merged = self._streamed(updates, context)
         for key, value in merged.items():
-            if not bool(value.isfinite().all()):  # of a sum, so that it need not be asked of every update
-                check_finite(updates)
+            if not bool(value.isfinite().all()):  # a sum shows it too, so that only now every update is looked at
+                for _ in finite_states(updates):
+                    pass
                 raise PayloadMismatch(f"the merged {key} does not fit into {value.dtype}; merge with a smaller scale")
         return merged
 
@@ -144,9 +144,8 @@ class Merge:
         """
         if self.space == "factors":
             raise ValueError("the space factors has no update beside the product of its merged factors")
-        check_finite(updates)
         context = context or MergeContext()
-        with self._modules(updates, context) as modules:
+        with self._modules([*finite_states(updates)], updates, context) as modules:
             for module, update in self._updates(modules, updates, context):
                 yield module.name, update.pair() if rank is None else update.spectrum(rank).balanced()
 
@@ -228,7 +227,7 @@ class Merge:
                 value = value if entry.context is None else entry.context + value
                 merged[entry.name] = self._scaled(entry.name, value).to(states[0][entry.name].dtype)
             return merged
-        with self._modules(updates, context) as modules:
+        with self._modules(states, updates, context) as modules:
             for module, update in self._updates(modules, updates, context):
                 A, B = states[0][f"{module.name}/A"], states[0][f"{module.name}/B"]
                 rank = self.rank or max(len(A) for _, A in module.pairs)
@@ -238,10 +237,11 @@ class Merge:
                 merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
         return merged
 
-    def _modules(self, updates: Sequence[Update], context: MergeContext) -> AbstractContextManager[Modules]:
+    def _modules(
+        self, states: Sequence[State], updates: Sequence[Update], context: MergeContext
+    ) -> AbstractContextManager[Modules]:
         clients = [update.client.id for update in updates]
-        modules = modules_of([update.payload.arrays for update in updates], clients, context)
-        return naming(modules, [f"client {client}" for client in clients])
+        return naming(modules_of(states, clients, context), [f"client {client}" for client in clients])
 
     def _updates(
         self, modules: Modules, updates: Sequence[Update], context: MergeContext
