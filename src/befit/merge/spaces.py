@@ -22,7 +22,7 @@ from befit.adapters.lowrank import Pair, inner, stack
 from befit.core.errors import PayloadMismatch
 from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
-from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product
+from befit.merge.update import Dense, Flattened, FlattenedDirections, InBasis, LowRankUpdate, Product
 
 
 @dataclass(frozen=True)
@@ -196,17 +196,22 @@ def _isotropic_directions(
     for module in modules():
         basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
         mean = weighted_sum([basis.directions(k) for k in range(len(module.pairs))], shares)
-        value = isotropic(mean, rule.of(module.dtype)) if basis.rank else mean
-        yield module, _leave(module, basis, value, alpha, space)
+        flat = FlattenedDirections(basis, mean, rule.of(module.dtype), alpha)
+        yield module, flat if basis.rank else _nothing(module, space)
 
 
 def _leave(module: ModuleUpdates, basis: Basis, value: Tensor, alpha: float, space: Knots) -> LowRankUpdate:
-    if not basis.rank:  # no client has changed anything: an update of zero
-        B, A = module.pairs[0]
-        return Product(torch.zeros_like(B[:, :1]), torch.zeros_like(A[:1]), space.dtype)
+    if not basis.rank:
+        return _nothing(module, space)
     if space.merged == "v":
         value = basis.sigma[:, None].to(value.dtype) * value
     return InBasis(basis, alpha * value)
+
+
+def _nothing(module: ModuleUpdates, space: Knots) -> LowRankUpdate:
+    """An update of zero, where no client has changed anything."""
+    B, A = module.pairs[0]
+    return Product(torch.zeros_like(B[:, :1]), torch.zeros_like(A[:1]), space.dtype)
 
 
 def _dense(

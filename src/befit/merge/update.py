@@ -84,6 +84,39 @@ class Flattened:
 
 
 @dataclass(frozen=True)
+class FlattenedDirections:
+    """`scale level U Sigma F`: F (R, d_in) is the mean M of the `V_k^T` with singular values of 1 (Iso-C of V).
+
+    Sigma is not flattened, so it decides what a cut keeps. The level of directions L (R, r) that are kept is the mean
+    of `(M M^T)^(1/2)` over them: the mean of the singular values of M where that is all.
+    """
+
+    basis: Basis
+    mean: Tensor
+    rule: Isotropic
+    scale: float = 1.0
+
+    def pair(self) -> Pair:
+        left, sigma, right = self._decomposed()
+        level, _ = self.rule.level(sigma, (len(left), right.shape[1]), None)
+        return InBasis(self.basis, self.scale * level * self.basis.sigma[:, None] * (left @ right)).pair()
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        left, sigma, right = self._decomposed()
+        whole = self.basis.spectrum(self.basis.sigma[:, None] * (left @ right), rank)
+        level, _ = self.rule.level(sigma, (len(left), right.shape[1]), None)
+        if rank is not None and self.rule.mean == "kept" and len(sigma):
+            shares = (left.T @ (self.basis.left.T @ whole.left)).square().sum(1)  # of what is kept, by direction of M
+            level = float((shares * sigma).sum() / shares.sum())
+        return Spectrum(whole.left, self.scale * level * whole.sigma, whole.right)
+
+    def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        left, sigma, right = torch.linalg.svd(self.mean, full_matrices=False)
+        rank = numerical_rank(sigma, self.rule.tolerance)
+        return left[:, :rank], sigma[:rank], right[:rank]
+
+
+@dataclass(frozen=True)
 class Dense:
     """The oracle: an update as (d_out, d_in), whose decomposition costs O(d_out d_in min(d_out, d_in))."""
 

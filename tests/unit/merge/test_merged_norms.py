@@ -63,12 +63,28 @@ def test_the_level_of_iso_c_by_hand(space: Any) -> None:
         np.testing.assert_allclose(found, np.diag([level, level, 0, 0]), atol=1e-6)
 
 
-@pytest.mark.parametrize("space", CUT_SPACES)
+ISO_C = [
+    {"space": "delta", "rule": "iso-c"},
+    {"space": "knots", "rule": "iso-c"},
+    {"space": "knots", "rule": "iso-c", "knots_input": "v"},
+]
+
+
+@pytest.mark.parametrize("options", ISO_C)
 @pytest.mark.parametrize("spread", [0.1, 0.01, 1e-4])
-def test_iso_c_of_alike_clients_keeps_the_norm_of_their_mean(space: Any, spread: float) -> None:
+def test_iso_c_of_alike_clients_keeps_the_norm_of_their_mean(options: dict[str, Any], spread: float) -> None:
     updates = alike(8, 8, spread)
     mean = np.linalg.norm(oracle.mean(deltas(updates), [1.0] * 8))
-    assert np.linalg.norm(merged(updates, rule="iso-c", space=space)) / mean == pytest.approx(1, abs=0.01)
+    assert np.linalg.norm(merged(updates, **options)) / mean == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("options", ISO_C)
+def test_iso_c_of_one_client_keeps_its_nuclear_norm(options: dict[str, Any]) -> None:
+    """Of V there is nothing to flatten: one client's V is orthonormal, and comes back as it is."""
+    updates = random_updates((3,), 12, 10)
+    sigma = np.linalg.svd(deltas(updates)[0], compute_uv=False)[:3]
+    found = np.linalg.svd(merged(updates, **options), compute_uv=False)[:3]
+    np.testing.assert_allclose(found, sigma if "knots_input" in options else [sigma.mean()] * 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("space", CUT_SPACES)
@@ -79,8 +95,9 @@ def test_iso_c_of_unrelated_clients_keeps_the_nuclear_norm_of_what_the_rank_keep
     np.testing.assert_allclose(found, sigma.mean(), rtol=1e-5)
 
 
-def test_iso_c_round_after_round_does_not_fade_where_clients_add_next_to_nothing() -> None:
-    merge, updates, random = Merge(rule="iso-c", space="knots"), sent(alike(8, 8, 0.01)), torch.Generator()
+@pytest.mark.parametrize("options", ISO_C)
+def test_iso_c_round_after_round_does_not_fade_where_clients_add_next_to_nothing(options: dict[str, Any]) -> None:
+    merge, updates, random = Merge(**options), sent(alike(8, 8, 0.01)), torch.Generator()
     norms = []
     for _ in range(3):
         common = merge(updates)
@@ -97,6 +114,20 @@ def test_iso_c_round_after_round_does_not_fade_where_clients_add_next_to_nothing
     assert norms == pytest.approx([8**0.5] * 3, rel=0.01)
 
 
+def test_the_level_of_iso_c_of_bare_directions_against_dense_decompositions() -> None:
+    """`U Sigma F`, whose singular values are Sigma: the first r rows stay, at the mean of `(M M^T)^(1/2)` over them."""
+    updates = random_updates((2, 2, 2), 20, 16)
+    U, sigma, V = oracle.stack_svd(deltas(updates))
+    left, values, right = np.linalg.svd(np.mean(V, axis=0), full_matrices=False)
+    root = (left * values) @ left.T
+    for rank in (2, 6):
+        level = np.trace(root[:rank, :rank]) / rank
+        expected = level * (U[:, :rank] * sigma[:rank]) @ (left @ right)[:rank]
+        found = merged(updates, space="knots", rule="iso-c", knots_input="v", rank=rank)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    assert level == pytest.approx(values.mean())
+
+
 def test_where_nothing_is_cut_the_level_is_over_all_directions() -> None:
     updates = random_updates((2, 2), 9, 7)
     one = {
@@ -108,7 +139,7 @@ def test_where_nothing_is_cut_the_level_is_over_all_directions() -> None:
     assert all(torch.equal(factors[0][key], factors[1][key]) for key in factors[0])
 
 
-@pytest.mark.parametrize("options", [{"rule": "iso-c"}, {"rule": "ties"}])
+@pytest.mark.parametrize("options", [{"rule": "iso-c"}, {"rule": "ties"}, {"rule": "iso-c", "knots_input": "v"}])
 def test_directions_at_the_rounding_of_float32_decide_nothing(options: dict[str, Any]) -> None:
     """Two directions of size 1, and two more of a millionth of it that differ from client to client."""
     random = torch.Generator().manual_seed(0)
