@@ -149,7 +149,7 @@ def test_benchmark_arguments_are_checked_with_the_rest():
 
 def test_the_demo_is_the_documented_experiment():
     shipped = load_experiment(parse_yaml(DEMO.read_text()), ["name=same"])
-    assert shipped == load_experiment(CONFIGS / "digits-potara.yaml", ["name=same"])
+    assert shipped == load_experiment(CONFIGS / "scanners-potara.yaml", ["name=same"])
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
