@@ -16,8 +16,8 @@ RUNS = ("FedIT", "Potara")
 
 
 def said(results: dict[str, Any]) -> dict[str, Any]:
-    """Seeds, and by run the mean gain over the reference with its 95 % interval over seeds, and how many sites of a seed
-    are above it on average."""
+    """Seeds, and by run the mean gain over the reference with its 95 % interval over seeds, and how many sites of a
+    seed are above it on average."""
     runs = {run["label"]: run["against"] for run in results["runs"]}
     seeds = results["seeds"]
     sites = sum(runs[RUNS[0]]["signed"][way] for way in ("better", "ties", "worse")) // len(seeds)

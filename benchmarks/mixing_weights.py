@@ -42,8 +42,8 @@ def main() -> None:
         "mixing_weights",
         "Mixing weights",
         "Statistics, weight and merge on all clients (stage `merge`) over the training of both branches, at the "
-        "settings of `configs/digits-potara.yaml`; medians of three runs. The paper's figures are from its own backbones "
-        "and hardware.",
+        "settings of `configs/digits-potara.yaml`; medians of three runs. The paper's figures are from its own "
+        "backbones and hardware.",
         ["run", "training (s)", "weights (s)", "ratio"],
         rows,
         found,
