@@ -135,7 +135,7 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
 
 
 def test_fisher_merging_of_factors_equals_potara_by_coordinate_without_correlation() -> None:
-    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, statistics=SIX))
+    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, statistics=SIX, space="lora"))
     _, theirs = _merged(
         potara(rank=2, alpha=4.0, statistics=SIX, granularity="coordinate", correlation=Correlation(estimate=False))
     )

@@ -145,8 +145,10 @@ def test_baselines_of_potara_have_their_rounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["potara/cifar100-10", "potara/cifar100-20"])
 def test_fisher_merging_has_the_two_models_of_potara(name: str) -> None:
-    """Zou et al. 2026, section 4.2, and the upload of its section 3.5: 471.9 MB are 400 rounds."""
+    """Zou et al. 2026, section 4.2, and the upload of its section 3.5: 471.9 MB are 400 rounds. They are merged in the
+    space of the whole updates (appendix H)."""
     for one in with_method(name, "fisher_merging").values():
+        assert one.method["space"] == "dense"
         rounds = one.method["rounds_fedit"] or one.federation.rounds
         assert (one.method["rounds_local"], rounds) == (BRANCH, CIFAR.fedit)
 
