@@ -39,7 +39,7 @@ def fisher_merging(
     rounds_local  how many times train.max_steps to train alone; default federation.rounds
     rounds_fedit  rounds of FedIT; default federation.rounds
     weights       how the server averages: "examples" or "uniform"
-    space         entries of the whole updates ("dense", as in both papers), of those, cut to rank r, or of A and B ("lora")
+    space         entries of the whole updates ("dense", both papers), of those, cut to rank r, or of A and B ("lora")
     statistics    examples and labels that the information is of: samples, split, fisher, token_reduction
     damping       what keeps weights apart from noise, eps: kind, delta, scope, drop_dead
 

@@ -35,6 +35,8 @@ def call(*words: object) -> Any:
         ("potara-rounds", {}, {"rounds": [0]}, None, "ablation.rounds: must be whole numbers from 1 on"),
         ("potara-damping", {}, {"deltas": [0.0]}, None, "ablation.deltas: must be positive"),
         ("potara-weight-sweep", {}, {"step": 0.3}, None, "ablation.step: must divide 1"),
+        ("potara-weight-sweep", {}, {"rounds": [2, 9]}, None, "ablation.rounds: 9 are beyond the 3 rounds"),
+        ("potara-weight-sweep", {}, {"rounds": []}, None, "ablation.rounds: must be whole numbers from 1 on"),
         ("potara-damping", {}, {}, [1, 1], "--seeds: must be different whole numbers"),
         ("potara-damping", {"evaluate": {"split": "val"}}, {}, None, "evaluate.split: ablations score on test"),
         (
@@ -101,7 +103,7 @@ def test_the_files_hold_every_row_and_the_page_needs_nothing_else(sweep: Finishe
     rows = list(csv.DictReader((sweep.path / "ablation.csv").read_text().splitlines()))
     assert [float(row["score"]) for row in rows] == [row["score"] for row in sweep.results["rows"]]
     page = (sweep.path / "ablation.html").read_text()
-    assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 2
+    assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 3
     assert "mathdefault" not in page and "<script" not in page and "http-equiv" in page
     assert not re.search(r'(src|href)="(?!#)', page)
     text = (sweep.path / "ablation.md").read_text()
@@ -139,7 +141,7 @@ def test_the_command_prints_json_alone_and_writes_where_it_is_told(sweep: Finish
     assert printed["path"] == str(root / "potara-weight-sweep")
     assert len(printed["results"]["rows"]) == 9  # three clients: two ends and the computed weight
     assert (
-        printed["results"]["options"] == {"step": 1}
+        printed["results"]["options"] == {"step": 1, "rounds": None}
         and printed["results"]["config"]["method"]["statistics"]["samples"] == 5
     )
     shown = call("ablate", "potara-weight-sweep", config, "ablation.step=0.5", "--out", root, "-q").stdout
