@@ -12,6 +12,7 @@ from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import write_yaml
+from befit.protocol.check import without_examples
 from befit.protocol.registry import build_method
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -127,11 +128,7 @@ def ablate(
     with locked(root):
         for seed in all_seeds:
             host = seed.host
-            if problems := [
-                f"{name} needs {split} examples at every client; {empty[0]} has none"
-                for split in ablation.splits
-                if (empty := [client.id for client in host.federation.clients if not len(getattr(client, split))])
-            ]:
+            if problems := [f"{name} {text}" for text in without_examples(ablation.splits, host.federation)]:
                 raise ConfigError(problems)
             rows += [{"seed": seed.experiment.federation.seed, **row} for row in ablation.rows(seed)]
             described = {
