@@ -166,7 +166,7 @@ def test_feddpa_reports_the_weights_of_inputs_that_are_none_of_its_references() 
 
 
 def test_a_weight_by_input_that_is_a_constant_is_said_at_the_head_of_the_report() -> None:
-    """0.49999 to 0.50000 is the mean of both adapters for every input; 0.2 to 0.4 is not."""
+    """0.49999 to 0.5 is the mean of both adapters for every input; 0.2 to 0.4 is not."""
     shown = [plain(diagnostic) for diagnostic in feddpa().diagnostics]
     found = {
         client: {"diagnostics": {"omega_min": low, "omega_max": high, "omega_spread": high - low}}
