@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from befit.methods.potara import merged_trace, weigh
@@ -182,7 +182,9 @@ class WeightSweep(Measured):
             f"{best[rounds[-1]]:g}, picked on test examples, reaches {means[rounds[-1]][best[rounds[-1]]]}.",
             f"At {inner} of {len(last)} clients some weight of the grid beats both adapters on test examples.",
             f"The loss rises above the straight line between both adapters by {over_seeds(last, 'barrier', LOSS)} on "
-            f"average, by {farthest['barrier']:.3f} at most ({farthest['client']}).",
+            f"average, by {farthest['barrier']:.3f} at most ({farthest['client']})."
+            if farthest["barrier"] > 0
+            else "The loss stays below the straight line between both adapters at every client: there is no barrier.",
         ]
         if len(rounds) > 1:
             where = ", ".join(f"{best[round_]:g} after round {round_}" for round_ in rounds)
@@ -192,8 +194,9 @@ class WeightSweep(Measured):
         missing = sum(row["w_validation"] is None for row in last)
         note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
         each = {title: choice for title, choice in self.choices.items() if title != "w = 0.5"}
+        mean = _mean_table(last, self.choices, metric, {}, note)
         tables = [
-            _mean_table(last, self.choices, metric, {}, note),
+            replace(mean, title=f"{mean.title}, after round {rounds[-1]}") if len(rounds) > 1 else mean,
             _path_table(picks, rounds, best, metric),
             _client_table(picks, each, metric, ("test examples", "test_examples"), _LOSSES, "seed" in _names(picks)),
         ]

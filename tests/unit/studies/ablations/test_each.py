@@ -15,7 +15,7 @@ from befit.config.experiment import load_experiment
 from befit.methods.potara import closed_form_weight, coordinate_trace, merged_trace
 from befit.runs.host import Host
 from befit.studies.ablations.ablate import Finished, ablate
-from befit.studies.ablations.weights import barrier
+from befit.studies.ablations.weights import WeightSweep, barrier
 from befit.train.paired_fisher import Variances
 from befit.zoo import zoo_path
 from tests.unit.studies.ablations.conftest import CONFIG
@@ -61,6 +61,21 @@ def test_a_barrier_is_measured_against_the_line_and_not_the_higher_end() -> None
     losses = {0.0: 1.0, 0.25: 1.5, 0.5: 1.5, 1.0: 3.0}
     assert barrier(losses) == 0
     assert barrier({**losses, 0.25: 2.0}) == 0.5
+
+
+def test_a_barrier_is_said_in_the_sentences_and_named_by_its_client() -> None:
+    """Losses 1, 2.5, 1 at one client, so 1.5 above the line; 1, 0.5, 1 at the other, so 0."""
+    shared = {"seed": 0, "round": 3, "computed": False, "score": 0.5, "validation": None, "trace": 1.0}
+    rows = [
+        {**shared, "client": client, "w": w, "loss": loss, "barrier": rise, "test_examples": 9}
+        for client, losses, rise in (("a", (1.0, 0.5, 1.0), 0.0), ("b", (1.0, 2.5, 1.0), 1.5))
+        for w, loss in zip((0.0, 0.5, 1.0), losses, strict=True)
+    ]
+    computed = [{**row, "computed": True} for row in rows if row["w"] == 0.5]
+    found = WeightSweep(step=0.5).findings([*rows, *computed], "accuracy")
+    assert "between both adapters by 0.750 on average, by 1.500 at most (b)." in " ".join(found.sentences)
+    alone = WeightSweep(step=0.5).findings([row for row in [*rows, *computed] if row["client"] == "a"], "accuracy")
+    assert "at every client: there is no barrier." in " ".join(alone.sentences)
 
 
 def test_a_sweep_at_several_rounds_shows_where_the_peak_goes(root: Path, sweep: Finished) -> None:
