@@ -71,6 +71,7 @@ class Mosaic(Method):
     mixing      how much each adapter counts in each mixture; only relevance needs the sketch
     blocks      how many blocks have PQ sites
     pq_rate     learning rate of P and Q, as a multiple of train.lr
+    gate_rate   that of the gates
     align       how the bases of different backbones are aligned, before the first round
     """
 
@@ -79,6 +80,7 @@ class Mosaic(Method):
     sketch: Sketch | None = None
     blocks: int = 0
     pq_rate: float = 1.0
+    gate_rate: float = 1.0
     align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
@@ -86,8 +88,9 @@ class Mosaic(Method):
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
-        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=rates),)
+        rates = (factor("P", "Q"), self.pq_rate), (slot(GATE), self.gate_rate)
+        own = tuple((part, rate) for part, rate in rates if rate != 1)  # those with the run's rate stay together
+        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=own),)
 
     def plan(self) -> Sequence[Stage]:
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
