@@ -49,6 +49,7 @@ from befit.methods.parts.mosaic.sketch import (
     few_records,
     mean_sketch,
     newcomer_sketch,
+    one_gradient,
 )
 from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs, Use
@@ -113,6 +114,7 @@ class Mosaic(Method):
             batches = ceil(context.train.max_steps / self.mixing.every)
             smallest = min((len(client.train) for client in context.federation.clients), default=0)
             problems += few_records(batches, context.train.batch_size, smallest)
+            problems += one_gradient(context.train.max_steps, self.mixing.every)
         return problems
 
     def work(self) -> tuple[Work, ...]:
