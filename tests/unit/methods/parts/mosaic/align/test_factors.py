@@ -183,7 +183,7 @@ def test_the_closed_form_is_the_least_squares_solution_and_no_training_is_better
 @pytest.mark.parametrize("tokens", [300, 40], ids=["enough tokens", "fewer than dimensions"])
 @pytest.mark.parametrize("outlier", [1.0, 100.0])
 def test_products_in_float32_are_added_up_in_float64_and_fit_as_well(tokens: int, outlier: float) -> None:
-    """96 inputs that 12 hidden ones decide but for a hundredth, some with a hundred times the others' power, as language
+    """96 inputs that 12 hidden ones decide but for a hundredth, three a hundred times as large, as language
     models have them. What float32 leaves of the least eigenvalues is below zero here."""
     generator = draw(5)
     hidden = torch.randn(tokens, 12, generator=generator)

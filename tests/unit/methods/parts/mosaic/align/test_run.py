@@ -184,7 +184,7 @@ def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
 def test_a_folder_keeps_an_alignment_for_everything_that_decides_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeds, settings, public records and bases of their own each get a file; each is found again, and not made anew."""
+    """Seeds, settings, public records and bases of their own each get a file, which is found again."""
     pair, (pivot, initial) = paired(federation), bases(federation)
     settings = Alignment(folder=str(tmp_path / "kept"))
     other = Paired.of(pair.pivot, pair.other, lambda key: tiny_examples("llama", 61, 5), 2)
