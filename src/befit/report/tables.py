@@ -172,6 +172,7 @@ def _public_text(records: Mapping[str, float]) -> str:
     '80 at the server, 39.9 for each reply'
     """
     places = {"client": "at every client", "server": "at the server", "each": "for each reply"}
+    places |= {"opening": "before the first round"}
     return ", ".join(f"{count:.3g} {places[key]}" for key, count in records.items() if count) or NOTHING
 
 

@@ -48,7 +48,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
     cohort, a client takes part in some rounds only, and the totals are for one that takes part in all. Where clients
     have different backbones, `families` has a row for each, and the numbers of clients of the first one are on top;
-    the memory is that of one process that holds all backbones.
+    the memory is that of one process that holds all backbones. `opening_mib` is what a server needs beside them before
+    the first round.
 
     once  gives what was found when something was looked at before, by its name, or looks: for callers with many
           experiments that differ in their methods alone
@@ -110,6 +111,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "train_examples": sum(len(client.train) for client in federation.clients),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
+        "opening_mib": max(each.opening_bytes(shapes, experiment.model.max_length) for _, each in runs) / 2**20,
         "families": families if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}

@@ -35,8 +35,8 @@ def method_results(
     `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`). `summary.server_cpu_seconds` is the server's processor time for downloads and aggregation and for what
-    came before the first round, which is `opening_cpu_seconds` of it. `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
-    that failed.
+    came before the first round, which is `opening_cpu_seconds` of it. `updates` counts the rounds of `federated` whose
+    update was used. Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {

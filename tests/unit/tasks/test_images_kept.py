@@ -70,7 +70,7 @@ def test_conversations_hold_no_pixels_either(tmp_path: Path, kept: Cache) -> Non
     turns = [{"role": "user", "content": "<image><image> what ?"}, {"role": "assistant", "content": "a"}]
     paths = [record["image"] for record in pictures(tmp_path, 6)]
     records = [{"images": paths[start : start + 2], "conversation": turns} for start in (0, 2, 4)]
-    made = make_task("vqa", processor).prepare(records)
+    made: Any = make_task("vqa", processor).prepare(records)
     assert not kept.held and not tensors(made.images, set()) and not tensors(made.prompts, set())
     pixels = made.batch([2, 0])["pixel_values"]
     again = made.batch([0])["pixel_values"]

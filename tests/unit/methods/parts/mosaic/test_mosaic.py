@@ -351,7 +351,8 @@ def test_gates_learn_at_the_rate_itself_or_at_a_multiple_of_their_own(
     name: str, gate: str, array: str, rates: dict[str, float]
 ) -> None:
     """Both in PQ blocks and outside; a gate has a gradient once there is a mixture to choose."""
-    federation = start(name, gate=gate, **rates, **({"pq_rate": 2.5} if name == "fedmosaic" else {}))
+    settings: dict[str, Any] = {**rates, **({"pq_rate": 2.5} if name == "fedmosaic" else {})}
+    federation = start(name, gate=gate, **settings)
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
     received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
