@@ -1,8 +1,9 @@
 """What relevance-guided aggregation costs: a client over training alone, and a server of many clients.
 
-Client: the same training of one round, with and without the frozen model's gradients, in turns; and one adapter trained
-as in FedIT, and FedMosaic's with PQ-LoRA in one block. Server: aggregation of a round from files, and the downloads of all clients after it; every number of
-clients in a process of its own. Seconds of the process, on one thread, so that other work on the machine counts little.
+Client: the same training of one round, with and without the frozen model's gradients, in turns; one adapter trained as
+in FedIT; and FedMosaic's training with PQ-LoRA in one block. Server: aggregation of a round from files, and the
+downloads of all clients after it; every number of clients in a process of its own. Seconds of the process, on one
+thread, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ def main() -> None:
         "rela",
         "Relevance-guided aggregation",
         "A client's round of RELA, in seconds of the process on one thread: FedIT's training, training of both "
-        "adapters with gates, in FedMosaic with one block of PQ-LoRA, and the frozen model's gradients at every tenth step, with their share of that training "
+        "adapters with gates, the same of FedMosaic with one block of PQ-LoRA, and the frozen model's gradients at "
+        "every tenth step, with their share of RELA's training "
         "(median and range of turns; the federation of two sizes measures a client with the large one). A server's "
         "second round: aggregation from files, the downloads of all clients, the last uploads of all, which it keeps "
         "and below which it cannot come, and the memory that both add: those uploads, at most 128 rows of every "

@@ -71,8 +71,8 @@ class Journal(Protocol):
     def failed(self, failure: Failure) -> None: ...
 
     def served(self, stage: str, round_: int, cost: Cost) -> None:
-        """What the server itself computed: for the downloads and the aggregation of a round, or before the first one, in
-        its `OPENING`."""
+        """What the server itself computed: for the downloads and the aggregation of a round, or before the first one,
+        in its `OPENING`."""
         ...
 
     def event(self, event: dict[str, Any]) -> None: ...
