@@ -32,8 +32,8 @@ class ImageExamples(StackedExamples):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.long).tolist()
-        images, names = ([each[row] for row in rows] for each in (self.images, self.names))
-        return {"pixel_values": self.preprocessor.stack(images, names), **super().batch(rows)}
+        pixels = self.preprocessor.stack([self.images[row] for row in rows], [self.names[row] for row in rows])
+        return {"pixel_values": pixels, **super().batch(rows)}
 
 
 class ImageClassification(Classification):
