@@ -31,7 +31,7 @@ class ImageExamples(StackedExamples):
         return len(self.images)
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
-        rows = torch.as_tensor(indices, dtype=torch.long).tolist()
+        rows: list[int] = torch.as_tensor(indices, dtype=torch.long).tolist()
         pixels = self.preprocessor.stack([self.images[row] for row in rows], [self.names[row] for row in rows])
         return {"pixel_values": pixels, **super().batch(rows)}
 
