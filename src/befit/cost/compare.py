@@ -73,7 +73,7 @@ def compare(
             **about,
             "method": name,
             **method_cost(method, shapes, rounds, dtype, clients),
-            **relative_cost(method, shapes, about["backbone_parameters"], small_parameters),
+            **relative_cost(method, shapes, about["backbone_parameters"], small_parameters, small_parameters),
         }
         for name, method in methods.items()
     ]
@@ -136,15 +136,18 @@ def method_cost(
     }
 
 
-def relative_cost(method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None) -> dict[str, Any]:
+def relative_cost(
+    method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None, pivot: int | None = None
+) -> dict[str, Any]:
     """`compute` and `memory` of a step, relative to plain fine-tuning, and a round's `public_records`; see
-    `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another."""
+    `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another,
+    `pivot` those of the smallest that a client has."""
     specs, trained = method.layout.specs(shapes), method.trainable()
     plain = _plain_entries(method, shapes, specs)
     return {
         "compute": relative_compute(method.work(), specs, trained, backbone, plain, smallest),
         "memory": relative_memory(specs, trained, backbone, plain),
-        "public_records": public_records(method.public_work(), specs, trained, backbone, plain),
+        "public_records": public_records(method.public_work(), specs, trained, backbone, plain, pivot),
     }
 
 

@@ -91,12 +91,19 @@ def relative_compute(
 
 
 def public_records(
-    work: PublicWork, specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
+    work: PublicWork,
+    specs: Mapping[str, TensorSpec],
+    trainable: Selector,
+    backbone: int,
+    plain: int | None = None,
+    pivot: int | None = None,
 ) -> dict[str, float] | None:
     """A round's units on public records, in records of plain fine-tuning of the same length; None without any.
 
-    client  at every client
-    server  at the server, and `each` for each client that replies
+    pivot    parameters of the clients' smallest backbone, where it is another
+    client   at every client
+    server   at the server, and `each` for each client that replies
+    opening  at the server before the first round, where there is any and backbones differ
 
     >>> from befit.adapters.keys import EVERYTHING
     >>> specs = {"shared/x/A": TensorSpec((1, 10))}
@@ -106,6 +113,8 @@ def public_records(
     unit, _ = alone(specs, trainable, backbone, plain)
     parts = {"client": work.client, "server": work.server, "each": work.each}
     records = {name: step_cost(part, specs, backbone) / unit for name, part in parts.items()}
+    if work.opening and pivot not in (None, backbone):
+        records["opening"] = step_cost(work.opening, specs, backbone, pivot) / unit
     return records if any(records.values()) else None
 
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Literal, final
 from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
-from befit.adapters.layout import GATE, REFERENCES, Layout
+from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.core.values import Payload, State
 from befit.protocol.stage import Message, SharedPrefix, Stage
@@ -154,6 +154,14 @@ class Method(ABC):
     def public_work(self) -> PublicWork:
         """What a round computes on public records, at clients and at the server, for estimates."""
         return PublicWork()
+
+    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
+        """Memory that `server_init` takes beside the backbones, for estimates.
+
+        shapes  of each family's model
+        tokens  of a public record, at most
+        """
+        return 0
 
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...

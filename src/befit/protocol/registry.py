@@ -111,7 +111,7 @@ def check_method(
     except ConfigError as error:
         return dict(config), None, list(error.problems)
     given = {key: value for key, value in config.items() if key != "name"}
-    ruled = [replace(option, rule=_RULES.get(option.name)) for option in entry.parameters]
+    ruled = [replace(option, rule=option.rule or _RULES.get(option.name)) for option in entry.parameters]
     arguments, problems = check_values(ruled, given, f"{path}.", name)
     defaults = {option.name: plain(option.default) for option in entry.parameters if _writable(plain(option.default))}
     blocks = {key: value for key, value in arguments.items() if is_dataclass(value)}  # filled in as well

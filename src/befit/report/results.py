@@ -27,6 +27,7 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     bytes_down: int
     bytes_scoring: int
     seconds: float
+    cpu_seconds: float
     diagnostics: dict[str, Any]
     baselines: dict[str, float | None]
     gain: float
@@ -48,7 +49,10 @@ class Worst(TypedDict):
 class Summary(TypedDict, total=False):
     """Over clients: the headline, with std dividing by n - 1 and 0 for one client; bytes and seconds in all.
 
-    over_time  A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
+    cpu_seconds         processor time at the clients, beside the wall's in `seconds`
+    server_cpu_seconds  processor time at the server; before the first round `opening_cpu_seconds` of it, with the most
+                        memory that the process held until then
+    over_time           A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
     """
 
     scored: int
@@ -59,7 +63,11 @@ class Summary(TypedDict, total=False):
     bytes_down: int
     bytes_scoring: int
     seconds: float
+    cpu_seconds: float
     peak_memory_mib: float
+    server_cpu_seconds: float
+    opening_cpu_seconds: float
+    opening_peak_memory_mib: float
     over_time: dict[str, float]
     download: Summary
     backbone: Summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from befit.core.values import Cost, Failure, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
+from befit.runs.local import peak_memory_mib
 from befit.runs.outbound import Outbound
 
 _LOG = logging.getLogger(__name__)
@@ -116,6 +118,7 @@ class RunJournal:
                 "bytes_up": cost.bytes_up,
                 "bytes_down": cost.bytes_down,
                 "seconds": cost.seconds,
+                "cpu_seconds": cost.cpu_seconds,
                 "peak_memory_mib": cost.peak_memory_mib,
             },
         )
@@ -138,6 +141,10 @@ class RunJournal:
         self.outbound.note(failure, failure.stage, self._wire)
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
+
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        where = {"stage": stage, "round": round_, "client": None}
+        self._spent(where, "server", replace(cost, peak_memory_mib=peak_memory_mib()))
 
     def event(self, event: dict[str, Any]) -> None:
         if self._observer is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from befit.core.metrics import spread
 from befit.core.storage import read_lines
+from befit.protocol.federate import OPENING
 from befit.report.results import ALONE
 
 
@@ -28,12 +29,14 @@ def method_results(
                   replaces the last point
     last          the last stage and its last round: a client without a score there has none, whatever it had before
     federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
-    ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
+    ->  clients (per client: metrics, examples, updates, bytes, seconds as clocks on walls show them and of processors,
+        diagnostics), summary, curve, failures
 
     `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
-    (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
-    that failed.
+    (`others`). `summary.server_cpu_seconds` is the server's processor time for downloads and aggregation and for what
+    came before the first round, which is `opening_cpu_seconds` of it. `updates` counts the rounds of `federated` whose
+    update was used. Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
@@ -46,6 +49,7 @@ def method_results(
             "bytes_down": 0,
             "bytes_scoring": 0,
             "seconds": 0.0,
+            "cpu_seconds": 0.0,
             "diagnostics": {},
         }
         for client in clients
@@ -56,8 +60,15 @@ def method_results(
             rows[line["client"]]["examples"] = line["examples"]
         elif line["kind"] == "diagnostic":
             rows[line["client"]]["diagnostics"][line["name"]] = line["value"]
-    seconds, peak = 0.0, 0.0
+    peak = 0.0
+    server: dict[str, Any] = {"opening_cpu_seconds": 0.0, "opening_peak_memory_mib": 0.0, "server_cpu_seconds": 0.0}
     for line in ledger:
+        if line["purpose"] == "server":
+            server["server_cpu_seconds"] += line["cpu_seconds"]
+            if line["stage"] == OPENING:
+                server["opening_cpu_seconds"] = line["cpu_seconds"]
+                server["opening_peak_memory_mib"] = line["peak_memory_mib"]
+            continue
         row = rows[line["client"]]
         peak = max(peak, line["peak_memory_mib"])
         if line["purpose"] in ("train", "failed"):
@@ -65,7 +76,7 @@ def method_results(
             row["bytes_up"] += line["bytes_up"]
             row["bytes_down"] += line["bytes_down"]
             row["seconds"] += line["seconds"]
-            seconds += line["seconds"]
+            row["cpu_seconds"] += line["cpu_seconds"]
         else:
             row["bytes_scoring"] += line["bytes_up"] + line["bytes_down"]
     failures = [
@@ -75,9 +86,12 @@ def method_results(
     ]
     summary = {
         **over_clients({client: row[metric] for client, row in rows.items()}),
-        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "bytes_scoring")},
-        "seconds": seconds,
+        **{
+            key: sum(row[key] for row in rows.values())
+            for key in ("bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
+        },
         "peak_memory_mib": peak,
+        **server,
     }
     curve, others = (_curve(metrics, ledger, name, curve_stages) for name in (metric, "others"))
     summary["over_time"] = {

@@ -255,8 +255,9 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
 
     if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
         return {}
+    pivot = min(backbone.parameters for backbone in host.backbones.values())
     return {
-        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters)
+        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters, pivot)
         for backbone in host.backbones.values()
     }
 

@@ -39,6 +39,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
             "bytes_down": 900,
             "bytes_scoring": 30,
             "seconds": 1.25,
+            "cpu_seconds": 1.25,
             "adapter": f"clients/{client}/adapter",
             "diagnostics": {"w": draw.random(), "trace_fed": 2.5e8} if weights else {},
             "baselines": {label: score - 0.05 for label in baselines},
@@ -66,6 +67,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "bytes_down": 900 * len(rows),
         "bytes_scoring": 30,
         "seconds": 2.0,
+        "cpu_seconds": 2.0,
     }
     curve = [
         {
@@ -93,7 +95,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "summary": summary,
         "failures": [],
         "diagnostics": plain([WEIGHT]),
-        "baselines": {label: {**summary, "seconds": 1.0} for label in baselines},
+        "baselines": {label: {**summary, "seconds": 1.0, "cpu_seconds": 1.0} for label in baselines},
         "curves": {"potara": curve, **{label: silent if label == "local" else curve for label in baselines}},
         **more,
     }
@@ -122,6 +124,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
             "bytes_up": 600,
             "bytes_down": 900,
             "seconds": 0.5,
+            "cpu_seconds": 0.5,
             "peak_memory_mib": 100.0,
         }
         for client in clients

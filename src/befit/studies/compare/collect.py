@@ -41,6 +41,8 @@ class Scores:
     data: str | None
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failures: int = 0
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     beside: dict[str, float] = field(default_factory=dict[str, float])
@@ -94,6 +96,8 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         bytes_up=results["summary"]["bytes_up"],
         bytes_down=results["summary"]["bytes_down"],
         seconds=results["summary"]["seconds"],
+        cpu_seconds=results["summary"]["cpu_seconds"],
+        server_cpu_seconds=results["summary"]["server_cpu_seconds"],
         steps=sum(steps.values()) / max(1, len(steps)),
         data=basis["data"].get("partition", {}).get("sha256"),
         curve=results["curves"].get(results["method"], []),

@@ -55,6 +55,8 @@ class SeedScores(TypedDict):
     bytes_up: int
     bytes_down: int
     seconds: float
+    cpu_seconds: float
+    server_cpu_seconds: float
     steps: float
     data: str | None
     clients: dict[str, float | None]
@@ -87,6 +89,8 @@ class RunScores(TypedDict):
     bytes_up: float | None
     bytes_down: float | None
     seconds: float | None
+    cpu_seconds: float | None
+    server_cpu_seconds: float | None
     steps: float | None
     curve: list[Point]
     failed_exchanges: int

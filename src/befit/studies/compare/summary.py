@@ -91,6 +91,8 @@ def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) 
         "bytes_up": _mean([cell.bytes_up for cell in cells]),
         "bytes_down": _mean([cell.bytes_down for cell in cells]),
         "seconds": _mean([cell.seconds for cell in cells]),
+        "cpu_seconds": _mean([cell.cpu_seconds for cell in cells]),
+        "server_cpu_seconds": _mean([cell.server_cpu_seconds for cell in cells]),
         "steps": _mean([cell.steps for cell in cells]),
         "curve": _curve(cells),
         "failed_exchanges": sum(cell.failures for cell in cells),

@@ -17,7 +17,8 @@ from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
 _COST_NOTE = (
     "Means over seeds; bytes of training as encoded for the wire, all clients together (1 MB = 1e6 bytes); steps are "
-    "mini-batches of one client over all stages."
+    "mini-batches of one client over all stages. Processor time is that of all clients' training, without scoring; at "
+    "the server it is that of downloads and aggregation, and of what comes before the first round."
 )
 _BESIDE_NOTE = "Differences are paired by seed, with half their 95 % interval (t); p is Holm's for the table's runs."
 _UNPARSABLE_NOTE = f"{UNPARSABLE}: the share of answers that name none of the choices; lower is better."
@@ -219,11 +220,12 @@ def cost_table(results: Comparison) -> Table:
             Cell(run["steps"], decimals(0)),
             Cell(run["bytes_up"], BYTES),
             Cell(run["bytes_down"], BYTES),
-            Cell(run["seconds"], SECONDS),
+            Cell(run["cpu_seconds"], SECONDS),
+            Cell(run["server_cpu_seconds"], SECONDS),
         ]
         for run in results["runs"]
     ]
-    return Table("Cost", ["run", "steps per client", "up", "down", "client time"], rows, _COST_NOTE)
+    return Table("Cost", ["run", "steps per client", "up", "down", "processor time", "at the server"], rows, _COST_NOTE)
 
 
 def client_table(results: Comparison) -> Table:

@@ -65,6 +65,8 @@ def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) 
         25.0,
         f"data {seed}",
         curve,
+        cpu_seconds=50.0,
+        server_cpu_seconds=2.0,
     )
     return replace(made, **change)
 
@@ -183,7 +185,7 @@ def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
     assert summary_table(partly).column("seeds") == ["2", "1", "2"]
     row = next(row for row in difference_table(results).texts if row[0] == "Fed_IT")
     assert row[1] == "+5.0 ± 63.5"  # differences +.1 and 0: half of the interval is 12.706 * 0.05
-    assert cost_table(results).texts[1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
+    assert cost_table(results).texts[1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "50.0 s", "2.0 s"]
     grid = grid_table(results, results["tables"][0])
     assert grid.titles == ["method", "low", "high"]
     assert grid.texts == [["Ditto", "50.0% ± 0.0 [61.50]", NOTHING]]

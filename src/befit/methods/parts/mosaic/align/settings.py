@@ -38,6 +38,14 @@ class Alignment:
     finish: Literal["none", "polar"] = "none"
     folder: Annotated[str | None, Mark.SERVER] = None
 
+    @property
+    def records(self) -> int:
+        """How many public records go through both models in all; 0 where it depends on how many there are."""
+        down, up = self.samples or 0, self.samples_up or self.samples or 0
+        if self.method == "closed" and self.samples_up in (None, self.samples):
+            return down  # one pass is enough
+        return down * (self.epochs if self.method == "train" else 1) + up
+
     def __post_init__(self) -> None:
         counts = {
             "samples": self.samples,

@@ -181,31 +181,56 @@ def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
     assert_same(federated(federation.method).dispatch(federation.server, newcomer, AT).arrays, expected)
 
 
-def test_an_alignment_is_found_again_and_one_of_something_else_is_refused(
+def test_a_folder_keeps_an_alignment_for_everything_that_decides_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seeds, settings, public records and bases of their own each get a file, which is found again."""
     pair, (pivot, initial) = paired(federation), bases(federation)
     settings = Alignment(folder=str(tmp_path / "kept"))
-    made = align_or_load(pair, pivot, initial, settings, 0)
-    (path,) = (tmp_path / "kept").iterdir()
-    assert path.name == f"{LARGE}.safetensors"
+    other = Paired.of(pair.pivot, pair.other, lambda key: tiny_examples("llama", 61, 5), 2)
+    turned = {key: -value for key, value in pivot.items()}
+    calls = [
+        (pair, pivot, initial, settings, 0),
+        (pair, pivot, initial, settings, 1),
+        (pair, pivot, initial, replace(settings, ridge=0.1), 0),
+        (other, pivot, initial, settings, 0),
+        (pair, turned, initial, settings, 0),
+        (pair, pivot, {key: -value for key, value in initial.items()}, settings, 0),
+    ]
+    made = [align_or_load(*call).arrays for call in calls]
+    assert len(list((tmp_path / "kept").iterdir())) == len(calls)
+    for one, call in zip(made, calls, strict=True):
+        assert_same(one, align(*call).arrays)
     with monkeypatch.context() as patch:
         patch.setattr(run, "align", None)
-        assert_same(align_or_load(pair, pivot, initial, settings, 0).arrays, made.arrays)
-    with pytest.raises(PayloadMismatch, match="aligned with another seed: 0, and this run has 1"):
-        align_or_load(pair, pivot, initial, settings, 1)
-    with pytest.raises(PayloadMismatch, match="another alignment"):
-        align_or_load(pair, pivot, initial, replace(settings, ridge=0.1), 0)
-    other = Paired.of(pair.pivot, pair.other, lambda key: tiny_examples("llama", 61, 5), 2)
-    with pytest.raises(PayloadMismatch, match="another public"):
-        align_or_load(other, pivot, initial, settings, 0)
+        for one, call in zip(made, calls, strict=True):
+            assert_same(align_or_load(*call).arrays, one)
+    path = run.path_of(tmp_path / "kept", run.describe(*calls[0]))
     arrays, metadata = from_bytes(path.read_bytes())
     about = json.loads(metadata["about"])
     assert about["rank"] == 4 and len(about["modules"]) == 14 and len(about["public"]) == 64
-    arrays[min(arrays)] = arrays[min(arrays)] + 1
-    path.write_bytes(to_bytes(arrays, metadata))
-    with pytest.raises(PayloadMismatch, match="not those that were saved"):
-        align_or_load(pair, pivot, initial, settings, 0)
+    changed = {**arrays, min(arrays): arrays[min(arrays)] + 1}
+    foreign = run.path_of(tmp_path / "kept", run.describe(*calls[1])).read_bytes()
+    for data in (to_bytes(changed, metadata), foreign):
+        path.write_bytes(data)
+        with pytest.raises(PayloadMismatch, match="not the alignment that was saved there"):
+            align_or_load(*calls[0])
+
+
+def test_runs_of_several_seeds_share_a_folder_and_each_gets_what_it_would_without(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """A run's seed draws the pivot's basis too, and another run's factors are aligned to another one."""
+    site, kept = federation.server_site, Alignment(folder=str(tmp_path))
+    for seed in (0, 1):
+        starts = {}
+        for key, one in federation.backbones.items():
+            one.model.install(federation.method.layout, seed)
+            starts[key] = one.model.dump(EVERYTHING)
+        seeded = replace(site, starts=starts)
+        assert_same(aligned_bases(seeded, 2, kept)[LARGE], aligned_bases(seeded, 2, Alignment())[LARGE])
+    for one in federation.backbones.values():
+        one.model.install(federation.method.layout, 0)
 
 
 def test_what_cannot_be_aligned_is_refused_with_the_reason(federation: Federation) -> None:
