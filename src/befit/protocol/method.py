@@ -45,6 +45,7 @@ from torch import Tensor
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
 from befit.adapters.layout import GATE, REFERENCES, Layout
 from befit.adapters.mixers import Mix
+from befit.adapters.pq import BASIS
 from befit.core.values import Payload, State
 from befit.protocol.stage import Message, SharedPrefix, Stage
 from befit.protocol.work import PublicWork, Work
@@ -101,8 +102,9 @@ class Use:
     mixer: Mix = "sum"
 
     def deployment(self, site: Site) -> Deployment:
-        """The slots with the values that the model holds now, and the gate's where there is one."""
-        return Deployment(site.model.dump(slot(*self.slots, GATE, slot_of(REFERENCES))), self.slots, self.mixer)
+        """The slots with the values that the model holds now, and with the gate or the basis where there is one."""
+        held = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
+        return Deployment(held, self.slots, self.mixer)
 
     def __str__(self) -> str:
         return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")

@@ -34,9 +34,9 @@ def method_results(
     `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
     (`others`); a client's own `over_time` has the same of it alone. Where they are known, a client's row has
-    `on_others`, its model's headline on each other client's examples, and `weights`, how much each client counts in what
-    it is sent next, both as they are at the end. `updates` counts the rounds of `federated` whose update was used. Bytes
-    include those of exchanges that failed.
+    `on_others`, its model's headline on each other client's examples, and `weights`, how much each client counts in
+    what it is sent next, both as they are at the end. `updates` counts the rounds of `federated` whose update was used.
+    Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
