@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from befit.report.diagnostics import ON_OTHERS, Rows, declared, on_others, weights
-from befit.report.drawing import MANY, Plot, scaled
+from befit.report.drawing import MANY, Plot, scaled, short_name
 from befit.report.heat import MARKED, Grid, heat
-from befit.report.numbers import is_share, plain
+from befit.report.numbers import is_share
 from befit.report.results import RunResults
 from befit.report.svg import draw
 
@@ -60,13 +60,13 @@ def _map(title: str, name: str, note: str, rows: Rows, columns: Sequence[str], c
     if not 1 < len(rows) <= MANY:
         return None
     grid: Grid = np.array([[row.get(column, math.nan) for column in columns] for row in rows.values()], dtype=float)
-    labels = [plain(column).replace("block.", "") for column in columns]
+    labels = [short_name(column.removeprefix("block.")) for column in columns]
     step = -(-len(labels) // _TICKS)
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         heat(axes, grid, grid.size <= MARKED, figure, colours)
-        axes.set_yticks(range(len(rows)), [plain(client) for client in rows], fontsize=8)
+        axes.set_yticks(range(len(rows)), [short_name(client) for client in rows], fontsize=8)
         axes.set_xticks(range(0, len(labels), step), labels[::step], rotation=90, fontsize=7)
 
     height = 1.7 + max(0.8, 0.22 * len(rows))
