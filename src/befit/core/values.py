@@ -216,10 +216,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one client measured with its own model: metrics over `examples` examples of one split."""
+    """What one client measured with its own model: metrics over `examples` examples of one split.
+
+    others  the headline on each other client's examples, where all clients are on one machine; it travels nowhere
+    """
 
     client: str
     split: str
     examples: int
     metrics: Mapping[str, float]
     cost: Cost = field(default_factory=lambda: Cost())
+    others: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -1,7 +1,9 @@
-"""Numbers that clients report of their training, shown as the method declares: `befit.protocol.method.Diagnostic`."""
+"""Numbers beside the scores: what clients report of their training and how much they count for each other, shown as
+the method declares (`befit.protocol.method.Diagnostic`), and their models on each other's examples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from befit.report.numbers import NOTHING, count_text, listing, score_of
@@ -9,8 +11,11 @@ from befit.report.results import ClientRow, RunResults, Shown
 
 Values = dict[str, tuple[float, float]]  # by client, the least and the largest number, the same where there is one
 
+Rows = Mapping[str, Mapping[str, float]]  # by client, a number for each client
+ON_OTHERS = "Every model on every client's examples"
 
-def declared(results: RunResults, kind: Literal["share", "choice", "alarm"]) -> list[Shown]:
+
+def declared(results: RunResults, kind: Literal["share", "choice", "alarm", "weights"]) -> list[Shown]:
     """What the method declares of one kind."""
     return [shown for shown in results.get("diagnostics") or [] if shown["kind"] == kind]
 
@@ -62,3 +67,18 @@ def alarms(results: RunResults) -> list[str]:
         if few := sum(value <= shown["limit"] for value in known):
             sentences.append(shown["text"].format(clients=f"{few} of {count_text(len(known), 'client')}"))
     return sentences
+
+
+def on_others(results: RunResults) -> Rows:
+    """By client, its model's headline on every client's examples, its own among them; nothing where not measured."""
+    rows: dict[str, dict[str, float]] = {}
+    for client, row in results["clients"].items():
+        own, others = score_of(row, results["metric"]), row.get("on_others")
+        if others and own is not None:
+            rows[client] = {client: own, **others}
+    return rows
+
+
+def weights(results: RunResults) -> Rows:
+    """By client, how much every client counts in what it is sent."""
+    return {client: given for client, row in results["clients"].items() if (given := row.get("weights"))}

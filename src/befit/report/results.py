@@ -14,6 +14,10 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
 
     baselines           every baseline's headline
     updates             rounds of exchanges whose update was used
+    over_time           A_last and A_AUC of its own model, as in the summary
+    on_others           its model's headline on each other client's examples, where that was measured
+    weights             how much each client counts in what it is sent, where the method says
+    gates               by layer, what a gate of one number gives to what was received
     gain                over the best baseline of this client; `gain_over_local` over training alone
     download, backbone  a newcomer's headline before any stage of its own, and without adapters
     unchanged           whether all of a newcomer's metrics are the backbone's
@@ -29,6 +33,10 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     seconds: float
     cpu_seconds: float
     diagnostics: dict[str, Any]
+    over_time: dict[str, float]
+    on_others: dict[str, float]
+    weights: dict[str, float]
+    gates: dict[str, float]
     baselines: dict[str, float | None]
     gain: float
     gain_over_local: float

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.report.comparison import Gain, compared_with, gain_over, gains_over, mean_gain, run_title
-from befit.report.diagnostics import share_header, share_of, share_text, shares
+from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
 from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
+PAIRED = 16  # clients up to which there is room for a column each
 OVER_TIME = {
     "self_last": "own, last",
     "self_auc": "own, over time",
@@ -220,6 +221,23 @@ def diagnostics_table(results: RunResults) -> Table:
     return Table(
         f"All diagnostics of {run_title(results['method'])}", ["client", *names], rows if names else [], detail=True
     )
+
+
+def pair_tables(results: RunResults) -> list[Table]:
+    """Clients against clients: each model on each client's examples, and how much each counts for each."""
+    maps = [(ON_OTHERS, "model of", on_others(results), score(results["metric"]))]
+    maps += [(shown["title"], "client", weights(results), decimals(2)) for shown in declared(results, "weights")]
+    columns = list(results["clients"])
+    return [
+        Table(
+            title,
+            [corner, *columns],
+            [[client, *(Cell(row.get(column), unit) for column in columns)] for client, row in rows.items()],
+            detail=True,
+        )
+        for title, corner, rows, unit in maps
+        if rows and len(columns) <= PAIRED
+    ]
 
 
 def curve_table(results: RunResults) -> Table:

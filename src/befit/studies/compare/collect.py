@@ -26,6 +26,7 @@ class Scores:
     data             the partition's hash, where the benchmark has one
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
+    auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
     """
 
     seed: int
@@ -46,6 +47,7 @@ class Scores:
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     beside: dict[str, float] = field(default_factory=dict[str, float])
+    auc: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
 
     @property
     def known(self) -> dict[str, float]:
@@ -100,6 +102,7 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         server_cpu_seconds=results["summary"]["server_cpu_seconds"],
         steps=sum(steps.values()) / max(1, len(steps)),
         data=basis["data"].get("partition", {}).get("sha256"),
+        auc={client: score_of(row.get("over_time") or {}, "self_auc") for client, row in rows.items()},
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),
         rows=rows,

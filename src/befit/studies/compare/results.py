@@ -60,6 +60,7 @@ class SeedScores(TypedDict):
     steps: float
     data: str | None
     clients: dict[str, float | None]
+    auc: dict[str, float | None]
     examples: dict[str, int]
     beside: dict[str, float]
 

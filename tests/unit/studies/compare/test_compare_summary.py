@@ -284,6 +284,15 @@ def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
     }
 
 
+def test_the_csv_has_what_a_client_had_over_time_where_runs_were_scored_more_than_once(plan: Plan) -> None:
+    often = scores(0, [0.5, 0.6, 0.7], auc={"c0": 0.4, "c1": 0.6, "c2": 0.3})
+    rows = client_rows(made(plan, {"Alone": [often, scores(1, [0.6, 0.7, 0.8])]}))
+    assert [row["accuracy_auc"] for row in rows[:4]] == [0.4, 0.6, 0.3, None]
+    assert list(rows[0])[4:6] == ["accuracy", "accuracy_auc"]
+    once = scores(0, [0.5, 0.6, 0.7], auc={"c0": 0.5, "c1": 0.6, "c2": 0.7})
+    assert "accuracy_auc" not in client_rows(made(plan, {"Alone": [once]}))[0]
+
+
 BESIDE = {
     "Alone": [
         {"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},

@@ -39,6 +39,7 @@ from befit.methods.parts.mosaic.bank import (
     received_by,
     remembered,
     server_bank,
+    weights_of,
 )
 from befit.methods.parts.mosaic.mixing import Mixing, Relevance
 from befit.methods.parts.mosaic.sketch import (
@@ -53,7 +54,7 @@ from befit.methods.parts.mosaic.sketch import (
     one_gradient,
 )
 from befit.protocol.check import Context, Problem
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
 from befit.protocol.work import PublicWork, Work
@@ -61,6 +62,13 @@ from befit.train.loop import Pass, train
 
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)
+_WHO = Diagnostic(
+    "weights",
+    (),
+    "Each row is a client, and says how much every client counts in the mixture that it is sent: a row sums to 1. "
+    "The server knows this without being told, from what it compares.",
+    "Who learns from whom",
+)
 
 
 @final
@@ -87,6 +95,7 @@ class Mosaic(Method):
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
     use = Use(BOTH, "gate")
+    diagnostics = (_WHO,)
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -147,6 +156,9 @@ class Mosaic(Method):
         if self.sketch is None or site.common is None:
             return {}
         return {"smallest": site.common.fingerprint, "last": list(site.common.model.shapes.last)}
+
+    def influence(self, server: Payload) -> dict[str, dict[str, float]]:
+        return weights_of(server)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture

@@ -52,10 +52,12 @@ class Aligned:
 
 
 def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> dict[str, State]:
-    """The bases of a federation's backbones, by family: all but the pivot's, which stays.
+    """The bases of a federation's backbones, by family: all but the pivot's, which stays. None where none is aligned.
 
     The pivot is the smallest backbone. Raises ConfigError without backbones or public records at the server.
     """
+    if settings.factors == "none":
+        return {}
     if site.public is None or set(site.backbones) < set(site.families):
         raise ConfigError(["families: different backbones are aligned on public records at the server, which has none"])
     backbones = {family: site.backbones[family] for family in site.families}
@@ -124,7 +126,9 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
         return paired.batches(count, settings.batch_size, draw)
 
     sums = _down_sums(batches(), A_i) if settings.method == "closed" else None
-    A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
+    A_free = A_0
+    if settings.factors != "B":
+        A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
     A_j = project(A_free)
     candidates = {"start": A_0, "trained": A_free, "projected": A_j}
     if sums is not None and settings.samples_up in (None, samples):
@@ -135,7 +139,9 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     arrays: State = {}
     for site, name in second.items():
         T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
-        B = start[join(BASIS, name, "B")].double() @ T
+        B = start[join(BASIS, name, "B")].double()
+        if settings.factors != "A":
+            B = B @ T
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
             B = polar(B)

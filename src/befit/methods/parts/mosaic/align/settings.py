@@ -13,6 +13,7 @@ from befit.core.schema import Mark
 class Alignment:
     """The basis of every backbone, aligned to the smallest one's on public records (FedMosaic, Algorithms 3, 4).
 
+    factors     which of them are aligned: "both", "A", "B" or "none"; what is not stays orthonormal and random
     method      A by its "closed" form, or "train" it by mini-batches, as the paper does
     samples     public records for A; null takes all
     samples_up  public records for B; null takes as many as for A
@@ -26,6 +27,7 @@ class Alignment:
     folder      where aligned factors are kept and looked for; null aligns anew for every run
     """
 
+    factors: Literal["both", "A", "B", "none"] = "both"
     method: Literal["closed", "train"] = "closed"
     samples: int | None = 5000
     samples_up: int | None = None

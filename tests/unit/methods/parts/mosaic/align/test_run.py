@@ -13,14 +13,18 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, slot, split
 from befit.adapters.pq import BASIS
+from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, PayloadMismatch
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.core.wire import from_bytes, to_bytes
+from befit.data.registry import build
 from befit.methods.parts.mosaic.align import run
 from befit.methods.parts.mosaic.align.features import Paired
 from befit.methods.parts.mosaic.align.run import Aligned, align, align_or_load, aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import BASES
+from befit.runs.host import Host
+from befit.runs.loading import resolve_model
 from tests.conftest import assert_same, federated, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
@@ -97,6 +101,43 @@ def test_aligned_factors_have_the_shapes_of_their_backbone_and_orthonormal_rows(
         model = federation.backbones[one].model
         model.reset()
         assert_same(model.dump(slot(BASIS)), pivot if one == SMALL else initial)
+
+
+@pytest.mark.parametrize("factors", ["A", "B"])
+def test_one_of_the_factors_may_stay_random(federation: Federation, factors: str) -> None:
+    """Rows of Table 32: A as when both are aligned, since it comes first, or B for an A that is not."""
+    made, whole, initial = aligned(federation, factors=factors), aligned(federation), bases(federation)[1]
+    for key, value in made.arrays.items():
+        left = split(key)[2] != factors
+        torch.testing.assert_close(value, initial[key], rtol=0, atol=1e-5) if left else None
+        assert left or not torch.allclose(value, initial[key], atol=1e-2)
+        if factors == split(key)[2] == "A":
+            assert torch.equal(value, whole.arrays[key])
+    if factors == "B":
+        assert any(not torch.allclose(value, whole.arrays[key], atol=1e-2) for key, value in made.arrays.items())
+
+
+def test_where_nothing_is_aligned_every_backbone_keeps_its_own_and_no_model_is_run(federation: Federation) -> None:
+    site = replace(federation.server_site, public=None)
+    assert aligned_bases(site, 2, Alignment(factors="none")) == {}
+
+
+def test_models_for_images_are_aligned_on_records_of_text_alone() -> None:
+    """ChatbotIT on DRAKE (Table 27)."""
+    text = {
+        "conversation": [{"role": "user", "content": "how many are"}, {"role": "assistant", "content": "two of four"}]
+    }
+    two = build("digits-vqa-hetero", None, {"train": 1, "test": 1})
+    settings = {"name": "fedmosaic", "rank": 2, "blocks": 1, "align": {"batch_size": 4}}
+    config = {"benchmark": "digits-vqa-hetero", "model": {"max_length": 64}, "method": settings}
+    federation = replace(two, public=tuple({"id": f"p{n}", "images": [], "form": "open", **text} for n in range(8)))
+    host = Host(resolve_model(load_experiment(config)), federation)
+    method = host.build(settings)
+    (basis,) = method.server_init(host.install(method)).part(BASES).parts().values()
+    large = max(host.backbones.values(), key=lambda one: one.parameters)
+    start = large.model.dump(slot(BASIS))
+    assert basis.arrays.keys() == start.keys()
+    assert all(not torch.allclose(value, start[key], atol=1e-2) for key, value in basis.arrays.items())
 
 
 def test_a_finish_by_the_polar_factor_is_orthonormal_and_none_need_not_be(federation: Federation) -> None:
