@@ -7,9 +7,11 @@ from typing import Annotated
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
+from befit.core.errors import ConfigError
 from befit.core.schema import Mark
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.stages import OnBase, TrainAlone
+from befit.protocol.check import Context, Problem
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.stage import Stage
@@ -20,7 +22,7 @@ from befit.protocol.stage import Stage
 class Lora(OnBase):
     """Train one adapter alone with rank r in each module: what every other way to spend r L ranks has to beat.
 
-    rank    r of the budget: r ranks in each of L target modules
+    rank    r of the budget: r ranks in each of L target modules; 0 trains the task head alone
     base    the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale   s of delta = s B A; alpha is s r
     epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
@@ -39,7 +41,16 @@ class Lora(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prepare(Layout((Slot(BUDGETED, self.rank, self.scale * self.rank),)), self.base, "lora")
+        if self.rank < 0:
+            raise ConfigError([f"rank: must be 0 or more, got {self.rank}"], "lora")
+        rank = max(1, self.rank)
+        slot = Slot(BUDGETED, rank, self.scale * rank, targets=None if self.rank else ())
+        self.prepare(Layout((slot,)), self.base, "lora")
+
+    def check(self, context: Context) -> list[Problem]:
+        if self.rank or all(shapes.heads for shapes in context.shapes.values()):
+            return []
+        return [Problem("error", "rank", "0 trains the task head alone, and here none is trained")]
 
     def own_stages(self) -> list[Stage]:
         return [TrainAlone(self.epochs).stage()]

@@ -178,7 +178,7 @@ class OnBase(Method):
         object.__setattr__(self, "before", None)
         before = make_base(base, [stage.name for stage in self.own_stages()], owner)
         object.__setattr__(self, "before", before)
-        object.__setattr__(self, "layout", with_layout(layout, before))
+        object.__setattr__(self, "layout", with_layout(layout, base, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
         reported = () if before is None else before.diagnostics
         object.__setattr__(self, "diagnostics", (*reported, *type(self).diagnostics))

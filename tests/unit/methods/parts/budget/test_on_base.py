@@ -113,9 +113,10 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
         ({"train": {"rate": 1}}, r"base\.train\.rate: unknown key"),
         ({"train": {"max_steps": 3}}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
         ({"train": {"momentum": 0.5, "optimiser": "adamw"}}, r"base\.train\.momentum: belongs to sgd"),
-        ({"train": 0.1}, r"base\.train: must be settings of train, such as"),
+        ({"train": 0.1}, r"base\.train: must be a mapping or null, got 0\.1"),
+        ({"epochs": 0}, r"base\.epochs: must be positive, got 0"),
         ({"dropout": 1.0}, r"base\.dropout: must be at least 0 and below 1, got 1\.0"),
-        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train and dropout too"),
+        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train, epochs, dropout, targets too"),
     ],
 )
 def test_settings_that_a_base_cannot_have_are_refused(given: dict[str, Any], told: str) -> None:
