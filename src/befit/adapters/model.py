@@ -323,7 +323,7 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
     language model, what only the rest has. Raises ModelError for a target that matches nothing.
     """
     linears = {path: module for path, module in backbone.named_modules() if _is_linear(module)}
-    head = {path: path for path in linears if path.split(".")[0] in _head_children(backbone)}
+    head = {path: path for path in linears if path.split(".")[0] in head_children(backbone)}
     inside = _language_model(backbone)
     others = [path for path in linears if path not in head]
     names = canonical_names(path for path in others if path.startswith(inside))
@@ -364,7 +364,9 @@ def _text_config(backbone: nn.Module) -> object:
     return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
 
 
-def _head_children(backbone: nn.Module) -> set[str]:
+def head_children(backbone: nn.Module) -> set[str]:
+    """Names of the model's children that make up its task head."""
+    """Names of the model's children that make up its task head."""
     prefix = getattr(backbone, "base_model_prefix", "")
     if not prefix or not hasattr(backbone, prefix):
         return set()

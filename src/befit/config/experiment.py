@@ -143,9 +143,9 @@ class AdapterSettings:
              tasks
     """
 
-    targets: Annotated[
-        list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")
-    ] = "auto"
+    targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
+        "auto"
+    )
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
 

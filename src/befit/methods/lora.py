@@ -7,8 +7,7 @@ from typing import Annotated
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
-from befit.core.errors import ConfigError
-from befit.core.schema import Mark
+from befit.core.schema import Mark, at_least
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.stages import OnBase, TrainAlone
 from befit.protocol.check import Context, Problem
@@ -32,7 +31,7 @@ class Lora(OnBase):
     Source: Hu et al. 2021, eq. 3; docs/methods/lora.md.
     """
 
-    rank: int = 8
+    rank: Annotated[int, at_least(0)] = 8
     base: MethodBlock = None
     scale: float = 2.0
     epochs: Annotated[int | None, Mark.PASSES] = None
@@ -41,9 +40,7 @@ class Lora(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ConfigError([f"rank: must be 0 or more, got {self.rank}"], "lora")
-        rank = max(1, self.rank)
+        rank = self.rank or 1
         slot = Slot(BUDGETED, rank, self.scale * rank, targets=None if self.rank else ())
         self.prepare(Layout((slot,)), self.base, "lora")
 

@@ -34,7 +34,7 @@ _OURS = slot(BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
-    """The method of a block such as `{name: fedit, rank: 8, rounds: 100}`, whose settings of its own are `BaseSettings`.
+    """The method of a block such as `{name: fedit, rank: 8, rounds: 100}`, which has `BaseSettings` beside its options.
 
     Raises ConfigError for one that cannot be a base.
     """

@@ -13,6 +13,7 @@ from befit.adapters.keys import join
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.storage import read_lines
+from befit.core.wire import from_bytes
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
@@ -104,6 +105,50 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
     assert {line["client"]: line["steps"] for line in steps} == {
         client: -(-count // 10) for client, count in examples.items()
     }, "batches of ten, as the run has them"
+
+
+def test_a_base_on_other_modules_and_by_passes_is_that_method_on_those_modules(tmp_path: Path) -> None:
+    """Loss by loss FedIT on query and value, with as many steps as two passes are; ours is on all linear modules, the
+    classifier among them, which the base has as a dense head."""
+    shared: dict[str, Any] = {
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+        "limit": {"records": 24},
+        "federation": {"rounds": 2},
+        "report": {"plots": False},
+        "baselines": [],
+    }
+    fedit = {"name": "fedit", "rank": 2}
+    alone = run(load_experiment({**shared, "method": fedit, "train": {"max_steps": 6}}), out=tmp_path / "alone")
+    lora = {"name": "lora", "rank": 1, "base": {**fedit, "epochs": 2, "targets": ["query", "value"]}}
+    settings = {**shared, "method": lora, "train": {"max_steps": 1}, "adapter": {"targets": "all-linear"}}
+    on_base = run(load_experiment(settings), out=tmp_path / "on")
+    assert {row["train_examples"] for row in on_base.results["clients"].values()} == {24}  # three batches of ten
+    assert base_losses(on_base.path) == base_losses(alone.path)
+    arrays, _ = from_bytes(next(on_base.path.glob("clients/*/deployment.safetensors")).read_bytes())
+    assert {"shared/classifier/weight", "budgeted/classifier/A"} <= arrays.keys()
+    assert "budgeted/classifier/weight" not in arrays and "shared/block.00.k_proj/A" not in arrays
+
+
+def test_a_word_for_no_target_of_the_run_is_refused_before_it() -> None:
+    base = {"name": "fedit", "targets": ["query", "keys"]}
+    values = {"benchmark": "digits", "method": {"name": "lora", "base": base}, "baselines": []}
+    with pytest.raises(ConfigError, match=r"base\.targets: keys is none of the modules that adapter\.targets adapts"):
+        check(load_experiment(values))
+
+
+def test_no_ranks_are_the_head_alone() -> None:
+    """`rank: 0` trains the head, and nothing else is there; without a head it is refused."""
+    clients = Clients(Lora(rank=0), kind="bert")
+    clients.run()
+    kept = clients.memory("a").arrays
+    assert {key for key in kept if not key.startswith("optimiser")} == {
+        "budgeted/classifier/weight",
+        "budgeted/classifier/bias",
+    }
+    assert float(kept["budgeted/classifier/weight"].abs().max()) > 0.01
+    headless = {"benchmark": "digits", "adapter": {"head": False}, "method": {"name": "lora", "rank": 0}}
+    with pytest.raises(ConfigError, match="rank: 0 trains the task head alone, and here none is trained"):
+        check(load_experiment({**headless, "baselines": []}))
 
 
 @pytest.mark.parametrize(
