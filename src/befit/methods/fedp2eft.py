@@ -24,6 +24,7 @@ from befit.methods.parts.budget.generator import GENERATOR, Generator, Generator
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
 from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
+    SCALE,
     TIES,
     FineTune,
     OnBase,
@@ -88,7 +89,7 @@ class FedP2EFT(OnBase):
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
 
-    diagnostics = (TIES,)
+    diagnostics = (TIES, SCALE)
 
     def __post_init__(self) -> None:
         kept = make_budgets(

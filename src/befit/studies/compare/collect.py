@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from befit.core.errors import Damaged
 from befit.core.storage import read_lines, read_sealed
+from befit.report.diagnostics import alarm_counts, client_means
 from befit.report.numbers import score_of
 from befit.report.results import RunResults
 from befit.runs.groups import Rows
@@ -26,6 +27,8 @@ class Scores:
     data             the partition's hash, where the benchmark has one
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
+    diagnostics      means over clients of the numbers that the method names
+    alarms           what its report warns of, see `befit.report.diagnostics.alarm_counts`
     """
 
     seed: int
@@ -44,6 +47,8 @@ class Scores:
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     beside: dict[str, float] = field(default_factory=dict[str, float])
+    diagnostics: dict[str, float] = field(default_factory=dict[str, float])
+    alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     @property
     def known(self) -> dict[str, float]:
@@ -101,4 +106,6 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
         beside=scores_beside(cast(RunResults, results)),
+        diagnostics=client_means(cast(RunResults, results)),
+        alarms=alarm_counts(cast(RunResults, results)),
     )
