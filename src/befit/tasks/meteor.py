@@ -18,8 +18,8 @@ def meteor(name: str, reference: str, answer: str) -> float:
                        of NLTK: the reference behaviour, for all languages alike, as FedP2EFT has it
 
     The first is another metric than METEOR, and no bound of it: it finds no synonyms, and divides lines, not sentences,
-    into words, so that a full stop within a line stays with its word. In both an identical answer of one word scores 0.5
-    and of two 0.9375, and in scripts without spaces a whole line is one word.
+    into words, so that a full stop within a line stays with its word. In both an identical answer of one word scores
+    0.5 and of two 0.9375, and in scripts without spaces a whole line is one word.
     """
     from nltk.stem.porter import PorterStemmer
     from nltk.translate.meteor_score import single_meteor_score
