@@ -23,7 +23,10 @@ def cost(
         list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable. Default: all.")
     ] = None,
     targets: Annotated[
-        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, or all.")
+        str,
+        typer.Option(
+            "--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, all or all-linear."
+        ),
     ] = "auto",
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of every method's adapters.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages without a number of their own.")] = 10,
@@ -129,7 +132,7 @@ def _problems(
 
 
 def _targets(text: str) -> list[str] | str:
-    return text if text in ("auto", "all") else [name.strip() for name in text.split(",")]
+    return text if text in ("auto", "all", "all-linear") else [name.strip() for name in text.split(",")]
 
 
 def _arguments(block: dict[str, Any]) -> dict[str, Any]:

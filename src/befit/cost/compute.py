@@ -29,11 +29,16 @@ def slot_sizes(specs: Mapping[str, TensorSpec], heads: Collection[str]) -> dict[
     """
     sizes: dict[str, dict[str, int]] = {}
     for key, spec in specs.items():
-        _, module, factor = split(key)
-        part = "head" if module in heads and factor in ("weight", "bias") else factor
+        part = "head" if is_of_head(key, heads) else split(key)[2]
         size = sizes.setdefault(slot_of(key), {"A": 0, "B": 0, "head": 0})
         size[part] = size.get(part, 0) + prod(spec.shape)
     return {name: {**size, "total": sum(size.values())} for name, size in sizes.items()}
+
+
+def is_of_head(key: str, heads: Collection[str]) -> bool:
+    """Whether an array is a dense update of a module of the task head."""
+    _, module, factor = split(key)
+    return module in heads and factor in ("weight", "bias")
 
 
 def step_cost(

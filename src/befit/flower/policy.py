@@ -31,7 +31,7 @@ TRAVELS = _set("""
     data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
     adapter.targets adapter.dropout adapter.head
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
-    train.grad_clip train.schedule train.schedule_over train.warmup_steps
+    train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics

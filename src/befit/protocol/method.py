@@ -117,13 +117,14 @@ class Diagnostic:
     kind   "share": one number in [0, 1], or a range of two, as a column and a plot
            "weights": what `Method.influence` says, as a map of clients and clients
            "choice": which of several things a client kept: 1 for one of the numbers, 0 for the others
+           "number": any number, which a comparison shows beside the others
            "alarm": a sentence at the head of the report, about the clients whose number is at most `limit`
     keys   names of the numbers: of a range its two ends; of a choice what the names begin with; of weights none
     text   what the numbers say; {choices} and {kept} of a choice, {clients} of an alarm are filled in
     title  of the plot
     """
 
-    kind: Literal["share", "choice", "alarm", "weights"]
+    kind: Literal["share", "choice", "number", "alarm", "weights"]
     keys: tuple[str, ...]
     text: str
     title: str = ""

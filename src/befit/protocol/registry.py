@@ -137,7 +137,7 @@ def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[
         return None, [_placed(str(error), path, entry.parameters)]
 
 
-# What the arguments of these names are in every method.
+# What the arguments of these names are in every method that does not say otherwise.
 _RULES = {
     "rank": Rule(lambda value: not isinstance(value, int) or value >= 1, "must be 1 or more"),
     "alpha": Rule(lambda value: not isinstance(value, (int, float)) or 0 < value < math.inf, "must be positive"),

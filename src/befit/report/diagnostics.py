@@ -4,6 +4,7 @@ the method declares (`befit.protocol.method.Diagnostic`), and their models on ea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal
 
 from befit.report.numbers import NOTHING, count_text, listing, score_of
@@ -61,12 +62,30 @@ def choice_notes(results: RunResults) -> list[str]:
 
 def alarms(results: RunResults) -> list[str]:
     """What the method warns of, with the number of clients that it is true for."""
-    sentences = []
+    return [alarm_text(text, *counts) for text, counts in alarm_counts(results).items()]
+
+
+def alarm_counts(results: RunResults) -> dict[str, tuple[int, int]]:
+    """By the method's sentence, for how many clients it is true, if for any, and how many say."""
+    counts = {}
     for shown in declared(results, "alarm"):
         known = [pair[0] for row in results["clients"].values() if (pair := share_of(row, shown)) is not None]
         if few := sum(value <= shown["limit"] for value in known):
-            sentences.append(shown["text"].format(clients=f"{few} of {count_text(len(known), 'client')}"))
-    return sentences
+            counts[shown["text"]] = few, len(known)
+    return counts
+
+
+def alarm_text(text: str, few: int, known: int, of: str = "") -> str:
+    """The sentence with its numbers; `of` says what else the clients are of."""
+    return text.format(clients=f"{few} of {count_text(known, 'client')}{of}")
+
+
+def client_means(results: RunResults) -> dict[str, float]:
+    """The mean over clients of every number that the method names alone, such as a mixing weight or a mean scale."""
+    keys = [key for shown in results.get("diagnostics") or [] if shown["kind"] != "choice" for key in shown["keys"]]
+    rows = [row.get("diagnostics") or {} for row in results["clients"].values()]
+    values = {key: [value for row in rows if (value := score_of(row, key)) is not None] for key in keys}
+    return {key: fmean(known) for key, known in values.items() if known}
 
 
 def on_others(results: RunResults) -> Rows:

@@ -151,11 +151,15 @@ def _budget_title(name: str, clients: int, total: int) -> str:
 
 def _ties(structures: Mapping[str, Structure]) -> str:
     """Sentences about clients whose ranks are decided by ties between scales."""
-    tied = sum(structure.tied for structure in structures.values())
+    tied = [structure for structure in structures.values() if structure.tied]
+    same = sum(min(structure.scales) == max(structure.scales) for structure in tied)
     text = ""
-    if tied:
-        clients = f"{tied} of {len(structures)} clients"
-        text = f" The scales of {clients} are equal to {TIED:.0e}: their ranks are ties, broken by rounding."
+    for count, how, decides in (
+        (len(tied) - same, f"equal to {TIED:.0e}", "broken by rounding"),
+        (same, "all the same", "which the order of the modules' names decides"),
+    ):
+        if count:
+            text += f" The scales of {count} of {len(structures)} clients are {how}: their ranks are ties, {decides}."
     shares = [s.by_order for s in structures.values() if not s.tied and s.by_order >= NOTABLE]
     if shares:
         text += (

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from befit.core.errors import Damaged
 from befit.core.storage import read_lines, read_sealed
+from befit.report.diagnostics import alarm_counts, client_means
 from befit.report.numbers import score_of
 from befit.report.results import RunResults
 from befit.runs.groups import Rows
@@ -27,6 +28,8 @@ class Scores:
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
     auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
+    diagnostics      means over clients of the numbers that the method names
+    alarms           what its report warns of, see `befit.report.diagnostics.alarm_counts`
     """
 
     seed: int
@@ -48,6 +51,8 @@ class Scores:
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     beside: dict[str, float] = field(default_factory=dict[str, float])
     auc: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
+    diagnostics: dict[str, float] = field(default_factory=dict[str, float])
+    alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     @property
     def known(self) -> dict[str, float]:
@@ -108,4 +113,6 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
         beside=scores_beside(cast(RunResults, results)),
+        diagnostics=client_means(cast(RunResults, results)),
+        alarms=alarm_counts(cast(RunResults, results)),
     )

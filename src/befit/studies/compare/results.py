@@ -79,6 +79,7 @@ class RunScores(TypedDict):
 
     paper    the paper's number, in its unit
     against  None for the reference, and where no seed has the same clients and data
+    remarks  what the reports of its cells warn of, with the clients of all seeds together
     """
 
     label: str
@@ -98,6 +99,8 @@ class RunScores(TypedDict):
     against: Against | None
     beside: dict[str, Spread]
     beside_against: dict[str, TTest]
+    diagnostics: dict[str, Spread]
+    remarks: list[str]
     seeds: list[SeedScores]
     config: dict[str, Any]
 

@@ -39,6 +39,7 @@ def all_tables(results: Comparison) -> list[Table]:
         *([difference_table(results)] if len(results["runs"]) > 1 else []),
         *other_tables(results),
         *beside_tables(results),
+        diagnostics_table(results),
         cost_table(results),
         *(table for table in wins if table.detail),
         client_table(results),
@@ -211,6 +212,24 @@ def _beside_table(results: Comparison, group: Group) -> Table | None:
         scores = (mean_cell(run["beside"].get(key), metric) for key in present)
         rows.append([run["label"], *scores, *tested * several])
     return Table(group.title, headers, rows, f"{group.note} {basis_note(results)} {_BESIDE_NOTE}")
+
+
+def diagnostics_table(results: Comparison) -> Table:
+    """A row for each run whose clients report numbers that its method names, a column for each of those; the runs that
+    their own reports warn of are marked."""
+    runs = [run for run in results["runs"] if run["diagnostics"]]
+    keys = list(dict.fromkeys(key for run in runs for key in run["diagnostics"]))
+    rows = [
+        [run["label"] + " !" * bool(run["remarks"]), *(_mean_alone(run["diagnostics"].get(key)) for key in keys)]
+        for run in runs
+    ]
+    note = "What clients report of their training, as its method names it: means over clients, then over seeds. "
+    remarks = list(dict.fromkeys(remark for run in runs for remark in run["remarks"]))
+    return Table("Diagnostics", ["run", *keys], rows, note + " ".join([*["!:"] * bool(remarks), *remarks]))
+
+
+def _mean_alone(over: Spread | None) -> Cell:
+    return Cell(None if over is None else over["mean"])
 
 
 def cost_table(results: Comparison) -> Table:

@@ -345,3 +345,24 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
 
     assert "others, over time" not in headers(0.5)
     assert "others, over time" in headers(0.7)
+
+
+def test_what_a_runs_own_report_warns_of_is_told_in_every_form_of_a_comparison(plan: Plan) -> None:
+    """The number of clients over all seeds, in the sentences; numbers that the method names, as means over seeds."""
+    text = "The scales are the same for {clients}, which says nothing."
+    tied = [
+        scores(seed, [0.6, 0.6, 0.9], alarms={text: (few, 3)}, diagnostics={"scale_mean": mean, "scale_spread": 0.0})
+        for seed, few, mean in ((0, 3, 0.141), (1, 2, 0.2))
+    ]
+    results = made(plan, {"Fed_IT": tied})
+    sentence = "The scales are the same for 5 of 6 clients and 2 seeds, which says nothing."
+    by_label = {run["label"]: run for run in results["runs"]}
+    assert by_label["Fed_IT"]["remarks"] == [sentence] and by_label["Alone"]["remarks"] == []
+    assert by_label["Fed_IT"]["diagnostics"]["scale_mean"]["mean"] == pytest.approx(0.1705)
+    assert f"Fed_IT: {sentence}" in results["sentences"]
+    (table,) = [table for table in all_tables(results) if table.title == "Diagnostics"]
+    assert not table.detail and table.headers == ["run", "scale_mean", "scale_spread"]
+    assert [[str(cell) for cell in row] for row in table.rows] == [["Fed_IT !", "0.1705", "0"]]
+    for form in (render_markdown(results, all_tables(results)), render_page(results, all_tables(results))):
+        assert sentence in form and "Diagnostics" in form
+    assert not [table for table in all_tables(made(plan)) if table.title == "Diagnostics"]

@@ -430,15 +430,33 @@ def base(name: str, rounds: int, **more: Any) -> dict[str, Any]:
 FIVE = {
     "Off the shelf": {},
     "Standard FL, all weights": base("fedavg", 100, lr=5e-5),
-    "Standard FL, LoRA": base("fedit", 100, rank=16, alpha=32, lr=5e-5),
-    "FedDPA-T": base("feddpa_t", 100, rank=8, alpha=8, lr=5e-5),
+    "Standard FL, LoRA": base("fedit", 100, rank=16, alpha=32, targets=["query", "value"], lr=5e-5),
+    "FedDPA-T": base("feddpa_t", 100, rank=8, alpha=8, targets=["query", "value"], lr=5e-5),
     "DEPT (SPEC)": base("dept", 100, lr=5e-5),
 }
 P2EFT = {
     "fedp2eft/xnli-600": Personal("bases", MBERT, 30, 8, 32, FIVE),  # two epochs of 100 records
-    "fedp2eft/masakhanews-320": Personal("bases", MBERT, 16, 8, 32, FIVE),
+    "fedp2eft/masakhanews-320": Personal(
+        "bases", MBERT, 16, 8, 32, {name: of and {**of, "epochs": 2} for name, of in FIVE.items()}
+    ),
     "fedp2eft/fedaya-38-mobile": Personal(
-        "budgets", MOBILE, 3, 10, 16, {"": base("fedit", 200, rank=16, alpha=32, lr=2e-5, schedule="cosine")}
+        "budgets",
+        MOBILE,
+        3,
+        10,
+        16,
+        {
+            "": base(
+                "fedit",
+                200,
+                rank=16,
+                alpha=32,
+                targets=["q_proj", "v_proj"],
+                lr=2e-5,
+                schedule="cosine",
+                lr_end=1e-6,
+            )
+        },
     ),
     "fedp2eft/fedaya-38-llama": Personal("budgets", "meta-llama/Llama-3.2-3B-Instruct", 3, 10, 16, {"": {}}),
 }
@@ -447,8 +465,8 @@ P2EFT = {
 def base_of(one: Experiment) -> dict[str, Any]:
     """Name, rounds, size, rate and course of the base of an experiment, as far as it says them."""
     block = one.method["base"] or {}
-    known = {key: block[key] for key in ("name", "rounds", "rank", "alpha") if key in block}
-    return known | {key: block["train"][key] for key in ("lr", "schedule") if key in block.get("train", {})}
+    known = {key: block[key] for key in ("name", "rounds", "epochs", "rank", "alpha", "targets") if key in block}
+    return known | {key: block["train"][key] for key in ("lr", "schedule", "lr_end") if key in block.get("train", {})}
 
 
 @pytest.mark.parametrize("name", P2EFT)
@@ -465,6 +483,10 @@ def test_fedp2eft_has_the_settings_of_the_paper_in_every_cell(name: str) -> None
         assert (one.train.schedule, one.train.grad_clip, one.train.weight_decay) == ("constant", 1.0, 0.0), label
         assert (one.federation.rounds, one.federation.cohort) == (150, expected.cohort), label
         assert method["epochs"] == 2, label
+        if expected.model == MBERT:  # as PEFT's all-linear without a task type: 74, the classifier among them
+            assert (one.adapter.targets, one.adapter.head) == ("all-linear", True), label
+        else:
+            assert one.evaluate.wins == ["meteor_nltk", "rouge1", "rougeL"], label
         if method["name"] == "adalora":  # peft's default alpha, and 1.5 r, which is what no value means
             assert (method["alpha"], method["init_rank"]) == (8, None), label
         else:
@@ -485,9 +507,27 @@ def test_every_method_of_fedp2eft_is_measured_at_all_budgets_on_every_base(name:
         of_base = run.label.split(" · ")[0] if "Off the shelf" in expected.bases else ""
         measured.setdefault((of_base, method["name"]), []).extend([method["rank"], *method.get("budgets", [])])
     methods = ("lora", "adalora", "bayestune", "fedp2eft", "fedl2p")
+    head_alone = (0,) * (expected.model == MBERT)  # where there is a head, as LoRA without ranks
     assert {key: tuple(sorted(found)) for key, found in measured.items()} == {
-        (of_base, method): BUDGETS for of_base in expected.bases for method in methods
+        (of_base, method): (*head_alone * (method == "lora"), *BUDGETS)
+        for of_base in expected.bases
+        for method in methods
     }
+
+
+@pytest.mark.parametrize("name", P2EFT)
+def test_the_text_of_fedp2eft_and_its_code_stand_side_by_side(name: str) -> None:
+    """On Standard FL where there are several bases; everything else is as in the table of budgets."""
+    known = {settings_hash(cell.experiment) for cell in planned(name, P2EFT[name].grid).cells}
+    found: dict[str, set[str]] = {}
+    whole = planned(name)
+    presets = {run for table in whole.tables if table.name == "presets" for run in table.runs.values()}
+    for cell in (cell for cell in whole.cells if cell.label in presets):
+        method = cell.experiment.method
+        found.setdefault(method["name"], set()).add(method["preset"])
+        as_text = replace(cell.experiment, method={**method, "preset": "recommended"})
+        assert settings_hash(as_text) in known, cell.label
+    assert found == {name: {"recommended", "parity"} for name in (*SEARCHING, "fedl2p")}
 
 
 @pytest.mark.parametrize("name", P2EFT)
