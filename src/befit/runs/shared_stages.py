@@ -164,7 +164,9 @@ class StageCache:
         if any(line["kind"] == "failure" and line["stage"] in names for line in metrics):
             return  # of a client, maybe for want of memory: another run should try for itself
         lines = {
-            "metrics.jsonl": [line for line in metrics if line["stage"] in names and line["kind"] != "score"],
+            "metrics.jsonl": [
+                line for line in metrics if line["stage"] in names and line["kind"] in ("train", "diagnostic")
+            ],
             "ledger.jsonl": [
                 line for line in self._directory.read("ledger") if line["stage"] in names and line["purpose"] != "score"
             ],
