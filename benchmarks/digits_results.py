@@ -20,7 +20,7 @@ from befit.core.wire import from_bytes
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
 from befit.runs.runner import run
-from common import HERE, RESULTS, machine
+from common import HERE, RESULTS, machine, put_section
 
 CONFIG = HERE.parent / "configs" / "digits-potara.yaml"
 GRID = [step / 10 for step in range(11)]
@@ -105,10 +105,6 @@ def paired(found: list[dict[str, Any]], other: str) -> tuple[float, float]:
 
 def document(found: list[dict[str, Any]], seeds: list[int]) -> str:
     lines = [
-        "# Results",
-        "",
-        "## Local, FedIT and Potara on `digits`",
-        "",
         "Ten clients, real handwritten digits, Dirichlet 0.5; `configs/digits-potara.yaml`; "
         f"{len(seeds)} seeds, each of which changes partition, adapters and batches. Test accuracy, mean over clients.",
         "",
@@ -147,7 +143,7 @@ def document(found: list[dict[str, Any]], seeds: list[int]) -> str:
         "- 647 test images in all: a difference of one client on one seed is mostly noise (standard error of one "
         "client's accuracy: about 5 points). Only means over seeds say something.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -161,9 +157,7 @@ def main() -> None:
             print(seed, found[-1]["mean"], flush=True)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "digits_results.json").write_text(json.dumps({"machine": machine(), "seeds": found}, indent=1) + "\n")
-    page = HERE.parent / "docs" / "results.md"
-    _, heading, others = page.read_text().partition("\n## Ablations of ")  # from there on others write
-    page.write_text(document(found, options.seeds) + heading + others)
+    put_section(HERE.parent / "docs" / "results.md", "digits_seeds", document(found, options.seeds))
 
 
 if __name__ == "__main__":
