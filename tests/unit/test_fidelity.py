@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from tests.golden.fidelity import ITEMS, NUMBERS, PAGE, ROOT, Row, rows
+from tests.golden.fidelity import ITEMS, NUMBERS, PAGE, ROOT, Row, difference, rows
 
 KINDS = {"Eq": "equations", "Table": "tables", "Figure": "figures", "Algorithm": "algorithms"}
 NAMED = re.compile(r"\b(Eq|Table|Figure|Algorithm)s?\.? (\d+[a-z]?(?:(?:, | and | to )\d+[a-z]?)*)")
@@ -139,13 +139,7 @@ PAPERS = {
 
 
 def expanded(name: str) -> list[tuple[str, str]]:
-    """What a row's name says, one by one.
-
-    >>> expanded("Lemma 3.7, Eqs. 17 and 18")
-    [('equations', '17'), ('equations', '18')]
-    >>> expanded("Figures 2a, 4 to 6")
-    [('figures', '2a'), ('figures', '4'), ('figures', '5'), ('figures', '6')]
-    """
+    """The numbered things that a row's name says, one by one."""
     found: list[tuple[str, str]] = []
     for kind, numbers in NAMED.findall(name):
         for part in re.split(r", | and ", numbers):
@@ -166,6 +160,38 @@ def functions(path: str) -> frozenset[str]:
     return frozenset(
         one.name for one in parsed.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Lemma 3.7, Eqs. 17 and 18", [("equations", "17"), ("equations", "18")]),
+        ("Figures 2a and 4 to 6", [("figures", "2a"), ("figures", "4"), ("figures", "5"), ("figures", "6")]),
+        ("Section 3.5, Table 1", [("tables", "1")]),
+        ("Definition 2.1", []),
+    ],
+)
+def test_a_name_stands_for_the_numbers_it_says(name: str, found: list[tuple[str, str]]) -> None:
+    assert expanded(name) == found
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "expected"),
+    [
+        ("8.6 %", "8.63 %", "none"),
+        ("10.9 %", "10.60 %", "-0.30 points"),
+        ("3.4 %", "3.45 %", "+0.05 points"),
+        ("1.487", "2.000", "+0.513"),
+        ("147,456", "147,456", "none"),
+        ("8.26 MB", "8.258 MB", "none"),
+        ("-", "91.7 %", "-"),
+        ("6, 12, 18, 24", "6, 12, 18, 24", "none"),
+    ],
+)
+def test_a_difference_is_in_our_digits_and_none_where_ours_rounds_to_the_papers(
+    paper: str, ours: str, expected: str
+) -> None:
+    assert difference(paper, ours) == expected
 
 
 def test_the_page_has_the_four_papers_and_no_other() -> None:
