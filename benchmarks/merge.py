@@ -66,10 +66,10 @@ def dense_knots_ties(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def dense_iso_c(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The decomposition of the dense mean, its values above the tolerance replaced by their mean, the first `rank`."""
+    """The decomposition of the dense mean, its first `rank` values replaced by their mean."""
     u, sigma, vh = torch.linalg.svd(torch.stack([B @ A for B, A in pairs]).mean(0), full_matrices=False)
-    level = sigma[sigma > 1e-5 * sigma[0]].mean().sqrt()
     rank = len(pairs[0][1])
+    level = sigma[:rank].mean().sqrt()
     return u[:, :rank] * level, level * vh[:rank]
 
 

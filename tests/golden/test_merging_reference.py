@@ -40,8 +40,7 @@ def updates() -> list[Update]:
 
 def dense(merge: Merge) -> dict[str, np.ndarray]:
     merged = dict(merge.updates_of(updates()))
-    products = {name.removeprefix("s/"): update.pair() for name, update in merged.items()}
-    return {name: (P.double() @ Q.double()).numpy() for name, (P, Q) in products.items()}
+    return {name.removeprefix("s/"): (P.double() @ Q.double()).numpy() for name, (P, Q) in merged.items()}
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:

@@ -237,4 +237,4 @@ def test_the_smoke_study_has_every_kind_of_cell(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Merges, spaces and ReLoRA" in done.stdout
     results = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert all(run["mean"] for run in results["runs"]) and len(results["runs"]) == 21
+    assert all(run["mean"] for run in results["runs"]) and len(results["runs"]) == 23

@@ -34,6 +34,7 @@ RULES = [
     Elementwise("trim", 0.3, "count"),
     Elementwise("trim", 0.3, "sum", "sum"),
     Elementwise("trim", 0.4, combine="sum"),
+    Elementwise("trim", 1.0, "count"),
     Elementwise("trim", 0.3, "sum", scope="adapter"),
     Isotropic(),
 ]
@@ -91,6 +92,16 @@ def test_1_the_order_of_clients_does_not_matter(rule: Rule, seed: int, order: li
     shuffled, shuffled_weights = [updates[k] for k in order], [weights[k] for k in order]
     for space in (Delta(), Knots()):  # trimming V itself is not unique where rows of V are
         near(merged(shuffled, space, rule, shuffled_weights), merged(updates, space, rule, weights), 1e-8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(SEEDS)
+def test_1_merging_the_opposite_of_all_updates_gives_the_opposite(rule: Rule, seed: int) -> None:
+    """With an even number of clients, so that counts of signs tie. The sign of a singular vector is nobody's."""
+    updates = random_updates((2, 3, 1, 2), seed=seed, scales=(1.0, 0.5, 2.0, 1.5))
+    opposite = [(-B, A, s) for B, A, s in updates]
+    for space in SPACES:
+        near(merged(opposite, space, rule, uneven(4)), -merged(updates, space, rule, uneven(4)), 1e-8)
 
 
 @given(SEEDS, st.integers(1, 4))

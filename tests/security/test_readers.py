@@ -397,7 +397,7 @@ def test_weights_of_adapters(name: str, tmp_path: Path) -> None:
 def test_numbers_whose_product_is_not_finite_are_one_sentence(tmp_path: Path) -> None:
     """Such as those of an alpha of 1e308, which is finite, and no float32."""
     folders = [adapter(tmp_path / "a", {"lora_alpha": 1e308}), adapter(tmp_path / "b")]
-    refused(lambda: merge_checkpoints(folders, tmp_path / "out", Merge(space="knots")), "too large to multiply", "a, ")
+    refused(lambda: merge_checkpoints(folders, tmp_path / "out", Merge(space="knots")), "too large to multiply", "a: ")
 
 
 def test_many_patterns_for_many_modules_are_refused_before_they_are_matched(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+RankRule = Literal["energy", "norm", "error", "reference"]
 
 
 def stack(pairs: Sequence[Pair], weights: Sequence[float]) -> Pair:
@@ -72,6 +73,10 @@ class Spectrum:
         root = (self.sigma[: self.left.shape[1]] / scale).sqrt()
         return self.left * root, self.right * root[:, None]
 
+    def in_B(self, scale: float = 1.0) -> Pair:
+        """(B, A) with `scale B A = left diag(sigma) right`, all singular values in B, and `A A^T` the identity."""
+        return self.left * (self.sigma[: self.left.shape[1]] / scale), self.right
+
     @property
     def energy(self) -> float:
         """Share of the squared singular values that the kept vectors hold; 1 for a product of zero."""
@@ -103,11 +108,22 @@ def signs_of(left: Tensor) -> Tensor:
 def numerical_rank(sigma: Tensor, tolerance: float | None = None) -> int:
     """How many of the descending singular values are above `tolerance` times the first; 0 where all are zero.
 
-    tolerance  None takes 1e-10 in float64 and 1e-5 in float32, some r times its precision
+    tolerance  None takes that of the type of sigma
     """
-    if tolerance is None:
-        tolerance = 1e-10 if sigma.dtype == torch.float64 else 1e-5
+    tolerance = negligible(sigma.dtype) if tolerance is None else tolerance
     return int((sigma > tolerance * sigma[0]).sum()) if len(sigma) else 0
+
+
+def negligible(dtype: torch.dtype) -> float:
+    """What counts as zero beside the largest singular value of arrays of a type, well above what rounding leaves.
+
+    Arrays that were rounded to float32 have directions that mean nothing at about 1e-7, in whatever type they are
+    decomposed: so it is the type of the factors that decides, not that of the decomposition.
+
+    >>> negligible(torch.float64), negligible(torch.float32)
+    (1e-10, 1e-05)
+    """
+    return 1e-10 if dtype == torch.float64 else 1e-5
 
 
 def truncate(pair: Pair, rank: int) -> Pair:
@@ -159,28 +175,28 @@ def product_cosine(first: Sequence[Pair], second: Sequence[Pair]) -> float:
     return dot / size if size > 0 else 0.0
 
 
-def subspace_alignment(
-    own: Sequence[Pair], merged: Sequence[Pair], rank_rule: Literal["energy", "norm", "reference"] = "energy"
-) -> float:
+def subspace_alignment(own: Sequence[Pair], merged: Sequence[Pair], rank_rule: RankRule = "energy") -> float:
     """Mean over modules of `||Pi dW_own||_F / ||dW_own||_F`, Pi onto the leading left singular vectors of the merged
     update (SAR, Marczak et al. 2025); in [0, 1], and 0 for a module where either update is zero.
 
     rank_rule  how many vectors: the fewest with 95 % of the squared singular values ("energy") or of their root
-               ("norm"); "reference" as the released script, the root and one vector fewer
+               ("norm"); the fewest that leave an error of 5 %, `||dW - Pi dW||_F <= 0.05 ||dW||_F` ("error", equation
+               6 of the paper), which is 99.75 % of the squares; "reference" as the released script, the root and one
+               vector fewer
     """
     ratios = [_alignment(mine, other, rank_rule) for mine, other in zip(own, merged, strict=True)]
     return sum(ratios) / len(ratios)
 
 
-def _alignment(own: Pair, merged: Pair, rank_rule: str) -> float:
+def _alignment(own: Pair, merged: Pair, rank_rule: RankRule) -> float:
     size = inner(own, own)
     parts = spectrum(merged)
     rank = numerical_rank(parts.sigma)
     if size <= 0 or rank == 0:
         return 0.0
     shares = parts.sigma[:rank].square().cumsum(0) / parts.sigma[:rank].square().sum()
-    reached = shares if rank_rule == "energy" else shares.sqrt()
-    count = min(rank, int((reached < 0.95 * (1 - 1e-12)).sum()) + 1)
+    wanted = {"energy": 0.95, "error": 1 - 0.05**2}.get(rank_rule, 0.95**2)
+    count = min(rank, int((shares < wanted * (1 - 1e-12)).sum()) + 1)
     if rank_rule == "reference":
         count -= 1
     B, A = (factor.double() for factor in own)

@@ -12,7 +12,7 @@ from befit.adapters.keys import slot_of, split
 from befit.adapters.state import check_same
 from befit.core.errors import PayloadMismatch
 from befit.core.seeds import derive_seed
-from befit.core.values import State
+from befit.core.values import State, Update
 from befit.merge.fisher import FISHER
 from befit.merge.rules import Entry
 from befit.merge.spaces import ModuleUpdates
@@ -38,6 +38,18 @@ class MergeContext:
     def generator(self, *names: str) -> torch.Generator:
         """A generator that depends on seed, round and names, never on the order of anything."""
         return torch.Generator().manual_seed(derive_seed(self.seed, self.round, *names))
+
+
+def finite_states(updates: Sequence[Update]) -> Iterator[State]:
+    """The arrays of one update after the other. Raises PayloadMismatch at numbers that are not finite."""
+    for update in updates:
+        state = update.payload.arrays
+        for key, value in state.items():
+            if not bool(value.isfinite().all()):
+                raise PayloadMismatch(
+                    f"client {update.client.id}: {key} holds numbers that are not finite; leave its update out"
+                )
+        yield state
 
 
 def is_factor(key: str) -> bool:

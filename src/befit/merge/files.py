@@ -22,7 +22,7 @@ from befit.core.storage import write_json
 from befit.merge.checkpoint import CONFIG, WEIGHTS, Checkpoint, open_checkpoints
 from befit.merge.merge import Merge
 from befit.merge.rules import Elementwise, Isotropic
-from befit.merge.spaces import Draw, ModuleUpdates, merge_factors, merge_updates
+from befit.merge.spaces import Draw, Modules, ModuleUpdates, merge_factors, merge_updates, naming
 from befit.merge.update import Finished, LowRankUpdate, finish
 from befit.merge.writing import SafetensorsFile, check_target, new_folder
 
@@ -119,8 +119,9 @@ def merge_checkpoints(
     modules: list[MergedModule] = []
     names = [f"base_model.model.{module}.lora_{side}.weight" for module in first.modules for side in ("A", "B")]
     with new_folder(out) as folder:
-        with SafetensorsFile(folder / WEIGHTS, [*names, *first.dense]) as file:
-            for module, norms, result in source.decomposed(_merged(source, how, given, draw, first, full, seed)):
+        target = SafetensorsFile(folder / WEIGHTS, [*names, *first.dense])
+        with target as file, naming(source, [str(one.folder) for one in opened]) as followed:
+            for module, norms, result in _merged(followed, how, given, draw, first, full, seed):
                 path = f"base_model.model.{module.name}"
                 for side, value in (("A", result.A), ("B", result.B)):
                     file.append(f"{path}.lora_{side}.weight", _cast(value, kept, module.name))
@@ -168,25 +169,14 @@ class _Source:
         self._dtype = torch.float64 if wide else torch.float32
         self._opened, self._tell, self._done = opened, tell, 0
         self._total = len(opened[0].modules) * how.rule_value.passes(self._dtype)
-        self._since, self._name = time.perf_counter(), ""
+        self._since = time.perf_counter()
 
     def __call__(self) -> Iterator[ModuleUpdates]:
         for name in self._opened[0].modules:
-            self._name = name
             pairs = [checkpoint.pair(name, self._dtype) for checkpoint in self._opened]
             yield ModuleUpdates(name, pairs, [checkpoint.modules[name].scale for checkpoint in self._opened])
             self._done += 1
             self._tell(self._done, self._total)
-
-    def decomposed(self, merged: Iterator[Merged]) -> Iterator[Merged]:
-        """The same; raises PayloadMismatch where numbers are finite and their products are not."""
-        try:
-            yield from merged
-        except torch.linalg.LinAlgError as error:
-            folders = ", ".join(str(checkpoint.folder) for checkpoint in self._opened)
-            raise PayloadMismatch(
-                f"{folders}: {self._name} has weights or an alpha too large to multiply; leave the damaged one out"
-            ) from error
 
     def lap(self) -> float:
         before, self._since = self._since, time.perf_counter()
@@ -194,22 +184,22 @@ class _Source:
 
 
 def _merged(
-    source: _Source, how: Merge, weights: Sequence[float], draw: Draw, first: Checkpoint, full: bool, seed: int
+    modules: Modules, how: Merge, weights: Sequence[float], draw: Draw, first: Checkpoint, full: bool, seed: int
 ) -> Iterator[Merged]:
     """Every module's merged factors, at the scale of the first checkpoint."""
     if how.space == "factors":
-        for module, (B, A) in merge_factors(source, how.rule_value, weights, draw, how.scale):
+        for module, (B, A) in merge_factors(modules, how.rule_value, weights, draw, how.scale):
             size = first.modules[module.name].scale * inner((B, A), (B, A)) ** 0.5
             yield module, _norms(module), Finished(B, A, 1.0, size)
         return
-    for module, update in merge_updates(source, how.coordinates, how.rule_value, weights, draw, how.scale):
+    for module, update in merge_updates(modules, how.coordinates, how.rule_value, weights, draw, how.scale):
         scale = first.modules[module.name].scale
         if full:
             yield module, _norms(module), _whole(update, scale)
         else:
             rank = how.rank or max(len(A) for _, A in module.pairs)
             fill = torch.Generator().manual_seed(derive_seed(seed, "fill", module.name))
-            yield module, _norms(module), finish(update, rank, scale, fill)
+            yield module, _norms(module), finish(update, rank, scale, fill, split=how.split)
 
 
 def _whole(update: LowRankUpdate, scale: float) -> Finished:
@@ -288,6 +278,8 @@ def _check_how(how: Merge, full: bool, folders: Sequence[Path]) -> Any:
         problems.append("delta_reference: an adapter does not hold the factors that it started from")
     if full and how.space == "factors":
         problems.append("rank: the space factors keeps the rank of its adapters; use knots or delta")
+    if full and how.split != "even":
+        problems.append("split: the whole update is not decomposed, so that there are no singular values to split")
     if full and how.rank is not None:
         problems.append(f"rank: must be {how.rank} or full, not both")
     if not folders:

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import Frame, Pair, Spectrum, frame, numerical_rank, signs_of
+from befit.adapters.lowrank import Frame, Pair, Spectrum, frame, negligible, numerical_rank, signs_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Basis:
     """The shared left basis U (d_out, R), and what gives each client's coordinates in it.
 
     sigma  (R,) singular values of the stack above the tolerance, descending
-    inner  per client, W_k^T (R, q_k)
+    inner  per client, W_k^T (R, q_k); a row is zero where the client has next to nothing in that direction
     outer  per client, Q_k^T (q_k, d_in), orthonormal rows
+    floor  coordinates no larger than this are zero
     U itself is kept as `frame` (d_out, m) and `core` (m, R): it is applied more often than it is needed.
     """
 
@@ -36,6 +37,7 @@ class Basis:
     sigma: Tensor
     inner: Sequence[Tensor]
     outer: Sequence[Tensor]
+    floor: float = 0.0
 
     @property
     def left(self) -> Tensor:
@@ -48,11 +50,15 @@ class Basis:
 
     def directions(self, client: int) -> Tensor:
         """`V_k^T` (R, d_in): summed over clients, `V_k^T V_k` is the identity."""
-        return self.inner[client] @ self.outer[client]
+        return self.coordinates(client) / self.sigma[:, None]
 
     def coordinates(self, client: int) -> Tensor:
-        """`Sigma V_k^T` (R, d_in): the update of a client in the basis, `dW_k = U Sigma V_k^T`."""
-        return (self.sigma[:, None] * self.inner[client]) @ self.outer[client]
+        """`Sigma V_k^T` (R, d_in): the update of a client in the basis, `dW_k = U Sigma V_k^T`.
+
+        What is zero but for rounding is zero, or else it would have a vote like any other entry.
+        """
+        values = (self.sigma[:, None] * self.inner[client]) @ self.outer[client]
+        return torch.nn.functional.hardshrink(values, self.floor)
 
     def spectrum(self, coordinates: Tensor, rank: int | None = None) -> Spectrum:
         """The singular value decomposition of `U M` for M (R, d_in); U, being orthonormal, needs no QR of its own."""
@@ -68,7 +74,8 @@ def shared_basis(
 ) -> Basis:
     """The basis of K updates `s_k B_k A_k`, whose ranks may differ, in `dtype`.
 
-    tolerance  singular values below it, relative to the largest, are dropped; None decides by the type
+    tolerance  directions whose singular values are below it, relative to the largest, are dropped, and so is a client's
+               part of a direction that is no longer; None decides by the type of the factors
 
     Cost O((d_out + d_in) R^2 + R^3) with R the sum of the ranks, against O(K d_out^2 d_in) for the dense stack.
     """
@@ -82,8 +89,11 @@ def shared_basis(
         outer.append(Q.T)
         start += len(A)
     u, sigma, vh = torch.linalg.svd(torch.cat(blocks, dim=1), full_matrices=False)
+    tolerance = negligible(pairs[0][1].dtype) if tolerance is None else tolerance
     rank = numerical_rank(sigma, tolerance)
+    floor = negligible(dtype) * float(sigma[0]) / pairs[0][1].shape[1] ** 0.5
     signs = signs_of(Q_B.apply(u[:, :rank])) if rank else u.new_ones(0)
     ends = [0, *torch.tensor([len(Q) for Q in outer]).cumsum(0).tolist()]
     inner = [signs[:, None] * vh[:rank, a:b] for a, b in pairwise(ends)]
-    return Basis(Q_B, u[:, :rank] * signs, sigma[:rank], inner, outer)
+    inner = [part * (sigma[:rank, None] * part.norm(dim=1, keepdim=True) > tolerance * sigma[0]) for part in inner]
+    return Basis(Q_B, u[:, :rank] * signs, sigma[:rank], inner, outer, floor)

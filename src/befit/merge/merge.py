@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import split
+from befit.adapters.lowrank import Pair
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.values import State, Update
-from befit.merge.clients import MergeContext, entries_of, is_factor, modules_of, to_scale
+from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
 from befit.merge.rules import Elementwise, Isotropic, Rule
-from befit.merge.spaces import Delta, Draw, Knots, merge_tensors, merge_updates
-from befit.merge.update import LowRankUpdate, finish
+from befit.merge.spaces import Delta, Draw, Knots, Modules, ModuleUpdates, merge_tensors, merge_updates, naming
+from befit.merge.update import LowRankUpdate, Split, finish
 
 # Where an option means something, as (rules, spaces); None stands for all.
 _TRIMS = frozenset({"ties", "magnitude"})
@@ -33,6 +35,7 @@ _MEANINGFUL: dict[str, tuple[frozenset[str] | None, frozenset[str] | None]] = {
     "knots_input": (None, frozenset({"knots"})),
     "iso_mean": (frozenset({"iso-c"}), None),
     "rank": (None, frozenset({"knots", "delta"})),
+    "split": (None, frozenset({"knots", "delta"})),
     "tolerance": (None, None),
     "precision": (None, frozenset({"knots", "delta"})),
 }
@@ -50,15 +53,18 @@ class Merge:
     density          share of entries that TIES and DARE keep; null takes 0.2
     scale            the merged update is multiplied by this (alpha); in factors B alone is
     rank             of the result, in the spaces knots and delta; null keeps the largest rank of the clients
+    split            there, singular values go to both factors ("even") or all to "B" (FlexLoRA)
     trim_scope       trimming counts the entries of a "tensor" or of the whole adapter ("global")
     trim_count       "exact", or "reference": one more and all equal ones, as the public TIES code
-    sign             elected by the "sum" of values or by their "frequency"
+    sign             elected by the "sum" of values or by their "frequency", of which a tie goes to the sum
     zero_sign        what an elected sign of zero becomes: "plus", or the "majority" over the scope of trimming
     combine          entries that agree are averaged ("mean") or added ("sum")
     delta_reference  in factors, rules see the factors ("none") or their change since the "round_start"
     knots_input      KnOTS merges "sigma_v" (public code) or "v" (as printed)
-    iso_mean         singular values of Iso-C: mean over the numerical "rank", the "kept" ones or the "full" width
-    tolerance        singular values below it, relative to the largest, count as zero; null takes 1e-10 in float64
+    iso_mean         singular values of Iso-C: mean over those "kept" in the result, all of the mean update's "rank", or
+                     the "full" width
+    tolerance        singular values below it, relative to the largest, count as zero; null takes 1e-5, or 1e-10 for
+                     factors in float64
     precision        type of decompositions
 
     In the space factors the linear rules hold one update at a time, however many clients there are; all other merges
@@ -72,6 +78,7 @@ class Merge:
     density: float | None = None
     scale: float = 1.0
     rank: int | None = None
+    split: Split = "even"
     trim_scope: Literal["tensor", "global"] = "tensor"
     trim_count: Literal["exact", "reference"] = "exact"
     sign: Literal["sum", "frequency"] = "sum"
@@ -79,7 +86,7 @@ class Merge:
     combine: Literal["mean", "sum"] = "mean"
     delta_reference: Literal["none", "round_start"] = "none"
     knots_input: Literal["sigma_v", "v"] = "sigma_v"
-    iso_mean: Literal["rank", "kept", "full"] = "rank"
+    iso_mean: Literal["kept", "rank", "full"] = "kept"
     tolerance: float | None = None
     precision: Literal["float64", "float32"] = "float64"
 
@@ -108,34 +115,39 @@ class Merge:
             raise ConfigError(problems, "the merge")
 
     def __call__(self, updates: Sequence[Update], context: MergeContext | None = None) -> State:
-        """The merged arrays, under the keys and in the types of the updates. Raises PayloadMismatch where they differ.
+        """The merged arrays, under the keys and in the types of the updates. Raises PayloadMismatch where they differ,
+        and where a number of an update or of the result is not finite.
 
         In the spaces knots and delta, `context.scale` times the product of what comes back is the merged update at
         its best approximation of the wanted rank.
         """
         context = context or MergeContext()
-        if not self.individual:
-            return self._streamed(updates, context)
-        states = [update.payload.arrays for update in updates]
-        return {**self._heads(states, updates), **self._factors(states, updates, context)}
+        if self.individual:
+            states = [*finite_states(updates)]
+            merged = {**self._heads(states, updates), **self._factors(states, updates, context)}
+        else:
+            merged = self._streamed(updates, context)
+        for key, value in merged.items():
+            if not bool(value.isfinite().all()):  # a sum shows it too, so that only now every update is looked at
+                for _ in finite_states(updates):
+                    pass
+                raise PayloadMismatch(f"the merged {key} does not fit into {value.dtype}; merge with a smaller scale")
+        return merged
 
     def updates_of(
-        self, updates: Sequence[Update], context: MergeContext | None = None
-    ) -> Iterator[tuple[str, LowRankUpdate]]:
-        """The whole merged update of every module, by `slot/module`, uncut: for folding into a backbone (ReLoRA).
+        self, updates: Sequence[Update], context: MergeContext | None = None, rank: int | None = None
+    ) -> Iterator[tuple[str, Pair]]:
+        """(B, A) of the merged update of every module, by `slot/module`: for folding into a backbone (ReLoRA).
 
+        rank  the largest; None leaves the update whole
         Only in the spaces knots and delta; in factors the update is the product of what a call returns.
         """
-        context = context or MergeContext()
         if self.space == "factors":
             raise ValueError("the space factors has no update beside the product of its merged factors")
-        states = [update.payload.arrays for update in updates]
-        modules = modules_of(states, [update.client.id for update in updates], context)
-        merged = merge_updates(
-            modules, self.coordinates, self.rule_value, self.shares(updates), self._draw(updates, context), self.scale
-        )
-        for module, update in merged:
-            yield module.name, update
+        context = context or MergeContext()
+        with self._modules([*finite_states(updates)], updates, context) as modules:
+            for module, update in self._updates(modules, updates, context):
+                yield module.name, update.pair() if rank is None else update.spectrum(rank).balanced()
 
     @property
     def linear(self) -> bool:
@@ -206,23 +218,36 @@ class Merge:
         return weighted_mean(heads, self.shares(updates))
 
     def _factors(self, states: Sequence[State], updates: Sequence[Update], context: MergeContext) -> State:
-        weights, draw, clients = self.shares(updates), self._draw(updates, context), [u.client.id for u in updates]
         merged: State = {}
         if self.space == "factors":
-            entries = entries_of(states, clients, context, self.delta_reference == "round_start")
-            for entry, value in merge_tensors(entries, self.rule_value, weights, draw):
+            clients, changes = [update.client.id for update in updates], self.delta_reference == "round_start"
+            entries = entries_of(states, clients, context, changes)
+            draw = self._draw(updates, context)
+            for entry, value in merge_tensors(entries, self.rule_value, self.shares(updates), draw):
                 value = value if entry.context is None else entry.context + value
                 merged[entry.name] = self._scaled(entry.name, value).to(states[0][entry.name].dtype)
             return merged
-        modules = modules_of(states, clients, context)
-        for module, update in merge_updates(modules, self.coordinates, self.rule_value, weights, draw, self.scale):
-            A, B = states[0][f"{module.name}/A"], states[0][f"{module.name}/B"]
-            rank = self.rank or max(len(A) for _, A in module.pairs)
-            spare = context.start.get(f"{module.name}/A")
-            spare = spare if spare is not None and len(spare) == rank else None
-            filled = finish(update, rank, context.scale, context.generator("fill", module.name), spare)
-            merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
+        with self._modules(states, updates, context) as modules:
+            for module, update in self._updates(modules, updates, context):
+                A, B = states[0][f"{module.name}/A"], states[0][f"{module.name}/B"]
+                rank = self.rank or max(len(A) for _, A in module.pairs)
+                spare = context.start.get(f"{module.name}/A")
+                spare = spare if spare is not None and len(spare) == rank else None
+                filled = finish(update, rank, context.scale, context.generator("fill", module.name), spare, self.split)
+                merged |= {f"{module.name}/A": filled.A.to(A.dtype), f"{module.name}/B": filled.B.to(B.dtype)}
         return merged
+
+    def _modules(
+        self, states: Sequence[State], updates: Sequence[Update], context: MergeContext
+    ) -> AbstractContextManager[Modules]:
+        clients = [update.client.id for update in updates]
+        return naming(modules_of(states, clients, context), [f"client {client}" for client in clients])
+
+    def _updates(
+        self, modules: Modules, updates: Sequence[Update], context: MergeContext
+    ) -> Iterator[tuple[ModuleUpdates, LowRankUpdate]]:
+        weights, draw = self.shares(updates), self._draw(updates, context)
+        return merge_updates(modules, self.coordinates, self.rule_value, weights, draw, self.scale)
 
     def _draw(self, updates: Sequence[Update], context: MergeContext) -> Draw:
         return lambda client, name: context.generator(updates[client].client.id, name)

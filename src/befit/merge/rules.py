@@ -6,13 +6,13 @@ Which tensors these are is decided by the space: factors, coordinates in a share
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import numerical_rank
+from befit.adapters.lowrank import negligible, numerical_rank
 from befit.merge.trim import Cut, cut_of, cuts_of_stream, kept_count, passes_of, trim
 
 
@@ -23,8 +23,9 @@ class Elementwise:
     sparsify   "trim" keeps the largest entries of a tensor, "drop" keeps each with probability `density` and divides
                it by `density` (DARE, Yu et al. 2024, eq. 2)
     density    share of the entries that is kept
-    elect      the sign of an entry: of the weighted "sum" of the clients' values or of the "count" of their signs; an
-               entry of the other sign is left out (TIES, Yadav et al. 2023, algorithm 1); "none" combines all
+    elect      the sign of an entry: of the weighted "sum" of the clients' values or of the "count" of their signs, of
+               which a tie goes to the sum; an entry of the other sign is left out (TIES, Yadav et al. 2023, algorithm
+               1); "none" combines all
     combine    "mean" divides by the weights that entered an entry, "sum" does not
     scope      trimming counts the entries of one "tensor" or of all tensors of the "adapter"
     zero_sign  what an elected sign of zero becomes: "plus", or the "majority" of the signs in the scope
@@ -64,16 +65,21 @@ class Elementwise:
 class Isotropic:
     """Iso-C (Marczak et al. 2025): the weighted mean with all its singular values replaced by their mean.
 
-    mean       the mean over the values above the tolerance ("rank"), over those that are kept after truncation
-               ("kept"), or the sum over the smaller side of the matrix ("full", as the public code)
-    tolerance  values below it, relative to the largest, count as zero; None decides by the type
+    mean       the mean over the values that are kept after truncation ("kept": all where nothing is cut), over all
+               above the tolerance ("rank"), or the sum over the smaller side of the matrix ("full", as the public code)
+    tolerance  values below it, relative to the largest, count as zero; None decides by the type of what is merged
 
     Deviation: the public code flattens the sum, K times the mean, and gives the arbitrary null-space directions of a
-    low-rank update the same weight; here they stay out.
+    low-rank update the same weight; here they stay out. A mean of K clients has up to K times their rank: cut to that
+    rank, at the mean over "rank", about 1 / K of it would be left.
     """
 
-    mean: Literal["rank", "kept", "full"] = "rank"
+    mean: Literal["kept", "rank", "full"] = "kept"
     tolerance: float | None = None
+
+    def of(self, dtype: torch.dtype) -> Isotropic:
+        """The rule for factors of this type, in whatever type they are decomposed."""
+        return self if self.tolerance is not None else replace(self, tolerance=negligible(dtype))
 
     def passes(self, dtype: torch.dtype) -> int:
         """How often the rule goes over all tensors of an adapter."""
@@ -179,9 +185,11 @@ def _sparse(
 
 def _elected(rule: Elementwise, parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The sign of every entry, or zero where the clients cancel."""
+    total = weighted_sum(parts, weights)
     if rule.elect == "count":
-        return weighted_sum([part.sign() for part in parts], [1.0] * len(parts)).sign_()
-    return weighted_sum(parts, weights).sign_()
+        counts = weighted_sum([part.sign() for part in parts], [1.0] * len(parts))
+        total = torch.where(counts == 0, total, counts)
+    return total.sign_()
 
 
 def _combine_agreeing(rule: Elementwise, parts: Sequence[Tensor], weights: Sequence[float], sign: Tensor) -> Tensor:

@@ -10,18 +10,19 @@ adapters takes several passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from befit.adapters.lowrank import Pair, stack
+from befit.adapters.lowrank import Pair, inner, stack
 from befit.core.errors import PayloadMismatch
 from befit.merge.knots import Basis, shared_basis
 from befit.merge.rules import Elementwise, Entry, Isotropic, Rule, apply_elementwise, isotropic, weighted_sum
-from befit.merge.update import Dense, Flattened, InBasis, LowRankUpdate, Product
+from befit.merge.update import Dense, Flattened, FlattenedDirections, InBasis, LowRankUpdate, Product
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class ModuleUpdates:
     def shape(self) -> tuple[int, int]:
         B, A = self.pairs[0]
         return len(B), A.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the factors, which is what decides how much of their products is rounding."""
+        return self.pairs[0][1].dtype
 
 
 Modules = Callable[[], Iterable[ModuleUpdates]]
@@ -78,6 +84,33 @@ def merge_tensors(
         yield entry, isotropic(weighted_sum(entry.parts, shares), rule)
 
 
+@contextmanager
+def naming(modules: Modules, owners: Sequence[str]) -> Generator[Modules]:
+    """Passes over the same modules; a decomposition that fails meanwhile becomes a PayloadMismatch.
+
+    owners  one for each update of a module, clients or files: the error names whose update is the largest
+    """
+    last: list[ModuleUpdates] = []
+
+    def followed() -> Iterator[ModuleUpdates]:
+        for module in modules():
+            last[:] = [module]
+            yield module
+
+    try:
+        yield followed
+    except torch.linalg.LinAlgError as error:
+        [module] = last
+        sizes = [
+            abs(s) * max(inner(pair, pair), 0.0) ** 0.5 for s, pair in zip(module.scales, module.pairs, strict=True)
+        ]
+        size, owner = max(zip(sizes, owners, strict=True))
+        raise PayloadMismatch(
+            f"{owner}: {module.name} has weights or an alpha too large to multiply, an update of norm {size:.3g}, the "
+            "largest of all; leave it out"
+        ) from error
+
+
 def check_ranks(module: ModuleUpdates) -> None:
     ranks = [len(A) for _, A in module.pairs]
     if len(set(ranks)) > 1:
@@ -94,7 +127,8 @@ class Knots:
     merged     "sigma_v" merges `Sigma V_k^T`, as the public code; "v" merges `V_k^T` and multiplies by Sigma
                afterwards, as the paper prints it. Linear rules and sign election do not tell them apart, trimming and
                Iso-C do
-    tolerance  singular values below it, relative to the largest, are dropped; None decides by the type
+    tolerance  singular values below it, relative to the largest, are dropped, and coordinates that are zero but for
+               rounding; None decides by the type of the factors
     dtype      in which bases are computed
     """
 
@@ -123,7 +157,8 @@ def merge_updates(
     elif isinstance(rule, Isotropic):
         shares = Elementwise().shares(weights)
         for module in modules():
-            yield module, Flattened(_sum(module, shares, space.dtype), rule, module.shape, alpha)
+            update = _sum(module, shares, space.dtype)
+            yield module, Flattened(update, rule.of(module.dtype), module.shape, alpha)
     elif rule.linear:
         shares = [alpha * share for share in rule.shares(weights)]
         for module in modules():
@@ -147,8 +182,7 @@ def _in_basis(
         for module in modules():
             basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
             view = basis.coordinates if space.merged == "sigma_v" else basis.directions
-            dtype = module.pairs[0][1].dtype
-            yield Entry(module.name, [view(k).to(dtype) for k in range(len(module.pairs))], (module, basis))
+            yield Entry(module.name, [view(k).to(module.dtype) for k in range(len(module.pairs))], (module, basis))
 
     for entry, value in apply_elementwise(rule, entries, weights, draw):
         module, basis = entry.context
@@ -162,17 +196,22 @@ def _isotropic_directions(
     for module in modules():
         basis = shared_basis(module.pairs, module.scales, space.tolerance, space.dtype)
         mean = weighted_sum([basis.directions(k) for k in range(len(module.pairs))], shares)
-        value = isotropic(mean, rule) if basis.rank else mean
-        yield module, _leave(module, basis, value, alpha, space)
+        flat = FlattenedDirections(basis, mean, rule.of(module.dtype), alpha)
+        yield module, flat if basis.rank else _nothing(module, space)
 
 
 def _leave(module: ModuleUpdates, basis: Basis, value: Tensor, alpha: float, space: Knots) -> LowRankUpdate:
-    if not basis.rank:  # no client has changed anything: an update of zero
-        B, A = module.pairs[0]
-        return Product(torch.zeros_like(B[:, :1]), torch.zeros_like(A[:1]), space.dtype)
+    if not basis.rank:
+        return _nothing(module, space)
     if space.merged == "v":
         value = basis.sigma[:, None].to(value.dtype) * value
     return InBasis(basis, alpha * value)
+
+
+def _nothing(module: ModuleUpdates, space: Knots) -> LowRankUpdate:
+    """An update of zero, where no client has changed anything."""
+    B, A = module.pairs[0]
+    return Product(torch.zeros_like(B[:, :1]), torch.zeros_like(A[:1]), space.dtype)
 
 
 def _dense(

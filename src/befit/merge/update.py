@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from befit.adapters.lowrank import Pair, Spectrum, numerical_rank, signs_of, spectrum
 from befit.merge.knots import Basis
 from befit.merge.rules import Isotropic
+
+Split = Literal["even", "B"]
 
 
 class LowRankUpdate(Protocol):
@@ -60,7 +62,10 @@ class InBasis:
 
 @dataclass(frozen=True)
 class Flattened:
-    """`scale` times an update whose singular values are all replaced by their mean (Iso-C, Marczak et al. 2025)."""
+    """`scale` times an update whose singular values are all replaced by their mean (Iso-C, Marczak et al. 2025).
+
+    Of what is cut to a rank the level may be that of the directions that stay: see `Isotropic`.
+    """
 
     update: LowRankUpdate
     rule: Isotropic
@@ -76,6 +81,39 @@ class Flattened:
         directions = numerical_rank(whole.sigma, self.rule.tolerance)  # with those that truncation loses
         sigma = whole.sigma.new_full((directions,), self.scale * level)
         return Spectrum(whole.left[:, :kept], sigma, whole.right[:kept])
+
+
+@dataclass(frozen=True)
+class FlattenedDirections:
+    """`scale level U Sigma F`: F (R, d_in) is the mean M of the `V_k^T` with singular values of 1 (Iso-C of V).
+
+    Sigma is not flattened, so it decides what a cut keeps. The level of directions L (R, r) that are kept is the mean
+    of `(M M^T)^(1/2)` over them: the mean of the singular values of M where that is all.
+    """
+
+    basis: Basis
+    mean: Tensor
+    rule: Isotropic
+    scale: float = 1.0
+
+    def pair(self) -> Pair:
+        left, sigma, right = self._decomposed()
+        level, _ = self.rule.level(sigma, (len(left), right.shape[1]), None)
+        return InBasis(self.basis, self.scale * level * self.basis.sigma[:, None] * (left @ right)).pair()
+
+    def spectrum(self, rank: int | None = None) -> Spectrum:
+        left, sigma, right = self._decomposed()
+        whole = self.basis.spectrum(self.basis.sigma[:, None] * (left @ right), rank)
+        level, _ = self.rule.level(sigma, (len(left), right.shape[1]), None)
+        if rank is not None and self.rule.mean == "kept" and len(sigma):
+            shares = (left.T @ (self.basis.left.T @ whole.left)).square().sum(1)  # of what is kept, by direction of M
+            level = float((shares * sigma).sum() / shares.sum())
+        return Spectrum(whole.left, self.scale * level * whole.sigma, whole.right)
+
+    def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        left, sigma, right = torch.linalg.svd(self.mean, full_matrices=False)
+        rank = numerical_rank(sigma, self.rule.tolerance)
+        return left[:, :rank], sigma[:rank], right[:rank]
 
 
 @dataclass(frozen=True)
@@ -111,17 +149,24 @@ class Finished:
 
 
 def finish(
-    update: LowRankUpdate, rank: int, scale: float, generator: torch.Generator, spare: Tensor | None = None
+    update: LowRankUpdate,
+    rank: int,
+    scale: float,
+    generator: torch.Generator,
+    spare: Tensor | None = None,
+    split: Split = "even",
 ) -> Finished:
-    """Back to LoRA factors of a given rank, balanced: `B^T B = A A^T`, in the type of decompositions.
+    """Back to LoRA factors of a given rank, in the type of decompositions.
 
     scale      the adapter's own, divided out here and nowhere else
     generator  for the rows of A beyond the rank of the update, which get a fresh start: uniform within
                1 / sqrt(d_in), as LoRA starts
     spare      (rank, d_in) rows to take instead where the update is zero, so that the present A is kept
+    split      who gets the singular values S of `U S V^T`: "even", `B^T B = A A^T = S / scale`; "B", `B = U S / scale`
+               and `A = V^T` (FlexLoRA, Bai et al. 2024)
     """
     merged = update.spectrum(rank)
-    B, A = merged.balanced(scale)
+    B, A = merged.balanced(scale) if split == "even" else merged.in_B(scale)
     norm = float(merged.sigma.square().sum().sqrt())
     used = min(B.shape[1], numerical_rank(merged.sigma))
     missing = rank - used

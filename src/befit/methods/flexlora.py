@@ -1,14 +1,10 @@
 """FlexLoRA (Bai et al. 2024): clients of different ranks average their updates, and get the best part of its rank."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from befit.adapters.keys import split
 from befit.adapters.layout import lora
 from befit.core.errors import ConfigError
-from befit.core.values import State, Update
-from befit.merge.merge import Merge, MergeContext
+from befit.merge.merge import Merge
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
 from befit.protocol.registry import register
 
@@ -35,20 +31,4 @@ def flexlora(
     """
     if problems := rank_problems(ranks or {}, rank):
         raise ConfigError(problems, "flexlora")
-    return Ranked(lora(rank, alpha), BestOfSum(Merge(weights, space="delta", rank=rank)), ranks or {})
-
-
-@dataclass(frozen=True)
-class BestOfSum:
-    """The weighted sum of the updates at the largest rank, with its singular values in B and orthonormal rows in A."""
-
-    merge: Merge
-
-    def __call__(self, updates: Sequence[Update], context: MergeContext) -> State:
-        merged = self.merge(updates, context)
-        for key in [key for key in merged if split(key)[2] == "A"]:
-            other = f"{key.rpartition('/')[0]}/B"
-            used = merged[other].any(0)  # ranks beyond those of the sum are zero in B and have a fresh start in A
-            length = merged[key].norm(dim=1).where(used, 1.0)
-            merged[key], merged[other] = merged[key] / length[:, None], merged[other] * length
-        return merged
+    return Ranked(lora(rank, alpha), Merge(weights, space="delta", rank=rank, split="B"), ranks or {})

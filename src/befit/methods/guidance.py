@@ -7,6 +7,7 @@ from typing import Literal
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
+from befit.adapters.lowrank import RankRule
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.recipe import Recipe
@@ -36,7 +37,7 @@ def guidance(
     kd_divide_by_vocab: bool = False,
     cosine_on: Literal["factors", "product"] = "factors",
     negative: Literal["clamp", "shift"] = "clamp",
-    rank_rule: Literal["energy", "norm", "reference"] = "energy",
+    rank_rule: RankRule = "energy",
     keep_optimiser: bool = False,
 ) -> Recipe:
     """Merge all clients' adapters by any rule in any space; each client keeps its own adapter and is guided by that.
@@ -56,7 +57,8 @@ def guidance(
     kd_divide_by_vocab  function: divide by the number of classes, as the paper prints; the term is then tiny
     cosine_on           cosine of "factors" (the paper) or of their "product", which no change of basis alters
     negative            a negative cosine counts 0 ("clamp") or is shifted to (1 + c) / 2 ("shift")
-    rank_rule           directions that sar compares: 95 % of "energy", of its root ("norm"), or the "reference" script
+    rank_rule           directions that sar compares: 95 % of "energy", of its root ("norm"), all but 5 % "error" (its
+                        paper), or the "reference" script
     keep_optimiser      keep the optimiser's averages from round to round; not with a start from the merged adapter
 
     up = down = r(d_in + d_out) per module. What is deployed is the client's own adapter after its local training.

@@ -65,6 +65,8 @@ class Relora(Method):
             problems.append("relora_rank: the space factors gives an update of the adapter's rank; nothing to cut")
         if self.merge.rank is not None:
             problems.append("merge.rank: nothing is cut to an adapter; relora_rank limits what is folded in")
+        if self.merge.split != "even":
+            problems.append("merge.split: nothing becomes an adapter again, whose factors share the singular values")
         if self.merge.rule == "fisher":
             problems.append("merge.rule: fisher needs the clients' Fisher information, which relora does not send")
         if problems:
@@ -145,8 +147,7 @@ class _Federate(Exchange):
             for key, value in merge(updates, context).items():
                 yield key.partition("/")[2], scale * value if split(key)[2] == "B" else value
             return
-        for name, update in merge.updates_of(updates, context):
-            P, Q = update.pair() if limit is None else update.spectrum(limit).balanced()
+        for name, (P, Q) in merge.updates_of(updates, context, limit):
             yield f"{name.partition('/')[2]}/B", P.float()
             yield f"{name.partition('/')[2]}/A", Q.float()
         heads = ({k: v for k, v in u.payload.arrays.items() if split(k)[2] not in ("A", "B")} for u in updates)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from befit.adapters.keys import join, slot, split, to_slot
-from befit.adapters.lowrank import Pair, factor_cosine, product_cosine, subspace_alignment
+from befit.adapters.lowrank import Pair, RankRule, factor_cosine, product_cosine, subspace_alignment
 from befit.core.values import Tick
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Blend:
     other: str = "shared"
     cosine_on: Literal["factors", "product"] = "factors"
     negative: Literal["clamp", "shift"] = "clamp"
-    rank_rule: Literal["energy", "norm", "reference"] = "energy"
+    rank_rule: RankRule = "energy"
 
     def strength(self, site: Site, at: Tick) -> float:
         """This round's beta of this client. Reports it, and the similarity that it came from."""

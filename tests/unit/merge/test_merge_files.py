@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -345,6 +346,7 @@ def test_options_that_files_cannot_serve_are_refused(tmp_path: Path) -> None:
     for how, full, words in (
         (Merge(rule="fisher"), False, "in a federation only"),
         (Merge(rule="ties", delta_reference="round_start"), False, "delta_reference"),
+        (Merge(space="knots", split="B"), True, "split: the whole update is not decomposed"),
         (Merge(), True, "use knots or delta"),
         (Merge(space="knots", rank=2), True, "not both"),
     ):
@@ -352,6 +354,22 @@ def test_options_that_files_cannot_serve_are_refused(tmp_path: Path) -> None:
             merge_checkpoints([folder], tmp_path / "out", how, full=full)
     with pytest.raises(ConfigError, match="no adapters"):
         merge_checkpoints([], tmp_path / "out", Merge())
+
+
+@pytest.mark.parametrize(("space", "rule"), [("factors", "ties"), ("knots", "mean"), ("knots", "iso-c")])
+def test_numbers_that_are_not_finite_are_refused_with_the_name_of_their_file(
+    tmp_path: Path, space: Any, rule: Any
+) -> None:
+    folders = [make_adapter(tmp_path / f"{k}", k) for k in range(2)]
+    arrays = load_file(folders[1] / WEIGHTS)
+    name = next(name for name in arrays if name.endswith("lora_B.weight"))
+    arrays[name][0, 0] = float("nan")
+    save_file(arrays, folders[1] / WEIGHTS)
+    with pytest.raises(
+        PayloadMismatch, match=rf"{re.escape(str(folders[1]))}.*{re.escape(name)} holds numbers that are not finite"
+    ):
+        merge_checkpoints(folders, tmp_path / "out", Merge(space=space, rule=rule))
+    assert not (tmp_path / "out").exists()
 
 
 # --- what is written -------------------------------------------------------------------------------------------------

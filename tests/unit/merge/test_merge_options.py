@@ -186,6 +186,7 @@ def test_fisher_weighs_entries_and_leaves_its_diagonals_behind() -> None:
         ({"rule": "ties", "iso_mean": "full"}, "iso_mean: the rule ties"),
         ({"space": "factors", "rank": 4}, "rank: the space factors"),
         ({"space": "knots", "rank": 0}, "rank: must be at least 1"),
+        ({"split": "B"}, "split: the space factors has no use for it"),
         ({"space": "delta", "knots_input": "v"}, "knots_input: the space delta"),
         ({"space": "knots", "delta_reference": "round_start"}, "delta_reference: the space knots"),
         ({"space": "knots", "rule": "fisher"}, "space: Fisher merging"),

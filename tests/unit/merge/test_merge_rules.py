@@ -49,6 +49,13 @@ def test_frequency_counts_signs_and_not_sizes() -> None:
     assert apply(elect(elect="count"), clients, [1, 1, 1]) == [[-1.5]]
 
 
+def test_a_tie_of_signs_goes_to_the_sum_of_values() -> None:
+    """One plus and one minus: 3 - 1 and 1 - 3; by weights 2 * 1 - 1 * 1.5. Where sums cancel as well, plus."""
+    clients = [[[3.0, 1.0, 1.0, 2.0]], [[-1.0, -3.0, -1.5, -2.0]]]
+    assert apply(elect(elect="count"), clients, [1, 1]) == [[3.0, -3.0, -1.5, 2.0]]
+    assert apply(elect(elect="count"), clients, [2, 1]) == [[3.0, -3.0, 1.0, 2.0]]
+
+
 def test_a_sign_that_cancels_is_plus_or_the_majority_of_its_scope() -> None:
     """The first tensor has a tie and no majority, the second a tie and two minuses: together the majority is minus."""
     clients = [[[1.0], [1.0, -2.0, -2.0]], [[-1.0], [-1.0, -2.0, -2.0]]]
@@ -96,6 +103,7 @@ def test_iso_c_of_a_diagonal_is_its_mean_where_it_is_not_zero() -> None:
     """Values 4, 2, 0: mean 3 over two, 2 over all three."""
     matrix = torch.diag(torch.tensor([4.0, 2.0, 0.0]))
     torch.testing.assert_close(isotropic(matrix, Isotropic()), torch.diag(torch.tensor([3.0, 3.0, 0.0])))
+    torch.testing.assert_close(isotropic(matrix, Isotropic("rank")), torch.diag(torch.tensor([3.0, 3.0, 0.0])))
     torch.testing.assert_close(isotropic(matrix, Isotropic("full")), torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     assert not bool(isotropic(torch.zeros(2, 3), Isotropic()).any())
 

@@ -135,6 +135,14 @@ def test_rank_rules_of_the_alignment_keep_as_many_directions_as_they_say() -> No
         assert subspace_alignment([own], [merged], rule) == pytest.approx(math.sqrt(count / 3))  # type: ignore[arg-type]
 
 
+def test_the_alignment_by_approximation_error_leaves_a_twentieth_of_the_norm() -> None:
+    """Singular values 20, 1, 1: one direction leaves sqrt(2 / 402) = 0.0705 of the norm, two sqrt(1 / 402) = 0.0499."""
+    merged = (torch.eye(4)[:, :3] * torch.tensor([20.0, 1.0, 1.0]), torch.eye(5)[:3])
+    own = (torch.eye(4)[:, :3], torch.eye(5)[:3])
+    assert subspace_alignment([own], [merged], "error") == pytest.approx(math.sqrt(2 / 3))
+    assert subspace_alignment([own], [merged]) == pytest.approx(math.sqrt(1 / 3))
+
+
 # terms
 
 

@@ -81,6 +81,7 @@ def test_rebuilding_the_backbone_twice_is_bit_identical_and_deploys_what_was_tra
         ({"relora_rank": 0, "merge": Merge(space="knots")}, "relora_rank: must be at least 1"),
         ({"relora_rank": 4}, "relora_rank: the space factors gives"),
         ({"merge": Merge(space="knots", rank=4)}, "merge.rank: nothing is cut"),
+        ({"merge": Merge(space="knots", split="B")}, "merge.split: nothing becomes an adapter"),
         ({"merge": Merge(rule="fisher")}, "merge.rule: fisher needs"),
     ],
 )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from befit.config.experiment import Experiment
+from befit.merge.merge import Merge
 from befit.runs.provenance import settings_hash
 from befit.studies.compare.comparison import make_plan
 from befit.studies.compare.plan import Plan, plan_study
@@ -176,6 +177,30 @@ def test_guidance_has_the_settings_of_its_protocol_in_every_cell() -> None:
         assert {"train": 500, "val": 50, "test": 50, "seed": 42}.items() <= one.benchmark.arguments.items(), label
         assert one.method.get("beta", 0.1) == 0.1, label
         assert one.method.get("temperature", 2.0) == 2.0, label
+
+
+@pytest.mark.parametrize("name", [GUIDANCE, "aggregation-guidance", "aggregation-guidance-validation"])
+def test_merges_of_guidance_are_cut_as_by_flexlora_and_both_readings_of_knots_are_there(name: str) -> None:
+    """The paper cuts by the decomposition of FlexLoRA, prints M(V) and follows code that merges Sigma V."""
+    merges = [Merge(**one.method.get("merge", {})) for _, one in cells(name) if one.method["name"] == "guidance"]
+    cut = [merge for merge in merges if merge.space == "knots"]
+    assert cut and all((merge.split, merge.iso_mean) == ("B", "kept") for merge in cut)
+    assert {("ties", "v"), ("ties", "sigma_v"), ("iso-c", "v"), ("iso-c", "sigma_v")} <= {
+        (merge.rule, merge.knots_input) for merge in cut
+    }
+
+
+def test_scales_of_merges_that_are_cut_are_searched_up_to_the_number_of_clients() -> None:
+    for knots_input in ("sigma_v", "v"):
+        scales = {
+            merge.scale
+            for _, one in cells("aggregation-guidance-validation")
+            if one.method["name"] == "guidance"
+            and (merge := Merge(**one.method["merge"])).rule == "iso-c"
+            and merge.knots_input == knots_input
+            and merge.space == "knots"
+        }
+        assert max(scales) == 8 and min(scales) < 1
 
 
 # FedMosaic (Seo et al. 2026, Table 12; snumprlab/fedmosaic).
