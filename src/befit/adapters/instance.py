@@ -65,6 +65,12 @@ def _at_end(hidden: Tensor) -> Tensor:
     return hidden[:, ends].detach().float()
 
 
+def omega(inputs: Tensor, references: Tensor, limit: float) -> Tensor:
+    """(batch,) weights of inputs with the states (batch, hidden), beside references (count, hidden)."""
+    likeness = F.normalize(inputs, dim=-1) @ F.normalize(references, dim=-1).T  # (batch, references)
+    return limit * likeness.clamp_min(0).mean(-1)
+
+
 class InstanceMixer:
     """`y + (1 - omega) s_1 h_1 + omega s_2 h_2` for two slots, omega anew for every forward pass over new inputs.
 
@@ -106,5 +112,4 @@ class InstanceMixer:
         finally:
             self._comparing = False
         references = self._model.leaves(EVERYTHING)[REFERENCES]
-        likeness = F.normalize(inputs[0], dim=-1) @ F.normalize(references, dim=-1).T  # (batch, references)
-        self._omega = self._limit * likeness.clamp_min(0).mean(-1)
+        self._omega = omega(inputs[0], references, self._limit)

@@ -22,11 +22,15 @@ OPTION = "ablation."  # prefix of an option of the ablation; other keys change t
 def ablate(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Without it, all ablations are listed.")] = None,
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="Experiment in YAML. Without it, NAME is explained.")
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG|STUDY",
+            help="Experiment or study in YAML; a study's first run of the method. Without it, NAME is explained.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Changes to CONFIG, and options such as ablation.step=0.05."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to it, and options such as ablation.step=0.05."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -41,13 +45,14 @@ def ablate(
 ) -> None:
     """Ablations: train a method's branches once, merge them in many ways, and compare.
 
+    A study stands for its first run of the method, with the study's seeds; KEY=VALUE changes that run.
+
     Runs stay in DIR/runs, and what they share in DIR/shared, so that further ablations with the same configuration
     train nothing. A grid of options is also left as a study, DIR/NAME/study.yaml: befit compare STUDY --out DIR.
     """
     if name is None:
         _list(as_json)
         return
-    from befit.config.experiment import load_experiment
     from befit.config.overrides import apply_overrides, parse_seeds
     from befit.studies.ablations import base
 
@@ -61,12 +66,13 @@ def ablate(
     if problems := apply_overrides(options, own):
         raise ConfigError([OPTION + problem for problem in problems], "the command")
     wanted = parse_seeds(seeds)
-    experiment = load_experiment(config, changes, imports or ())
     with training(as_json, quiet, lambda: "the same command goes on where the training stopped") as console:
         from befit.studies.ablations.ablate import ablate as measure
+        from befit.studies.ablations.ablate import choose
 
-        with Progress(console, title=f"{experiment.name}: {name}", quiet=quiet) as progress:
-            done = measure(name, experiment, options=options, seeds=wanted, out=out, observer=progress)
+        chosen = choose(name, config, changes, imports or ())
+        with Progress(console, title=f"{chosen.experiment.name}: {name}", quiet=quiet) as progress:
+            done = measure(name, chosen, options=options, seeds=wanted, out=out, observer=progress)
     if as_json:
         print_json({"path": str(done.path), "results": done.results})
     else:
@@ -83,7 +89,9 @@ def _list(as_json: bool) -> None:
         return
     rows = [[entry.name, entry.summary] for entry in entries]
     show_table(screen(), Table("", ["ablation", "what it shows"], rows), wrap=1)
-    screen().print("\nbefit ablate NAME explains one; befit ablate NAME CONFIG [KEY=VALUE ...] measures.", markup=False)
+    screen().print(
+        "\nbefit ablate NAME explains one; befit ablate NAME CONFIG|STUDY [KEY=VALUE ...] measures.", markup=False
+    )
 
 
 def _describe(entry: Entry, as_json: bool) -> None:

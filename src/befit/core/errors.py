@@ -8,6 +8,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 Result = TypeVar("Result")
 _SHOWN = 5
+_MOST_SHOWN = 100
 _BRIEF = 300  # characters of what another library says
 _MOST_PROBLEMS = 1000  # after which reading stops: nobody mends so many by hand
 _PLACE = re.compile(r"(?P<path>.*?), (?P<kind>line|record|row) (?P<number>\d+): (?P<reason>.*)", re.DOTALL)
@@ -23,7 +24,9 @@ class ConfigError(BefitError, ValueError):
     def __init__(self, problems: Iterable[str], where: str = "the configuration") -> None:
         self.problems = tuple(problems)
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''} in {where}"
-        super().__init__("\n  ".join((count, *self.problems)))
+        more = len(self.problems) - _MOST_SHOWN
+        rest = (f"and {more} more",) if more > 0 else ()
+        super().__init__("\n  ".join((count, *self.problems[:_MOST_SHOWN], *rest)))
 
 
 class DataError(BefitError, ValueError):

@@ -8,7 +8,7 @@ from befit.adapters.layout import Layout, Slot
 from befit.adapters.mixers import ByInput, Weighted
 from befit.core.errors import ConfigError
 from befit.merge.merge import Merge
-from befit.methods.parts.recipe.personal import Adopt, LocalTraining, Remember
+from befit.methods.parts.recipe.personal import OMEGA, Adopt, LocalTraining, Remember
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Use
 from befit.protocol.registry import register
@@ -69,8 +69,9 @@ def feddpa(
         in_sequence=True,
         share=slot(*both) if legacy_average_personal else slot("shared"),
         merge=Merge(weights),
-        then=(*after, Remember(instances, under="personal")) if by_input else (),
+        then=(*after, Remember(instances, under="personal", limit=_rounded(max_weight))) if by_input else (),
         use=Use(both, ByInput(_rounded(max_weight), direction) if by_input else fixed),
+        diagnostics=OMEGA if by_input else (),
     )
 
 

@@ -28,7 +28,7 @@ def fisher_merging(
     rounds_local: int | None = None,
     rounds_fedit: int | None = None,
     weights: Literal["examples", "uniform"] = "examples",
-    space: Literal["lora", "dense", "dense-truncated"] = "lora",
+    space: Literal["dense", "dense-truncated", "lora"] = "dense",
     statistics: Statistics = Statistics(),  # noqa: B008 frozen
     damping: Damping = Damping(),  # noqa: B008 frozen
 ) -> Recipe:
@@ -39,7 +39,7 @@ def fisher_merging(
     rounds_local  how many times train.max_steps to train alone; default federation.rounds
     rounds_fedit  rounds of FedIT; default federation.rounds
     weights       how the server averages: "examples" or "uniform"
-    space         entries of A and B ("lora"), of the whole updates ("dense", the paper), or of those, cut to rank r
+    space         entries of the whole updates ("dense", both papers), of those, cut to rank r, or of A and B ("lora")
     statistics    examples and labels that the information is of: samples, split, fisher, token_reduction
     damping       what keeps weights apart from noise, eps: kind, delta, scope, drop_dead
 
@@ -68,7 +68,7 @@ def fisher_merging(
 class FisherMerge:
     """The rule; see `fisher_merging` for the fields."""
 
-    space: Literal["lora", "dense", "dense-truncated"]
+    space: Literal["dense", "dense-truncated", "lora"]
     statistics: Statistics
     damping: Damping
 

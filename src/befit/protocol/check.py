@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
@@ -114,9 +114,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
                 f"serves each backbone by itself and needs at least {needs.min_clients} clients of each; the family "
                 f"{family} has {size}"
             )
-    for split in needs.splits:
-        if empty := [client.id for client in federation.clients if not getattr(client, split)]:
-            yield f"needs {split} examples at every client; {empty[0]} has none"
+    yield from without_examples(needs.splits, federation)
     if needs.public and not len(federation.public):
         yield f"needs public records, and {federation.name} has none"
     several = len({context.families.get(client.id) for client in federation.clients}) > 1
@@ -125,6 +123,14 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
             "needs public records to let clients of different backbones learn from each other, and "
             f"{federation.name} has none; give one backbone to all, or take a method that serves each by itself"
         )
+
+
+def without_examples(splits: Iterable[str], federation: Federation) -> Iterator[str]:
+    """What is missing, and how to mend it, for every split of which some client has no examples."""
+    for split in splits:
+        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
+            mend = " (val_fraction, of data or of the benchmark, holds some out)" if split == "val" else ""
+            yield f"needs {split} examples at every client; {empty[0]} has none{mend}"
 
 
 def unknown_clients(key: str, patterns: Collection[str], context: Context) -> list[Problem]:

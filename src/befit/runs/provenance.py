@@ -59,12 +59,15 @@ def check_directory(path: Path, experiment: Experiment, resume: bool) -> None:
 
 
 def result_affecting(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that affect a run's numbers: all but its name, how often it is saved, and what is shown to whom.
+    """The settings that affect a run's numbers: all but its name, how often it is saved, what is shown to whom, who a
+    site's key belongs to, how long is waited for sites, and where replies wait.
 
     Plugins are left out: `settings_hash` and `identify` compare the content of their files instead of the paths.
     """
     others = ("checkpoint", "name", "plugins", "report", "trackers")
-    return {key: value for key, value in values.items() if key not in others}
+    waiting = ("keys", "deadline_s", "wait_s", "spool_mib")
+    kept = {key: value for key, value in values.items() if key not in others}
+    return {**kept, "engine": {key: value for key, value in values["engine"].items() if key not in waiting}}
 
 
 def _settings(experiment: Experiment) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from befit.adapters.keys import slot, split, to_slot
 from befit.adapters.mixers import Weighted
 from befit.adapters.state import weighted_mean
 from befit.core.errors import ConfigError, IncompatibleAdapters
+from befit.core.schema import plain
 from befit.core.values import Payload, State, Tick
 from befit.methods.feddpa import feddpa
 from befit.methods.ffa_lora import ffa_lora
@@ -20,6 +23,7 @@ from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.potara import potara
 from befit.protocol.federate import final_download
 from befit.protocol.method import Deployment
+from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
 from befit.train.persample import sample_gradients
 from tests.conftest import federated
@@ -132,10 +136,52 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
     memory, _ = method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT)
     held = memory.arrays["instance/references/H"]
     assert torch.equal(held[: 20 - count], held[count:]) and len(held[:count].unique(dim=0)) == count
+    assert not [name for name in site.report if name.startswith("omega")], "no example is left to look at"
+
+
+def test_feddpa_reports_the_weights_of_inputs_that_are_none_of_its_references() -> None:
+    """`omega = limit mean_s max(0, cos(h_x, h_s))`, one example at a time; here all others are few enough."""
+    method = feddpa(rank=2, alpha=4.0, instances=3, max_weight=0.7)
+    clients = Clients(method)
+    site, model = clients.sites["c"], clients.model
+    _randomise(clients, ("shared", "personal"))
+    memory, _ = (
+        method.then[-1]
+        .stage(method)
+        .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
+    )
+    references, examples = memory.arrays["instance/references/H"], site.examples("train")
+    states = []
+    for row in range(len(examples)):
+        inputs = {name: tensor for name, tensor in examples.batch([row]).items() if name != "labels"}
+        with torch.no_grad(), model.active("personal"):
+            states.append(model.backbone(**inputs, output_hidden_states=True).hidden_states[-1][0, 0])
+    others = [h for h in states if (h - references).norm(dim=1).min() > 1e-4]
+    assert len(others) == len(examples) - 3
+    weights = [0.7 * torch.cosine_similarity(h[None], references).clamp_min(0).mean().item() for h in others]
+    assert site.report["omega_min"] == pytest.approx(min(weights), rel=1e-5)
+    assert site.report["omega_max"] == pytest.approx(max(weights), rel=1e-5)
+    assert site.report["omega_mean"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+    assert site.report["omega_spread"] == pytest.approx(max(weights) - min(weights), abs=1e-6)
+
+
+def test_a_weight_by_input_that_is_a_constant_is_said_at_the_head_of_the_report() -> None:
+    """0.49999 to 0.5 is the mean of both adapters for every input; 0.2 to 0.4 is not."""
+    shown = [plain(diagnostic) for diagnostic in feddpa().diagnostics]
+    found = {
+        client: {"diagnostics": {"omega_min": low, "omega_max": high, "omega_spread": high - low}}
+        for client, (low, high) in {"a": (0.49999, 0.5), "b": (0.2, 0.4)}.items()
+    }
+    results: Any = {"diagnostics": shown, "clients": {**found, "c": {"diagnostics": {}}}}
+    (sentence,) = alarms(results)
+    assert "differs by less than 0.01" in sentence and "1 of 2 clients" in sentence
+    ((share, values),) = shares(results)
+    assert share_text(values["a"], share) == "0.50–0.50" and share_text(values["b"], share) == "0.20–0.40"
+    assert not feddpa(variant="halves").diagnostics
 
 
 def test_fisher_merging_of_factors_equals_potara_by_coordinate_without_correlation() -> None:
-    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, statistics=SIX))
+    _, ours = _merged(fisher_merging(rank=2, alpha=4.0, statistics=SIX, space="lora"))
     _, theirs = _merged(
         potara(rank=2, alpha=4.0, statistics=SIX, granularity="coordinate", correlation=Correlation(estimate=False))
     )

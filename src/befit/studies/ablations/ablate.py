@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from befit.config.experiment import Experiment, ReportSettings, load_experiment, to_dict
+from befit.config.experiment import Experiment, ReportSettings, load_experiment, names_runs, read_source, to_dict
 from befit.config.overrides import seeded
 from befit.core.errors import ConfigError
 from befit.core.storage import atomic_write
 from befit.core.yamlfile import write_yaml
+from befit.protocol.check import without_examples
 from befit.protocol.registry import build_method
 from befit.runs.journal import Observer
 from befit.runs.loading import resolve_model
@@ -20,6 +21,8 @@ from befit.studies.ablations import base
 from befit.studies.ablations.base import Ablation, Findings, Row
 from befit.studies.ablations.seed import FEDERATED, LOCAL, Seed, changed, end_of, federated_rounds
 from befit.studies.compare.execute import Runner
+from befit.studies.compare.plan import plan_study
+from befit.studies.compare.study import read_study
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,58 @@ class Finished:
     findings: Findings
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What an ablation runs on.
+
+    seeds  those of a study; a configuration has one, in its experiment
+    run    label of the study's run; nothing for a configuration
+    """
+
+    experiment: Experiment
+    seeds: tuple[int, ...] | None = None
+    run: str = ""
+
+
+def choose(
+    name: str,
+    source: Experiment | Mapping[str, Any] | Path | str,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Chosen:
+    """The experiment of a configuration, or the first run of a study that is of the ablation's method.
+
+    Raises ConfigError with all problems, and for a study that has no such run, or several whose settings differ in more
+    than the method's options, so that there is no first among equals.
+    """
+    entry = base.get(name)
+    values, *_ = read_source(source)
+    if not names_runs(values):
+        return Chosen(load_experiment(source, overrides, plugins))
+    assert not isinstance(source, Experiment)
+    plan = plan_study(read_study(source, plugins))
+    runs = {
+        run.label: load_experiment(run.cells[0].experiment, overrides)
+        for run in plan.runs
+        if run.method == entry.method
+    }
+    if not runs:
+        known = ", ".join(dict.fromkeys(run.method for run in plan.runs))
+        raise ConfigError([f"runs: {name} needs a run of {entry.method}, and these are of {known}"], plan.name)
+    settings = [replace(experiment, name="", method={}) for experiment in runs.values()]
+    if any(one != settings[0] for one in settings):
+        problem = (
+            f"runs: {', '.join(runs)} are of {entry.method}, with different settings; give those that differ beside "
+            "the study, such as benchmark.alpha=0.5"
+        )
+        raise ConfigError([problem], plan.name)
+    label, experiment = next(iter(runs.items()))
+    return Chosen(replace(experiment, name=plan.name), plan.seeds, label)
+
+
 def ablate(
     name: str,
-    config: Experiment | Mapping[str, Any] | Path | str,
+    config: Chosen | Experiment | Mapping[str, Any] | Path | str,
     *,
     options: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
@@ -42,9 +94,11 @@ def ablate(
 ) -> Finished:
     """Run what the ablation compares, for every seed, unless `out` has it, and write the results.
 
+    config    a configuration; or a study, which stands for its first run of the ablation's method; or what `choose`
+              made of either
     options   of the ablation, by name
-    seeds     each changes adapters and batches, and the partition of a benchmark that has a seed; default: the
-              configuration as it is
+    seeds     each changes adapters and batches, and the partition of a benchmark that has a seed; default: those of
+              the study, or the configuration as it is
     out       directory of all ablations of this configuration, default runs/<name>-ablations; the results are in
               <out>/<ablation>/, the runs in <out>/runs/, and what they share in <out>/shared/
     observer  called with events, as `befit.runs.runner.run` calls it, after one of kind "planned" with all `runs`
@@ -52,7 +106,9 @@ def ablate(
     A grid of options is also left as <out>/<ablation>/study.yaml, for `befit compare`, which finds its runs in `out`.
     Raises ConfigError for an ablation that does not go with the configuration, and whatever `befit.run` raises.
     """
-    experiment = replace(resolve_model(load_experiment(config)), baselines=[], report=ReportSettings(plots=False))
+    chosen_run = config if isinstance(config, Chosen) else choose(name, config)
+    seeds = chosen_run.seeds if seeds is None else seeds
+    experiment = replace(resolve_model(chosen_run.experiment), baselines=[], report=ReportSettings(plots=False))
     experiment = replace(
         experiment,
         engine=replace(experiment.engine, workers=1),  # runs in several processes share no stages
@@ -72,11 +128,7 @@ def ablate(
     with locked(root):
         for seed in all_seeds:
             host = seed.host
-            if problems := [
-                f"{name} needs {split} examples at every client; {empty[0]} has none"
-                for split in ablation.splits
-                if (empty := [client.id for client in host.federation.clients if not len(getattr(client, split))])
-            ]:
+            if problems := [f"{name} {text}" for text in without_examples(ablation.splits, host.federation)]:
                 raise ConfigError(problems)
             rows += [{"seed": seed.experiment.federation.seed, **row} for row in ablation.rows(seed)]
             described = {
@@ -94,6 +146,7 @@ def ablate(
             "summary": entry.summary,
             "about": entry.docstring,
             "name": experiment.name,
+            "run": chosen_run.run,
             "method": experiment.method["name"],
             "options": chosen,
             "seeds": list(dict.fromkeys(row["seed"] for row in rows)),

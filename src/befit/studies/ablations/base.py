@@ -44,6 +44,12 @@ def evenly(total: int, count: int = 10) -> tuple[int, ...]:
     return tuple(sorted({-(-total * place // count) for place in range(1, count + 1)}))
 
 
+def check_rounds(rounds: Sequence[int] | None) -> None:
+    """Raise ValueError unless there are some, from 1 on; None stands for a default."""
+    if rounds is not None and (not rounds or min(rounds) < 1):
+        raise ValueError(f"rounds: must be whole numbers from 1 on, got {list(rounds)}")
+
+
 class Ablation(ABC):
     """A frozen dataclass of options.
 

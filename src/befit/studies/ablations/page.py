@@ -74,6 +74,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("ablation", results["ablation"]),
         ("what", results["summary"]),
         ("options", options or "none"),
+        *([("run of the study", results["run"])] if results["run"] else []),
         (
             "data",
             f"{plain(results['data'])}, {count_text(len(clients), 'client')} in "

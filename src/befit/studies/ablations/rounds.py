@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from befit.methods.potara import weigh
 from befit.report.ablation_figures import Figure, Panel
 from befit.report.table import BYTES, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row, evenly, register
+from befit.studies.ablations.base import Findings, Measured, Row, check_rounds, evenly, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import curve, number, over_seeds
 
@@ -30,8 +30,7 @@ class Rounds(Measured):
     rounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds is not None and (not self.rounds or min(self.rounds) < 1):
-            raise ValueError(f"rounds: must be whole numbers from 1 on, got {list(self.rounds)}")
+        check_rounds(self.rounds)
 
     def checkpoints(self, total: int) -> Sequence[int]:
         return evenly(total) if self.rounds is None else self.rounds

@@ -37,6 +37,7 @@ from befit.runs.runner import pick_threads, threads
 from befit.runs.shared_stages import forget_shared_stages, shared_stages_key
 from befit.studies.compare.cells import Cell
 from befit.studies.compare.execute import Runner, find_folder
+from befit.tasks.base import batches, inference
 from befit.train.paired_fisher import PairedFisher
 
 _LOG = logging.getLogger(__name__)
@@ -237,6 +238,15 @@ class Pair:
         with model.using(state, "merged"):
             metrics = self.site.task.evaluate(model.backbone, examples, settings.batch_size, model.device)
         return metrics[self.site.task.metric]
+
+    def loss(self, state: State) -> float:
+        """The mean loss of an adapter in slot `merged` over the examples that the run is scored on."""
+        settings, model, task = self.client.host.experiment.evaluate, self.site.model, self.site.task
+        total, examples = 0.0, self.site.examples(settings.split)
+        with model.using(state, "merged"), inference(model.backbone):
+            for batch in batches(examples, settings.batch_size, model.device):
+                total += float(task.sample_losses(task.logits(model.backbone, batch), batch).double().sum())
+        return total / len(examples)
 
     def score_at(self, w: float, rule: PotaraMerge, split: str | None = None) -> float:
         """The score of one weight for everything: 1 is the federated adapter, 0 the local one."""

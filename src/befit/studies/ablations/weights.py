@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from befit.methods.potara import merged_trace, weigh
@@ -13,11 +13,12 @@ from befit.report.ablation_figures import Bars, Figure, Line, Panel, Point
 from befit.report.drawing import MANY
 from befit.report.numbers import score_text, seconds_text
 from befit.report.table import SECONDS, Cell, Table, decimals, difference, score
-from befit.studies.ablations.base import Findings, Measured, Row, register
+from befit.studies.ablations.base import Findings, Measured, Row, check_rounds, register
 from befit.studies.ablations.seed import Client
 from befit.studies.ablations.summary import clients_of, curve, gain, number, over_seeds, seeds_of
 
 _COMPUTED = "closed form"
+LOSS = decimals(3)
 Choices = Mapping[str, tuple[str, str | None]]  # title of a choice -> columns of its score and of its weight
 Extra = Mapping[str, Callable[[Any], Any]]  # header of a column -> its cell, for a choice or for the row of a client
 
@@ -63,11 +64,9 @@ def _client_table(
     rows: Sequence[Row], choices: Choices, metric: str, about: tuple[str, str], extra: Extra, detail: bool
 ) -> Table:
     """Every client: how many examples it has (a header and a column), and the score of every choice with its weight."""
-    several = len(seeds_of(rows)) > 1
     body = [
         [
-            row["client"],
-            *[str(row["seed"])] * several,
+            *_named(row, rows),
             row[about[1]],
             *(
                 Cell(row[name], score(metric), note=f"({row[w]:.2f})" if w and row[w] is not None else "")
@@ -78,7 +77,27 @@ def _client_table(
         for row in rows
     ]
     titles = [f"{title} (w)" if w else title for title, (_, w) in choices.items()]
-    return Table("Every client", ["client", *["seed"] * several, about[0], *titles, *extra], body, detail=detail)
+    return Table("Every client", [*_names(rows), about[0], *titles, *extra], body, detail=detail)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """What it takes to tell the rows apart: the client, and seed and round where there are several."""
+    return ["client", *(name for name in ("seed", "round") if len({row.get(name) for row in rows}) > 1)]
+
+
+def _named(row: Row, rows: Sequence[Row]) -> list[str]:
+    return [str(row[name]) for name in _names(rows)]
+
+
+def barrier(losses: Mapping[float, float]) -> float:
+    """How far the loss rises above the straight line between its ends, by weight: `max_w L(w) - (1-w) L(0) - w L(1)`.
+
+    At least 0, which both ends have; Zou et al. 2026, eq. 2, of linear mode connectivity.
+
+    >>> barrier({0.0: 1.0, 0.5: 2.5, 1.0: 2.0}), barrier({0.0: 1.0, 0.5: 0.5, 1.0: 2.0})
+    (1.0, 0.0)
+    """
+    return max(loss - (1 - w) * losses[0.0] - w * losses[1.0] for w, loss in losses.items())
 
 
 @register("potara-weight-sweep", title="Weight sweep", method="potara")
@@ -86,13 +105,17 @@ def _client_table(
 class WeightSweep(Measured):
     """Score every weight; mark the computed one.
 
-    step  distance of two weights; 1 is the federated adapter, 0 the local one
+    step    distance of two weights; 1 is the federated adapter, 0 the local one
+    rounds  the rounds of FedIT after which to sweep, such as [100, 200, 400]; null takes the last
 
-    Zou et al. 2026, Figure 3c. One weight for each client, whatever `granularity` says. The choice on validation
-    examples is one a client could make; the one on test examples is an oracle.
+    Zou et al. 2026, Figure 4, and Figure 3c. One weight for each client, whatever `granularity` says. The choice on
+    validation examples is one a client could make; the one on test examples is an oracle. The barrier is how far the
+    loss on test examples, on the grid, rises above the straight line between its ends (eq. 2): 0 where the two adapters
+    are linearly connected.
     """
 
     step: float = 0.1
+    rounds: tuple[int, ...] | None = None
 
     choices: ClassVar[Choices] = {
         "local alone (w = 0)": ("local", None),
@@ -105,73 +128,125 @@ class WeightSweep(Measured):
 
     def __post_init__(self) -> None:
         check_step(self.step)
+        check_rounds(self.rounds)
+
+    def checkpoints(self, total: int) -> Sequence[int]:
+        return super().checkpoints(total) if self.rounds is None else self.rounds
 
     def measure(self, client: Client) -> Iterator[Row]:
-        rule, pair = client.rule({"granularity": "client"}), client.pair()
-        _, numbers = weigh(pair.moments(rule), rule)
-        traces = numbers["trace_fed"], numbers["trace_local"], numbers["trace_shared"]
+        rule = client.rule({"granularity": "client"})
         validated, tested = client.count("val") > 0, client.count(client.host.experiment.evaluate.split)
-        for w, computed in [*((w, False) for w in grid(self.step)), (numbers["w"], True)]:
-            state = pair.merged(w, rule)
-            yield {
-                "w": w,
-                "computed": computed,
-                "score": pair.score(state),
-                "validation": pair.score(state, "val") if validated else None,
-                "trace": merged_trace(*traces, w),
-                "test_examples": tested,
-            }
+        for round_ in sorted(set(self.rounds or [client.rounds])):
+            pair = client.pair(round_)
+            _, numbers = weigh(pair.moments(rule), rule)
+            traces = numbers["trace_fed"], numbers["trace_local"], numbers["trace_shared"]
+            rows: list[Row] = []
+            for w, computed in [*((w, False) for w in grid(self.step)), (numbers["w"], True)]:
+                state = pair.merged(w, rule)
+                rows.append(
+                    {
+                        "round": round_,
+                        "w": w,
+                        "computed": computed,
+                        "score": pair.score(state),
+                        "loss": pair.loss(state),
+                        "validation": pair.score(state, "val") if validated else None,
+                        "trace": merged_trace(*traces, w),
+                        "test_examples": tested,
+                    }
+                )
+            rise = barrier({row["w"]: row["loss"] for row in rows if not row["computed"]})
+            yield from ({**row, "barrier": rise} for row in rows)
 
     def findings(self, rows: Sequence[Row], metric: str) -> Findings:
-        picks = [_picks(rows, seed, client) for seed in seeds_of(rows) for client in clients_of(rows, seed)]
+        single: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            single.setdefault((row["seed"], row["client"], row["round"]), []).append(row)
+        picks = [_picks(mine) for mine in single.values()]
+        rounds = sorted({row["round"] for row in rows})
+        last = [pick for pick in picks if pick["round"] == rounds[-1]]
         steps = [row for row in rows if not row["computed"]]
         means = {
-            w: over_seeds([row for row in steps if row["w"] == w], "score", score(metric)) for w in grid(self.step)
+            round_: {
+                w: over_seeds([row for row in steps if (row["round"], row["w"]) == (round_, w)], "score", score(metric))
+                for w in grid(self.step)
+            }
+            for round_ in rounds
         }
-        best = best_weight({w: number(mean) for w, mean in means.items()})
-        inner = sum(row["oracle"] > max(row["local"], row["federated"]) for row in picks)
+        best = {round_: best_weight({w: number(mean) for w, mean in found.items()}) for round_, found in means.items()}
+        inner = sum(row["oracle"] > max(row["local"], row["federated"]) for row in last)
+        farthest = max(last, key=lambda pick: pick["barrier"])
         sentences = [
-            f"The closed form's weights ({over_seeds(picks, 'w', decimals(2))} on average) reach "
-            f"{over_seeds(picks, 'score', score(metric))}; the oracle's one weight for everybody, {best:g}, picked on "
-            f"test examples, reaches {means[best]}.",
-            f"At {inner} of {len(picks)} clients some weight of the grid beats both adapters on test examples.",
+            f"The closed form's weights ({over_seeds(last, 'w', decimals(2))} on average) reach "
+            f"{over_seeds(last, 'score', score(metric))}; the oracle's one weight for everybody, "
+            f"{best[rounds[-1]]:g}, picked on test examples, reaches {means[rounds[-1]][best[rounds[-1]]]}.",
+            f"At {inner} of {len(last)} clients some weight of the grid beats both adapters on test examples.",
+            f"The loss rises above the straight line between both adapters by {over_seeds(last, 'barrier', LOSS)} on "
+            f"average, by {farthest['barrier']:.3f} at most ({farthest['client']})."
+            if farthest["barrier"] > 0
+            else "The loss stays below the straight line between both adapters at every client: there is no barrier.",
         ]
-        missing = sum(row["w_validation"] is None for row in picks)
+        if len(rounds) > 1:
+            where = ", ".join(f"{best[round_]:g} after round {round_}" for round_ in rounds)
+            sentences.append(
+                f"One weight for everybody is best, on test examples, at {where}; all else is of the last."
+            )
+        missing = sum(row["w_validation"] is None for row in last)
         note = f"{missing} clients have no validation examples, so nothing can be picked on them." if missing else ""
         each = {title: choice for title, choice in self.choices.items() if title != "w = 0.5"}
+        mean = _mean_table(last, self.choices, metric, {}, note)
         tables = [
-            _mean_table(picks, self.choices, metric, {}, note),
-            _client_table(picks, each, metric, ("test examples", "test_examples"), {}, len(seeds_of(rows)) > 1),
+            replace(mean, title=f"{mean.title}, after round {rounds[-1]}") if len(rounds) > 1 else mean,
+            _path_table(picks, rounds, best, metric),
+            _client_table(picks, each, metric, ("test examples", "test_examples"), _LOSSES, "seed" in _names(picks)),
         ]
-        return Findings(sentences, tables, self._figures(steps, picks))
+        return Findings(sentences, tables, self._figures(steps, picks, rounds))
 
-    def _figures(self, steps: Sequence[Row], picks: Sequence[Row]) -> list[Figure]:
-        mean_w, mean = (number(over_seeds(picks, name)) for name in ("w", "score"))
-        lines = [curve("test", steps, "w", "score")]
-        if all(row["validation"] is not None for row in steps):
+    def _figures(self, steps: Sequence[Row], picks: Sequence[Row], rounds: Sequence[int]) -> list[Figure]:
+        of = {round_: [row for row in steps if row["round"] == round_] for round_ in rounds}
+        named = {round_: f"after round {round_}" if len(rounds) > 1 else "test" for round_ in rounds}
+        lines = [curve(named[round_], mine, "w", "score", ink) for ink, (round_, mine) in enumerate(of.items())]
+        if len(rounds) == 1 and all(row["validation"] is not None for row in steps):
             lines.append(curve("validation", steps, "w", "validation", 1))
-        mark = Point(f"{_COMPUTED} (mean weight, mean score)", mean_w, mean, 2, drop=True)
+        marks = []
+        for ink, round_ in enumerate(rounds):
+            mine = [pick for pick in picks if pick["round"] == round_]
+            mean_w, mean = (number(over_seeds(mine, name)) for name in ("w", "score"))
+            marks.append(
+                Point(f"{_COMPUTED} (mean weight, mean score)", mean_w, mean, ink if len(rounds) > 1 else 2, drop=True)
+            )
         everybody = Figure(
             "Score over the weight, mean over clients",
             "All clients with the same weight, from their local adapter (0) to the federated one (1). The mark is what "
             "clients get with their own computed weights. Bands, with several seeds: one standard deviation over them.",
-            [Panel(lines=lines, points=[mark], x="w, the weight of the federated adapter", score=True)],
+            [Panel(lines=lines, points=marks, x="w, the weight of the federated adapter", score=True)],
         )
-        note = (
-            "Dotted line and dot: the computed weight. Square: the weight picked on the client's validation "
-            "examples. Triangle: the best on test examples, an oracle that no client has."
+        losses = [curve(named[round_], mine, "w", "loss", ink) for ink, (round_, mine) in enumerate(of.items())]
+        path = Figure(
+            "Loss along the path, mean over clients",
+            "On test examples. Where it stays below the straight line between its ends there is no barrier.",
+            [Panel(lines=losses, x="w, the weight of the federated adapter", y="loss")],
+        )
+        note = "Dotted line and dot: the computed weight. " + (
+            "Triangle: the best on test examples, an oracle that no client has. One curve for each round of FedIT."
+            if len(rounds) > 1
+            else "Square: the weight picked on the client's validation examples. Triangle: the best on test examples, "
+            "an oracle that no client has."
         )
         single = []
         for seed in seeds_of(picks):
-            panels = [_panel(steps, pick) for pick in picks if pick["seed"] == seed]
+            clients = clients_of(picks, seed)
+            panels = [
+                _panel(client, steps, [pick for pick in picks if (pick["seed"], pick["client"]) == (seed, client)])
+                for client in clients
+            ]
             if len(panels) <= MANY:
                 single.append(Figure(f"Every client, seed {seed}", note, panels, columns=5, height=2.3, share_y=True))
-        return [everybody, *single]
+        return [everybody, path, *single]
 
 
-def _picks(rows: Sequence[Row], seed: int, client: str) -> Row:
-    """One client: the computed weight, the two picks, and the score of each."""
-    mine = [row for row in rows if row["seed"] == seed and row["client"] == client]
+def _picks(mine: Sequence[Row]) -> Row:
+    """One client after one round: the computed weight, the two picks, and the score of each."""
     steps = {row["w"]: row for row in mine if not row["computed"]}
     computed = next(row for row in mine if row["computed"])
     oracle = best_weight({w: row["score"] for w, row in steps.items()})
@@ -180,9 +255,7 @@ def _picks(rows: Sequence[Row], seed: int, client: str) -> Row:
         chosen = best_weight({w: row["validation"] for w, row in steps.items()})
     half = best_weight({w: -abs(w - 0.5) for w in steps})
     return {
-        "seed": seed,
-        "client": client,
-        **{name: computed[name] for name in ("test_examples", "w", "score")},
+        **{name: computed[name] for name in ("seed", "client", "round", "test_examples", "w", "score", "barrier")},
         "w_validation": chosen,
         "validation": None if chosen is None else steps[chosen]["score"],
         "w_oracle": oracle,
@@ -190,21 +263,66 @@ def _picks(rows: Sequence[Row], seed: int, client: str) -> Row:
             name: steps[w]["score"]
             for name, w in (("oracle", oracle), ("local", 0.0), ("federated", 1.0), ("half", half))
         },
+        **{f"loss_{name}": steps[w]["loss"] for name, w in (("local", 0.0), ("federated", 1.0))},
     }
 
 
-def _panel(steps: Sequence[Row], pick: Row) -> Panel:
-    mine = [row for row in steps if row["seed"] == pick["seed"] and row["client"] == pick["client"]]
-    places = [row["w"] for row in mine]
-    lines = [Line("test", places, [row["score"] for row in mine], marker=False)]
-    points = [
-        Point(_COMPUTED, pick["w"], pick["score"], 2, drop=True),
-        Point("oracle on test", pick["w_oracle"], pick["oracle"], 4, "^"),
+_LOSSES: Extra = {
+    title: lambda row, name=name: Cell(row[name], LOSS)
+    for title, name in {"loss, w = 0": "loss_local", "loss, w = 1": "loss_federated", "barrier": "barrier"}.items()
+}
+
+
+def _path_table(picks: Sequence[Row], rounds: Sequence[int], best: Mapping[int, float], metric: str) -> Table:
+    """One line for each round: what the two ends score, where the peak is, and the loss between them."""
+    body = []
+    for round_ in rounds:
+        mine = [pick for pick in picks if pick["round"] == round_]
+        body.append(
+            [
+                str(round_),
+                *(over_seeds(mine, name, score(metric)) for name in ("local", "federated")),
+                *(over_seeds(mine, name, decimals(2)) for name in ("w", "w_oracle")),
+                Cell(best[round_], decimals(2)),
+                over_seeds(mine, "barrier", LOSS),
+                Cell(max(pick["barrier"] for pick in mine), LOSS),
+            ]
+        )
+    headers = [
+        "FedIT rounds",
+        "local",
+        "federated",
+        "computed w",
+        "each client's best w",
+        "best w for everybody",
+        "barrier",
+        "largest of a client",
     ]
-    if pick["w_validation"] is not None:
-        lines.append(Line("validation", places, [row["validation"] for row in mine], ink=1, marker=False))
-        points.append(Point("picked on validation", pick["w_validation"], pick["validation"], 3, "s"))
-    return Panel(pick["client"], lines, points, x="w", score=True)
+    note = (
+        "Best weights are picked on test examples. The barrier is max over w of L(w) - (1-w) L(0) - w L(1), L the mean "
+        "loss on test examples, at the weights of the grid; 0 is linear mode connectivity."
+    )
+    return Table("The path from the local to the federated adapter", headers, body, note)
+
+
+def _panel(client: str, steps: Sequence[Row], picks: Sequence[Row]) -> Panel:
+    """One client's curve after each round, or, where there is one round, also that of its validation examples."""
+    lines, points = list[Line](), list[Point]()
+    for number_, pick in enumerate(picks):
+        of = ("seed", "client", "round")
+        mine = [row for row in steps if all(row[name] == pick[name] for name in of)]
+        places = [row["w"] for row in mine]
+        several = len(picks) > 1
+        title = f"after round {pick['round']}" if several else "test"
+        lines.append(Line(title, places, [row["score"] for row in mine], ink=number_, marker=False))
+        points += [
+            Point(_COMPUTED, pick["w"], pick["score"], number_ if several else 2, drop=True),
+            Point("oracle on test", pick["w_oracle"], pick["oracle"], number_ if several else 4, "^"),
+        ]
+        if not several and pick["w_validation"] is not None:
+            lines.append(Line("validation", places, [row["validation"] for row in mine], ink=1, marker=False))
+            points.append(Point("picked on validation", pick["w_validation"], pick["validation"], 3, "s"))
+    return Panel(client, lines, points, x="w", score=True)
 
 
 @register("potara-grid-search", title="Closed form against grid search", method="potara")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import befit
+from befit.core.storage import read_sealed
 from befit.studies.ablations.ablate import Finished, ablate
 
 CONFIG: dict[str, Any] = {
@@ -23,9 +24,15 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def run_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `befit run` makes of the configuration."""
-    return befit.run(CONFIG, out=tmp_path_factory.mktemp("run") / "run").results
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that `befit run` makes of the configuration."""
+    return befit.run(CONFIG, out=tmp_path_factory.mktemp("run") / "run").path
+
+
+@pytest.fixture(scope="session")
+def run_results(run_path: Path) -> dict[str, Any]:
+    """What its results.json says."""
+    return read_sealed(run_path / "results.json")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from befit.cli.main import app
 from befit.config.experiment import load_experiment, to_yaml
 from befit.core.errors import ConfigError
+from befit.core.yamlfile import write_yaml
 from befit.report.table import csv_text
-from befit.studies.ablations.ablate import Finished, ablate
+from befit.studies.ablations.ablate import Finished, ablate, choose
+from befit.studies.ablations.seed import federated_rounds
 from tests.unit.studies.ablations.conftest import CONFIG
 
 runner = CliRunner()
@@ -35,6 +37,8 @@ def call(*words: object) -> Any:
         ("potara-rounds", {}, {"rounds": [0]}, None, "ablation.rounds: must be whole numbers from 1 on"),
         ("potara-damping", {}, {"deltas": [0.0]}, None, "ablation.deltas: must be positive"),
         ("potara-weight-sweep", {}, {"step": 0.3}, None, "ablation.step: must divide 1"),
+        ("potara-weight-sweep", {}, {"rounds": [2, 9]}, None, "ablation.rounds: 9 are beyond the 3 rounds"),
+        ("potara-weight-sweep", {}, {"rounds": []}, None, "ablation.rounds: must be whole numbers from 1 on"),
         ("potara-damping", {}, {}, [1, 1], "--seeds: must be different whole numbers"),
         ("potara-damping", {"evaluate": {"split": "val"}}, {}, None, "evaluate.split: ablations score on test"),
         (
@@ -101,7 +105,7 @@ def test_the_files_hold_every_row_and_the_page_needs_nothing_else(sweep: Finishe
     rows = list(csv.DictReader((sweep.path / "ablation.csv").read_text().splitlines()))
     assert [float(row["score"]) for row in rows] == [row["score"] for row in sweep.results["rows"]]
     page = (sweep.path / "ablation.html").read_text()
-    assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 2
+    assert page.startswith("<!DOCTYPE html>") and page.count("<svg") == 3
     assert "mathdefault" not in page and "<script" not in page and "http-equiv" in page
     assert not re.search(r'(src|href)="(?!#)', page)
     text = (sweep.path / "ablation.md").read_text()
@@ -139,11 +143,58 @@ def test_the_command_prints_json_alone_and_writes_where_it_is_told(sweep: Finish
     assert printed["path"] == str(root / "potara-weight-sweep")
     assert len(printed["results"]["rows"]) == 9  # three clients: two ends and the computed weight
     assert (
-        printed["results"]["options"] == {"step": 1}
+        printed["results"]["options"] == {"step": 1, "rounds": None}
         and printed["results"]["config"]["method"]["statistics"]["samples"] == 5
     )
     shown = call("ablate", "potara-weight-sweep", config, "ablation.step=0.5", "--out", root, "-q").stdout
     assert "closed form" in shown and "oracle" in shown and str(root / "potara-weight-sweep") in shown
+
+
+STUDY = {
+    "study": {"title": "A study"},
+    "base": {key: CONFIG[key] for key in ("benchmark", "train", "federation")}
+    | {"method": {"name": "fedit", "rank": 2}},
+    "seeds": [0],
+    "runs": {
+        "Local": "local",
+        "Merged": {"method": CONFIG["method"]},
+        "Merged, guarded": {"method": {**CONFIG["method"], "guard": "validation"}},
+    },
+}
+
+
+def test_a_study_stands_for_its_first_run_of_the_method_and_for_its_seeds(sweep: Finished, tmp_path: Path) -> None:
+    study = tmp_path / "three.yaml"
+    study.write_text(write_yaml(STUDY))
+    words = ("ablate", "potara-weight-sweep", study, "ablation.step=0.5", "--out", tmp_path / "out", "--json", "-q")
+    done = call(*words)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)["results"]
+    assert (found["name"], found["run"], found["seeds"]) == ("three", "Merged", [0])
+    assert found["rows"] == sweep.results["rows"], "the configuration that the run stands for"
+    assert "run of the study: Merged" in (tmp_path / "out" / "potara-weight-sweep" / "ablation.md").read_text()
+    more = call(*words, "--seeds", "1", "method.statistics.samples=5", "limit.rounds=1")
+    config = json.loads(more.stdout)["results"]["config"]
+    assert (config["federation"]["seed"], config["method"]["statistics"]["samples"]) == (0, 5)
+    assert {row["seed"] for row in json.loads(more.stdout)["results"]["rows"]} == {1}
+
+
+def test_a_study_without_the_method_or_with_several_settings_of_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="potara-rounds needs a run of potara, and these are of local"):
+        choose("potara-rounds", {**STUDY, "runs": {"Local": "local"}})
+    paper = Path(__file__).parents[4] / "studies" / "potara" / "cifar100-alpha.yaml"
+    with pytest.raises(ConfigError, match=r"Potara · 0.1, Potara · 0.5, Potara · 1.0 are of potara, with different"):
+        choose("potara-rounds", paper)
+    chosen = choose("potara-rounds", paper, ["benchmark.alpha=0.5"])
+    assert chosen.experiment.benchmark is not None and chosen.experiment.benchmark.arguments["alpha"] == 0.5
+
+
+@pytest.mark.parametrize(("study", "rounds"), [("cifar100-10", 400), ("commonsense-8", 50), ("flan-8", 300)])
+def test_the_papers_figures_are_drawn_from_the_papers_settings(study: str, rounds: int) -> None:
+    """Zou et al. 2026, Figures 2 to 4: the first run of Potara in each study is the one of its main table."""
+    chosen = choose("potara-rounds", Path(__file__).parents[4] / "studies" / "potara" / f"{study}.yaml")
+    assert (chosen.run, chosen.seeds, chosen.experiment.method["guard"]) == ("Potara", (42, 52, 62), "none")
+    assert federated_rounds(chosen.experiment) == rounds
 
 
 def test_without_arguments_all_are_listed_and_without_a_configuration_one_is_explained() -> None:

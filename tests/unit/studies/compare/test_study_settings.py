@@ -146,10 +146,32 @@ def test_baselines_of_potara_have_their_rounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["potara/cifar100-10", "potara/cifar100-20"])
 def test_fisher_merging_has_the_two_models_of_potara(name: str) -> None:
-    """Zou et al. 2026, section 4.2, and the upload of its section 3.5: 471.9 MB are 400 rounds."""
+    """Zou et al. 2026, section 4.2, and the upload of its section 3.5: 471.9 MB are 400 rounds. They are merged in the
+    space of the whole updates (appendix H)."""
     for one in with_method(name, "fisher_merging").values():
+        assert one.method["space"] == "dense"
         rounds = one.method["rounds_fedit"] or one.federation.rounds
         assert (one.method["rounds_local"], rounds) == (BRANCH, CIFAR.fedit)
+
+
+# Figures 2a and 2b: t of Potara(t) is [D].
+TRADEOFFS = {
+    "potara/cifar100-10": ((100, 200, 300, 400, 500, 600), "Potara(400)"),
+    "potara/commonsense-8": ((25, 50, 100, 200, 400), "Potara(50)"),
+}
+
+
+@pytest.mark.parametrize("name", TRADEOFFS)
+def test_the_trade_off_has_the_runs_of_the_main_table_and_potara_after_other_rounds(name: str) -> None:
+    """With equal settings, so that a directory has them once; the cells differ from each other in t alone."""
+    rounds, main = TRADEOFFS[name]
+    known = {cell.key for cell in planned(name).cells}
+    found = with_method(f"{name}-tradeoff", "potara")
+    assert [one.method["rounds_fedit"] for one in found.values()] == list(rounds)
+    for cell in planned(f"{name}-tradeoff").cells:
+        assert (cell.key in known) == (cell.label not in found or cell.label == main), cell.label
+    at_main = {settings_hash(replace(one, method={**one.method, "rounds_fedit": 1})) for one in found.values()}
+    assert len(at_main) == 1
 
 
 def test_cifar_is_divided_at_an_alpha_of_a_half_and_swept_over_the_customary_three() -> None:
@@ -480,4 +502,12 @@ def test_no_study_of_a_paper_is_left_out() -> None:
         for path in STUDIES.glob("*/*.yaml")
         if path.parent.name != "offline"
     }
-    assert there == {*POTARA, GUIDANCE, *MOSAIC, MIXES, *P2EFT, *(f"{name}-rates" for name in P2EFT)}
+    assert there == {
+        *POTARA,
+        *(f"{name}-tradeoff" for name in TRADEOFFS),
+        GUIDANCE,
+        *MOSAIC,
+        MIXES,
+        *P2EFT,
+        *(f"{name}-rates" for name in P2EFT),
+    }

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from befit.adapters.instance import summaries
+from befit.adapters.instance import omega, summaries
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
 from befit.adapters.layout import REFERENCES, Layout
 from befit.adapters.state import fingerprint, rename
 from befit.core.values import ClientInfo, Payload, State, Tick
+from befit.protocol.method import Diagnostic
 from befit.protocol.site import Site
 from befit.protocol.stage import Message, Personal, Stage
 from befit.train.loop import Pass, train
@@ -118,15 +119,36 @@ class _Adopt(Personal):
         return client | Payload(adopted), Payload()
 
 
+OMEGA = (
+    Diagnostic(
+        "share",
+        ("omega_min", "omega_max"),
+        "omega is the weight of one adapter by how like an input is to the client's own examples: shown is its range "
+        "over training examples that are none of those an input is compared with.",
+        "Weights by input",
+    ),
+    Diagnostic(
+        "alarm",
+        ("omega_spread",),
+        "The weight by input differs by less than 0.01 between all inputs looked at for {clients}: there it is a "
+        "constant, and fixed weights would do the same.",
+        limit=0.01,
+    ),
+)
+_LOOKED_AT = 32  # inputs: enough for a range, one pass at most
+
+
 @dataclass(frozen=True)
 class Remember:
     """Keep the last hidden states, under slot `under`, of `count` training examples: what new inputs are compared with.
 
-    A client with fewer examples repeats them.
+    A client with fewer examples repeats them. One with more reports the weights `omega` that others of them would get,
+    at most `limit` each: `omega_min`, `omega_max`, `omega_mean` and `omega_spread`, see `OMEGA`.
     """
 
     count: int
     under: str
+    limit: float
     name: str = "remember"
     rounds: int | None = 1
     passes: tuple[Pass, ...] = ()
@@ -144,10 +166,23 @@ class _Remember(Personal):
         self.recipe.restore(client, received, site)
         examples = site.examples("train")
         generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "references"))
-        chosen = torch.randperm(len(examples), generator=generator)[: self.stage.count]
-        batch = site.to_device(examples.batch(chosen))
-        model = site.model
+        order, count = torch.randperm(len(examples), generator=generator), self.stage.count
+        model, size = site.model, site.budget.batch_size
+        # The references are one batch: what stands in one batch decides the last bits of its states.
+        groups = [order[:count], *order[count : count + _LOOKED_AT].split(size)]
         with torch.no_grad(), model.training(False), model.active(self.stage.under), summaries(model.backbone) as found:
-            site.logits(batch)
-        places = torch.arange(self.stage.count) % len(chosen)
-        return client | Payload({REFERENCES: found[0].cpu()[places]}), Payload()
+            for group in groups:
+                if len(group):
+                    site.logits(site.to_device(examples.batch(group)))
+        states, *others = (state.cpu() for state in found)
+        references = states[torch.arange(count) % len(states)]
+        if others:
+            weights = omega(torch.cat(others), references, self.stage.limit)
+            least, most = float(weights.min()), float(weights.max())
+            site.report |= {
+                "omega_min": least,
+                "omega_max": most,
+                "omega_mean": float(weights.mean()),
+                "omega_spread": most - least,
+            }
+        return client | Payload({REFERENCES: references}), Payload()
