@@ -1,8 +1,9 @@
 """What relevance-guided aggregation costs: a client over training alone, and a server of many clients.
 
-Client: the same training of one round, with and without the frozen model's gradients, in turns; and one adapter trained
-as in FedIT. Server: aggregation of a round from files, and the downloads of all clients after it; every number of
-clients in a process of its own. Seconds of the process, on one thread, so that other work on the machine counts little.
+Client: the same training of one round, with and without the frozen model's gradients, in turns; one adapter trained as
+in FedIT; and FedMosaic's training with PQ-LoRA in one block. Server: aggregation of a round from files, and the
+downloads of all clients after it; every number of clients in a process of its own. Seconds of the process, on one
+thread, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -51,6 +52,19 @@ def vqa_host(steps: int) -> Host:
     return Host(load_experiment(str(HERE.parent / "configs" / "digits-vqa-hetero.yaml"), changes))
 
 
+def rela(every: int) -> Mosaic:
+    method = build_method({"name": "rela", "relevance": {"every": every}})
+    assert isinstance(method, Mosaic)
+    return method
+
+
+def fedmosaic(every: int) -> Mosaic:
+    """With PQ-LoRA in one block, which the smallest backbones here can spare."""
+    method = build_method({"name": "fedmosaic", "blocks": 1, "relevance": {"every": every}})
+    assert isinstance(method, Mosaic)
+    return method
+
+
 def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
     """The largest backbone's client trains; gradients are of the smallest."""
     if kind == "digits-vqa-hetero":
@@ -58,29 +72,33 @@ def client(kind: str, steps: int, every: int, repeats: int) -> dict[str, Any]:
     else:
         where = Host(experiment(kind, "rela", train={"max_steps": steps, "batch_size": 4}), federation(kind, 2))
     info = max(where.infos, key=lambda one: where.site(one).model.backbone.num_parameters())  # type: ignore[operator]
-    rela, fedit = build_method({"name": "rela", "relevance": {"every": every}}), build_method("fedit")
-    assert isinstance(rela, Mosaic) and rela.sketch is not None
-    passes, sketch = rela.passes, rela.sketch
-    found: dict[str, list[float]] = {"fedit": [], "training": [], "gradients": []}
+    fedit, methods = build_method("fedit"), (rela(every), fedmosaic(every))
+    found: dict[str, list[float]] = {"fedit": [], "training": [], "pq_training": [], "gradients": []}
     for turn in range(repeats + 1):
         where.install(fedit)
         site = where.site(info)
         one = {"fedit": seconds(lambda site=site: exchange(fedit).client_update(Payload(), Payload(), site, AT))}
-        where.install(rela)
-        site = where.site(info)
-        one["training"] = seconds(lambda site=site: train(site, passes, AT, memory=Payload()))
-        one["gradients"] = seconds(lambda site=site: mean_sketch(site, AT, sketch, every, 1e-4))
+        for name, method in zip(("training", "pq_training"), methods, strict=True):
+            where.install(method)
+            site = where.site(info)
+            one[name] = seconds(lambda site=site, method=method: train(site, method.passes, AT, memory=Payload()))
+            sketch = method.sketch
+            assert sketch is not None
+        one["gradients"] = seconds(lambda site=site, sketch=sketch: mean_sketch(site, AT, sketch, every, 1e-4))
         if turn:  # the first warms up
             for name, value in one.items():
                 found[name].append(value)
     extra = [g / t for g, t in zip(found["gradients"], found["training"], strict=True)]
-    gated = [t / f for t, f in zip(found["training"], found["fedit"], strict=True)]
+    gated, cores = (
+        [t / f for t, f in zip(found[name], found["fedit"], strict=True)] for name in ("training", "pq_training")
+    )
     return {
         "backbone": kind,
         "steps": steps,
         "every": every,
         "extra": spread(extra),
         "gated": spread(gated),
+        "cores": spread(cores),
         **{f"{name}_s": spread(values) for name, values in found.items()},
     }
 
@@ -156,6 +174,7 @@ def main() -> None:
             f"{one['fedit_s']['median']:.2f}",
             f"{one['training_s']['median']:.2f}",
             f"{one['gated']['median']:.2f}",
+            f"{one['cores']['median']:.2f}",
             f"{one['gradients_s']['median']:.3f}",
             f"**{one['extra']['median']:.1%}** ({one['extra']['min']:.1%}-{one['extra']['max']:.1%})",
             "",
@@ -174,6 +193,7 @@ def main() -> None:
             "",
             "",
             "",
+            "",
             f"{one['aggregate_s']:.2f}",
             f"{one['downloads_s']:.2f}",
             f"{one['uploads_mib']:.0f}",
@@ -185,7 +205,8 @@ def main() -> None:
         "rela",
         "Relevance-guided aggregation",
         "A client's round of RELA, in seconds of the process on one thread: FedIT's training, training of both "
-        "adapters with gates, and the frozen model's gradients at every tenth step, with their share of that training "
+        "adapters with gates, the same of FedMosaic with one block of PQ-LoRA, and the frozen model's gradients at "
+        "every tenth step, with their share of RELA's training "
         "(median and range of turns; the federation of two sizes measures a client with the large one). A server's "
         "second round: aggregation from files, the downloads of all clients, the last uploads of all, which it keeps "
         "and below which it cannot come, and the memory that both add: those uploads, at most 128 rows of every "
@@ -195,7 +216,8 @@ def main() -> None:
             "steps",
             "FedIT (s)",
             "training (s)",
-            "of FedIT",
+            "RELA of FedIT",
+            "FedMosaic of FedIT",
             "gradients (s)",
             "extra",
             "aggregation (s)",

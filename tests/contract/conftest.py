@@ -12,7 +12,7 @@ import torch
 
 from befit.adapters.state import fingerprint
 from befit.config.experiment import load_experiment
-from befit.core.values import Failure, Payload, Score, Tick, Update
+from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method, run_stages
@@ -106,6 +106,9 @@ class Memo:
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
         self.outbound.note(failure, failure.stage, torch.float32)
+
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        pass
 
     def event(self, event: dict[str, Any]) -> None:
         pass

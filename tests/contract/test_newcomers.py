@@ -235,7 +235,9 @@ def test_a_run_stopped_among_its_newcomers_goes_on_with_the_next_one(
     assert (first / "result.json").stat().st_mtime_ns == written
 
     def lasting(results: dict[str, Any]) -> str:
-        rows = {client: {**row, "seconds": 0} for client, row in results["newcomers"]["clients"].items()}
+        rows = {
+            client: {**row, "seconds": 0, "cpu_seconds": 0} for client, row in results["newcomers"]["clients"].items()
+        }
         return json.dumps(rows, sort_keys=True)
 
     assert lasting(done.results) == lasting(finished[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 import torch
 
 import befit
+from befit.adapters.keys import slot_of, split
 from befit.config.experiment import load_experiment
 from befit.core.errors import DataError
 from befit.core.storage import read_lines
 from befit.core.values import Tick
 from befit.data.streams import Stream
+from befit.runs.artifacts import read_deployment
 from befit.runs.host import Host
 
 TASKS = [range(30), range(30, 50), range(50, 90)]
@@ -117,8 +120,45 @@ def test_own_and_other_clients_examples_at_the_end_and_over_time_are_in_results_
     assert found["self_auc"] == pytest.approx(sum(point["mean"] for point in run.results["curves"]["fedit"]) / 4)
     assert found["others_last"] == pytest.approx(sum(row["others"] for row in clients.values()) / 3)
     assert found["others_auc"] != found["others_last"]
+    for client, row in clients.items():  # by hand from every client's lines
+        assert row["on_others"].keys() == clients.keys() - {client}
+        assert row["others"] == pytest.approx(sum(row["on_others"].values()) / 2)
+        lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["client"] == client]
+        for key, metric in (("self", "accuracy"), ("others", "others")):
+            scores = [line["value"] for line in lines if line["kind"] == "score" and line["metric"] == metric]
+            assert len(scores) == 4 and row["over_time"][f"{key}_last"] == scores[-1] == row[metric]
+            assert row["over_time"][f"{key}_auc"] == pytest.approx(sum(scores) / 4)
+    means = {client: row["over_time"]["self_auc"] for client, row in clients.items()}
+    assert found["self_auc"] == pytest.approx(sum(means.values()) / 3) and len(set(means.values())) > 1
+    page = (run.path / "report.html").read_text()
+    assert "Every model on every client" in page and "Who learns from whom" not in page and "Gates" not in page
     for name in ("report.md", "report.html"):
         assert f"{100 * found['others_auc']:.1f}" in (run.path / name).read_text()
+
+
+def test_who_learns_from_whom_and_gates_are_in_results_and_report_and_leave_no_client(tmp_path: Path) -> None:
+    """Weights are the server's, gates those of `deployment.safetensors`."""
+    rela = {"name": "rela", "rank": 4, "relevance": {"every": 1, "temperature": 0.1}}
+    more = {"method": rela, "evaluate": {"every": 2, "others": "end"}, "report": {"plots": True}}
+    run = befit.run(settings(**more), out=tmp_path / "run")
+    clients = run.results["clients"]
+    lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["kind"] == "weights"]
+    assert [line["round"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    sent = {one["name"] for one in json.loads((run.path / "outbound.json").read_text())["client-00"]}
+    for client, row in clients.items():
+        assert row["weights"] == lines[-3 + sorted(clients).index(client)]["values"]
+        assert row["weights"].keys() == clients.keys() and row["weights"][client] == 0.0
+        assert sum(row["weights"].values()) == pytest.approx(1, abs=1e-5)
+        assert len(set(row["weights"].values())) == 3
+        assert row["on_others"].keys() == clients.keys() - {client}
+        kept = read_deployment(run.path / "clients" / client).arrays
+        betas = {split(key)[1]: float(value.sigmoid()) for key, value in kept.items() if slot_of(key) == "gate"}
+        assert row["gates"] == pytest.approx(betas, abs=1e-6) and len(set(row["gates"].values())) > 1
+    assert not [name for name in sent if "gate" in name or "beta" in name or "client-0" in name]
+    for name in ("report.md", "report.html"):
+        text = (run.path / name).read_text()
+        assert "Who learns from whom" in text and "Every model on every client" in text
+    assert "What the gate of each layer gives" in text
 
 
 def test_scores_are_due_every_so_many_rounds_and_after_the_last_and_their_means_are_the_area(tmp_path: Path) -> None:

@@ -23,9 +23,12 @@ from typing import Any
 
 import pytest
 
+from befit.adapters.model import model_shapes
 from befit.cost.architecture import find_architecture
 from befit.cost.arguments import chosen_methods
 from befit.cost.compare import compare, with_savings
+from befit.methods.parts.mosaic.align.memory import alignment_bytes
+from befit.methods.parts.mosaic.align.settings import Alignment
 
 SMALL, LARGE, OTHER = "llava-llama-3.2-1b", "llava-llama-3.2-3b", "llava-qwen2.5-0.5b"
 ENTRIES = {SMALL: 90_177_536, LARGE: 194_510_848}
@@ -177,3 +180,35 @@ def test_the_page_has_what_the_shapes_give(cells: list[str]) -> None:
     assert row(LARGE, "feddpa", "variant=halves")["memory"] == row(LARGE, "fedsim")["memory"]
     assert row(LARGE, "fedit")["memory"] == row(LARGE, "local")["memory"]
     assert len(table("What it costs")) == len(computed)
+
+
+def test_an_alignment_passes_the_public_records_once_through_both_models() -> None:
+    """5,000 records: (1,545,617,408 + 3,528,846,336) / (2 N + 3 n) of a step of plain fine-tuning each; nothing where
+    the models are one, and nothing for RELA."""
+    expected = 5000 * (1_545_617_408 + 3_528_846_336) / (2 * 3_528_846_336 + 3 * ENTRIES[LARGE])
+    assert row(LARGE)["public_records"]["opening"] == pytest.approx(expected, rel=1e-6)
+    assert expected == pytest.approx(3320.45, abs=0.01)
+    assert row(SMALL)["public_records"] is None and row(LARGE, "rela")["public_records"] is None
+    trained = row(LARGE, "fedmosaic", "align.method=train", "align.epochs=2")["public_records"]
+    assert trained["opening"] == pytest.approx(3 * expected, rel=1e-6)  # two epochs, and once more for B
+
+
+def test_an_alignment_holds_sums_of_products_and_two_batches_of_both_models() -> None:
+    """At four blocks of the 3B model `C_jj` has 4 (3 * 3072^2 + 8192^2) numbers in float64, 3.05 GB; of the 8B model
+    4 (3 * 4096^2 + 14336^2), 8.2 GB. 16 records of 800 tokens are 6.5 GB in float32, of the 3B and the 1B model."""
+    shapes = {
+        name: model_shapes(find_architecture(name).skeleton(1), "all", head=False)
+        for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
+    }
+    two, closed = {name: shapes[name] for name in ("llama-3.2-3b", "llama-3.2-1b")}, Alignment()
+    batch = 16 * 800 * 4 * 4 * (3 * 3072 + 8192 + 3 * 2048 + 8192)
+    sums = 8 * 4 * (3 * 3072**2 + 8192**2)
+    projected = 8 * 4 * (6 * 3072 + 8192) * 128
+    assert alignment_bytes(two, 128, 4, closed, 800) == sums + projected + 2 * batch
+    assert (sums / 1e9, batch / 1e9) == (pytest.approx(3.05, abs=0.01), pytest.approx(6.5, abs=0.05))
+    assert alignment_bytes(two, 128, 4, Alignment(method="train"), 800) == 2 * batch
+    eight = alignment_bytes(shapes, 128, 4, Alignment(batch_size=1), 1)  # the largest of several alignments
+    assert (
+        eight / 1e9 == pytest.approx(8 * 4 * (3 * 4096**2 + 14336**2) / 1e9, rel=0.03) == pytest.approx(8.2, rel=0.03)
+    )
+    assert alignment_bytes({"one": shapes["llama-3.2-3b"]}, 128, 4, closed, 800) == 0

@@ -118,6 +118,29 @@ def test_a_run(name: str, options: dict[str, Any]) -> None:
         torch.testing.assert_close(played.answers(client), expected, rtol=1e-3, atol=5e-4)
 
 
+def test_training_alone_with_pq_blocks() -> None:
+    """SFT with N_B blocks (Table 29): cores at their own rate between factors that stay as they are."""
+    played = Played({"name": "local", **LORA, "blocks": 1, "pq_rate": PQ_RATE})
+    basis, start = played.start("basis"), played.start("personal")
+    assert {key.rpartition("/")[0] for key in start if key.endswith(("/P", "/Q"))} == set(PQ)
+    full = dict.fromkeys([*MODULES, "classifier"], torch.tensor(1.0))
+
+    def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        fast = [p for p, key in zip(parameters, start, strict=True) if key.endswith(("/P", "/Q"))]
+        rest = [p for p, key in zip(parameters, start, strict=True) if not key.endswith(("/P", "/Q"))]
+        groups = [{"params": rest, "lr": RATE}, {"params": fast, "lr": RATE * PQ_RATE}]
+        return torch.optim.AdamW(groups, weight_decay=0.0)
+
+    for client in CLIENTS:
+        learner = Learner(start, make)
+        for _ in range(2 * STEPS):
+            learner.step(loss(played.data(client), update(learner.arrays, basis, full)))
+        assert_near(played.kept(client, "personal"), learner.now, atol=1e-4)
+        pixels, _ = played.data(client, "test")
+        expected = logits(pixels, update(learner.now, basis, full))
+        torch.testing.assert_close(played.answers(client), expected, rtol=1e-3, atol=5e-4)
+
+
 def test_clients_weigh_each_other_differently() -> None:
     """Or equal weights would pass for relevance."""
     W = relevance(Played({"name": "fedit", **LORA}, rounds=1), False)

@@ -25,7 +25,7 @@ def config(workers: int, **changes: Any) -> dict[str, Any]:
         "train": {"max_steps": 2},
         "federation": {"rounds": 3},
         "report": {"plots": False},
-        "evaluate": {"every": 1},
+        "evaluate": {"every": 1, "others": "end"},
         "engine": {"workers": workers},
         "checkpoint": {"every_s": 0},
         **changes,

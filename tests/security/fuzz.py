@@ -230,7 +230,7 @@ def frames() -> Kind:
     for ask in asks.values():
         ask()
     stamp = {"protocol": PROTOCOL, "run": "run", "label": "method", "at": asdict(at), "client": "a", "version": "1"}
-    cost = {"seconds": 1.5, "peak_memory_mib": 200.0}
+    cost = {"seconds": 1.5, "peak_memory_mib": 200.0, "cpu_seconds": 1.5}
     said = {
         "update": {"scalars": {"rank": 2, "names": ["x"]}, "report": {"loss": 0.5, "steps": 5}, "cost": cost},
         "score": {"metrics": {"accuracy": 0.5, "loss": 1.0}, "examples": 3, "cost": cost},

@@ -175,6 +175,7 @@ TRAIN_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {  # with the values that
     ("cost",): (),
     ("cost", "seconds"): (),
     ("cost", "peak_memory_mib"): (),
+    ("cost", "cpu_seconds"): (),
 }
 SCORE_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("kind",): (),
@@ -359,6 +360,7 @@ TRAIN: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a report of 1e101": with_value(("report", "w"), 1e101),
     "a report of -1e308": with_value(("report", "w"), -1e308),
     "a year and a day": with_value(("cost", "seconds"), 367 * 86400),
+    "a year and a day of a processor": with_value(("cost", "cpu_seconds"), 367 * 86400),
     "two pebibytes of memory": with_value(("cost", "peak_memory_mib"), 2**31),
     "a number that is not declared": with_value(("scalars",), {"rank": 8}),
     "a number within numbers": with_value(("scalars",), {"rank": [[8]]}),
@@ -378,8 +380,10 @@ FAILURES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a failure of a kind of a megabyte": _failing(error="E" * 2**20),
     "a failure of a kind with half a character": _failing(error=f"E{HALF}"),
     "a failure whose reason has half a character": _failing(reason=f"{MARK}{HALF}"),
-    "a failure that took 1e308 seconds": _failing(cost={"seconds": 1e308, "peak_memory_mib": 1}),
-    "a failure that took no number of seconds": _failing(cost={"seconds": float("nan"), "peak_memory_mib": 1}),
+    "a failure that took 1e308 seconds": _failing(cost={"seconds": 1e308, "peak_memory_mib": 1, "cpu_seconds": 1}),
+    "a failure that took no number of seconds": _failing(
+        cost={"seconds": float("nan"), "peak_memory_mib": 1, "cpu_seconds": 1}
+    ),
     "a failure whose cost is a list": _failing(cost=[1]),
 }
 TOLD: dict[str, Callable[[bytes, bytes], bytes]] = {

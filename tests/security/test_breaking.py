@@ -133,9 +133,16 @@ def test_a_site_of_another_name_is_told_so_before_it_connects(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", [{"name": "lora"}, {"name": "bayestune"}])
-def test_passes_over_the_records_count_as_the_steps_that_they_are(method: dict[str, Any], tmp_path: Path) -> None:
-    assert "the steps of 9000 passes" in reason(tmp_path, {**method, "epochs": 9000})
-    assert not reason(tmp_path, {**method, "epochs": 2})
+@pytest.mark.parametrize("of_base", [False, True])
+def test_passes_over_the_records_count_as_the_steps_that_they_are(
+    method: dict[str, Any], of_base: bool, tmp_path: Path
+) -> None:
+    def asking(epochs: int) -> dict[str, Any]:
+        passes = {"epochs": epochs}
+        return {**method, **({"base": {"name": "fedit", **passes}} if of_base else passes)}
+
+    assert "the steps of 9000 passes" in reason(tmp_path, asking(9000))
+    assert not reason(tmp_path, asking(2))
 
 
 def test_a_run_directory_brings_no_code(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from befit.adapters.forms import kaiming_uniform
 from befit.adapters.layer import SlotLinear
 from befit.adapters.mixers import add_up
+from befit.adapters.pq import PQBranch, mixed_cores
 
 
 class Gate(Protocol):
@@ -128,7 +129,11 @@ def make_gate(name: Literal["scalar", "input", "noisy-input"]) -> Gate:
 
 
 def _weigh(layer: SlotLinear, weights: list[Tensor], x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
-    """`y + sum_s weight_s scale_s h_s`; a weight is (1,) or (…, 1)."""
+    """`y + sum_s weight_s scale_s h_s`; a weight is (1,) or (…, 1). Cores over one basis share its two products."""
+    found = [layer.branches.get(slot) for slot in layer.router.active]
+    cores = [branch for branch in found if isinstance(branch, PQBranch)]
+    if len(cores) == len(weights) and layer.router.recorder is None:
+        return y + mixed_cores(cores, weights, dropped).to(y.dtype)
     for slot, weight in zip(layer.router.active, weights, strict=True):
         output = layer.branch_output(slot, x, dropped, weight)
         if output is not None:

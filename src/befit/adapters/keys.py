@@ -115,6 +115,25 @@ def select(state: State, chosen: Selector) -> State:
     return {key: tensor for key, tensor in state.items() if chosen(key)}
 
 
+# Models have renamed these between releases; papers and configurations keep the old words.
+_OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+
+
+def is_named(name: str, target: str, path: str = "") -> bool:
+    """Whether `target` names a module: canonically, as the model does, or by the end of its path; "all" names all
+    modules of the blocks, "all-linear" all there are.
+
+    >>> is_named("block.03.q_proj", "query"), is_named("block.03.q_proj", "block.03.q_proj"), is_named("pooler", "all")
+    (True, True, False)
+    """
+    if target == "all-linear":
+        return True
+    if target == "all":
+        return name.startswith("block.")
+    target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
+    return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
+
+
 # What architectures call the projections of a transformer block, longest ending first where two match.
 _PROJECTIONS = (
     (r"(?:attention|attn|self_attn)(?:\.(?:self|attention))?\.(?:query|q_proj|q)", "q_proj"),

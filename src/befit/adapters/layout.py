@@ -17,7 +17,7 @@ import torch
 
 from befit.adapters.forms import LORA, Form, ModuleShape
 from befit.adapters.gates import SOFTMAX, Gate
-from befit.adapters.keys import join, split
+from befit.adapters.keys import is_named, join, split
 from befit.adapters.whole import WHOLE, Whole
 from befit.core.values import State, TensorSpec
 
@@ -29,6 +29,8 @@ REFERENCES = "instance/references/H"
 class ModelShapes:
     """What a layout needs to know of a backbone: target modules and task head, by canonical name, and its width.
 
+    heads  linear modules of the task head, where it is trained; those that are targets too are no slot's dense update
+           that adapts them
     last  outputs and inputs of the last block's output projection, in the smallest backbone of the federation
     linears  how many linear modules the backbone has, with or without an adapter
     parameters  shape of every weight, by the path of its module and its name, for slots of the whole model
@@ -63,7 +65,8 @@ class InitialisedExtra(Protocol):
 class Slot:
     """One adapter. `delta = alpha / rank * B A` (alpha / sqrt(rank) with `rslora`); `head` adds the task head.
 
-    `form` is how it is parametrised: see `befit.adapters.forms`.
+    `form` is how it is parametrised: see `befit.adapters.forms`. `targets` are words for some of the model's target
+    modules, as in adapter.targets; None for all of them, none for the head alone.
     """
 
     name: str
@@ -72,6 +75,19 @@ class Slot:
     head: bool = True
     rslora: bool = False
     form: Form = LORA
+    targets: tuple[str, ...] | None = None
+
+    def adapted(self, shapes: ModelShapes) -> Mapping[str, ModuleShape]:
+        """The modules that get low-rank arrays."""
+        if self.targets is None:
+            return shapes.targets
+        words = self.targets
+        return {name: one for name, one in shapes.targets.items() if any(is_named(name, word) for word in words)}
+
+    def dense(self, shapes: ModelShapes) -> Mapping[str, ModuleShape]:
+        """The modules of the task head that get a dense update."""
+        adapted = self.adapted(shapes)
+        return {name: one for name, one in shapes.heads.items() if self.head and name not in adapted}
 
     @property
     def scale(self) -> float:
@@ -104,16 +120,21 @@ class Layout:
     def slot(self, name: str) -> Slot:
         return next(slot for slot in self.slots if slot.name == name)
 
+    def unknown_targets(self, shapes: ModelShapes) -> list[str]:
+        """Words of slots that name none of the target modules."""
+        words = dict.fromkeys(word for slot in self.slots for word in slot.targets or ())
+        return [word for word in words if not any(is_named(name, word) for name in shapes.targets)]
+
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         """Shape of every array this layout puts on a model, in the order of the buffers: by slot, then by factor."""
         specs: dict[str, TensorSpec] = {}
         for slot in self.slots:
-            for factor, modules in slot.form.factors(slot.rank, shapes.targets).items():
+            for factor, modules in slot.form.factors(slot.rank, slot.adapted(shapes)).items():
                 for name, shape in modules.items():
                     specs[join(slot.name, name, factor)] = TensorSpec(shape)
             if isinstance(slot.form, Whole):
                 specs |= {join(slot.name, *place): TensorSpec(shape) for place, shape in shapes.parameters.items()}
-            for name, shape in shapes.heads.items() if slot.head else ():
+            for name, shape in slot.dense(shapes).items():
                 specs[join(slot.name, name, "weight")] = TensorSpec((shape.d_out, shape.d_in))
                 if shape.bias:
                     specs[join(slot.name, name, "bias")] = TensorSpec((shape.d_out,))
@@ -131,9 +152,9 @@ class Layout:
 
         They depend on seed, module and shape but not on the slot: two slots of one rank start from one adapter.
         """
-        forms = {slot.name: slot.form for slot in self.slots}
+        slots = {slot.name: slot for slot in self.slots}
         values = {
-            key: self._initial(key, spec.shape, seed, forms.get(split(key)[0], LORA), shapes)
+            key: self._initial(key, spec.shape, seed, slots.get(split(key)[0]), shapes)
             for key, spec in self.specs(shapes).items()
         }
         for extra in self.extras:
@@ -141,11 +162,14 @@ class Layout:
                 values |= {key: extra.initial(key, spec.shape, seed) for key, spec in extra.specs(shapes).items()}
         return values
 
-    def _initial(self, key: str, shape: tuple[int, ...], seed: int, form: Form, shapes: ModelShapes) -> torch.Tensor:
-        slot, name, factor = split(key)
-        if slot == GATE:
-            return self.gate.initial(name, shape, seed)
-        return form.initial(name, factor, shape, seed) if name in shapes.targets else torch.zeros(shape)
+    def _initial(
+        self, key: str, shape: tuple[int, ...], seed: int, slot: Slot | None, shapes: ModelShapes
+    ) -> torch.Tensor:
+        name, module, factor = split(key)
+        if name == GATE:
+            return self.gate.initial(module, shape, seed)
+        form, adapted = (LORA, shapes.targets) if slot is None else (slot.form, slot.adapted(shapes))
+        return form.initial(module, factor, shape, seed) if module in adapted else torch.zeros(shape)
 
 
 def initial_values(specs: Mapping[str, TensorSpec], seed: int) -> State:

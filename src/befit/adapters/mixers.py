@@ -113,6 +113,15 @@ def constant_weights(mix: Mix, layout: Layout, slots: Sequence[str], arrays: Sta
     return by_layer.__getitem__ if by_layer and len(by_layer) == len(gates) else None
 
 
+def gate_values(mix: Mix, layout: Layout, slots: Sequence[str], arrays: State) -> dict[str, float]:
+    """By layer, what a gate of one number gives the last of the active slots, to six digits; nothing for others."""
+    weights = constant_weights(mix, layout, slots, arrays) if mix == "gate" else None
+    if weights is None:
+        return {}
+    layers = [split(key)[1] for key in arrays if slot_of(key) == "gate"]
+    return {layer: float(f"{weights(layer)[-1]:.6g}") for layer in layers}
+
+
 def add_up(layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
     """`y + sum_s scale_s h_s`: every active slot at full weight."""
     for slot in layer.router.active:

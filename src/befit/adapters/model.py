@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from befit.adapters.flat import FlatState
 from befit.adapters.forms import DENSE, ModuleShape
-from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, split
+from befit.adapters.keys import EVERYTHING, NOTHING, Selector, canonical_names, is_named, split
 from befit.adapters.layer import Mixer, Recorder, Router, SlotLinear
 from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.mixers import Mix, make_mixer
 from befit.adapters.whole import Whole, WholeWeights, owners, parameter_shapes
 from befit.core.errors import ModelError, did_you_mean
 from befit.core.values import State, TensorSpec
-
-_OLD_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 
 class AdaptedModel:
@@ -30,8 +28,10 @@ class AdaptedModel:
 
     backbone  a transformers model (or any module); its parameters are frozen here. On the meta device it serves for
               its shapes and its adapters' initial values
-    targets   "auto" (query and value projections), "all" (every linear of the blocks), or names, see `find_modules`
-    head      whether slots carry the task head (a classifier outside the backbone proper)
+    targets   "auto" (query and value projections), "all" (every linear of the blocks), "all-linear" (as in PEFT every
+              linear but the output embedding), or names, see `find_modules`
+    head      whether slots carry the task head (a classifier outside the backbone proper) as a dense update, where it
+              is no target
     dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
     """
 
@@ -87,7 +87,7 @@ class AdaptedModel:
                 arrays.setdefault((slot, name), {})[factor] = leaf
         for (slot, name), factors in arrays.items():
             spec = slots[slot]
-            form = spec.form if name in self.shapes.targets else DENSE
+            form = spec.form if name in spec.adapted(self.shapes) else DENSE
             common = arrays.get((form.basis, name), {})
             self.layers[name].branches[slot] = form.branch({**common, **factors}, spec.scale)
 
@@ -186,6 +186,10 @@ class AdaptedModel:
                 yield
         finally:
             self._state.fill(before)
+
+    def adapted(self, slot: str) -> Mapping[str, ModuleShape]:
+        """The modules at which a slot has low-rank arrays."""
+        return self.layout.slot(slot).adapted(self.shapes)
 
     @property
     def whole_slots(self) -> tuple[str, ...]:
@@ -312,39 +316,39 @@ def find_modules(backbone: nn.Module, targets: Sequence[str] | str) -> tuple[dic
     """Canonical name -> path of the target modules, and of the linear modules of the task head.
 
     `targets` names projections canonically (`q_proj`), as the model does (`query`), or by the end of a path
-    (`attention.self.query`); "auto" is query and value, "all" every linear module of the blocks. The head is what
-    sits beside the backbone proper: the children of the model other than its base model and its output embedding.
-    In a model that also sees, targets are those of its language model; what only the rest has must be named by itself.
-    Raises ModelError for a target that matches nothing.
+    (`attention.self.query`); "auto" is query and value, "all" every linear module of the blocks, and "all-linear" what
+    PEFT calls so: every linear module, of a task head too, but the output embedding. The head is what sits beside the
+    backbone proper: the children of the model other than its base model and its output embedding. What only the
+    head has must be named by itself (`classifier`), and in a model that also sees, whose targets are those of its
+    language model, what only the rest has. Raises ModelError for a target that matches nothing.
     """
     linears = {path: module for path, module in backbone.named_modules() if _is_linear(module)}
-    head = {path: path for path in linears if path.split(".")[0] in _head_children(backbone)}
+    head = {path: path for path in linears if path.split(".")[0] in head_children(backbone)}
     inside = _language_model(backbone)
     others = [path for path in linears if path not in head]
     names = canonical_names(path for path in others if path.startswith(inside))
     outside = {path: path for path in others if not path.startswith(inside)}
+    output = getattr(backbone, "get_output_embeddings", lambda: None)()
     if targets == "auto":
         targets = ("q_proj", "v_proj") if any(name.endswith(".q_proj") for name in names.values()) else ("qkv_proj",)
     chosen: dict[str, str] = {}
-    for target in ("all",) if targets == "all" else targets:
-        matches = {name: path for path, name in names.items() if _matches(target, name, path)}
-        matches = matches or {path: path for path in outside if _matches(target, path, path)}
+    for target in (targets,) if isinstance(targets, str) else targets:
+        if target == "all-linear":
+            every = {**{name: path for path, name in names.items()}, **outside, **head}
+            matches = {name: path for name, path in every.items() if linears[path] is not output}
+        else:
+            matches = {name: path for path, name in names.items() if is_named(name, target, path)}
+            for paths in (outside, head):  # which have to be named by what the rest does not have
+                matches = matches or {path: path for path in paths if is_named(path, target, path)}
         if not matches:
             known = sorted({name.split(".", 2)[-1] for name in names.values() if name.startswith("block.")})
+            known += head
             raise ModelError(
                 f"no module matches target {target!r}; the blocks of {type(backbone).__name__} have "
                 f"{', '.join(known) or 'no linear modules'}.{did_you_mean(target, known)}"
             )
         chosen.update(matches)
     return dict(sorted(chosen.items())), head
-
-
-def _matches(target: str, name: str, path: str) -> bool:
-    if target == "all":
-        return name.startswith("block.")
-    # Models have renamed these between releases; papers and configurations keep the old words.
-    target = _OLD_NAMES.get(target, target) if not path.endswith(f".{target}") else target
-    return name == target or name.endswith(f".{target}") or path == target or path.endswith(f".{target}")
 
 
 def _language_model(backbone: nn.Module) -> str:
@@ -360,7 +364,9 @@ def _text_config(backbone: nn.Module) -> object:
     return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
 
 
-def _head_children(backbone: nn.Module) -> set[str]:
+def head_children(backbone: nn.Module) -> set[str]:
+    """Names of the model's children that make up its task head."""
+    """Names of the model's children that make up its task head."""
     prefix = getattr(backbone, "base_model_prefix", "")
     if not prefix or not hasattr(backbone, prefix):
         return set()

@@ -10,7 +10,7 @@ multiplies from the other side and stores its transpose. Seo et al. 2026 (FedMos
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -94,6 +94,15 @@ class PQBranch:
         """`G_P[m] = sum_t (B^T g[m,t]) (A x[m,t])^T`, `G_Q[m] = sum_t B^T g[m,t]`; see `LoraBranch.gradients`."""
         inner = grad @ self.B
         return {"P": torch.einsum("mtr,mts->mrs", inner, F.linear(x, self.A)), "Q": inner.sum(1)}
+
+
+def mixed_cores(cores: Sequence[PQBranch], weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    """`B sum_s w_s scale_s (P_s z + Q_s)` with `z = A x`, of cores that share A and B; weights (1,) or (…, 1)."""
+    z = F.linear(x, cores[0].A)
+    first, *others = (
+        weight * core.scale * F.linear(z, core.P, core.Q) for core, weight in zip(cores, weights, strict=True)
+    )
+    return F.linear(sum(others, start=first), cores[0].B)
 
 
 @dataclass(frozen=True)

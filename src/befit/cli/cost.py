@@ -23,7 +23,10 @@ def cost(
         list[str] | None, typer.Option("--method", metavar="NAME", help="A method; repeatable. Default: all.")
     ] = None,
     targets: Annotated[
-        str, typer.Option("--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, or all.")
+        str,
+        typer.Option(
+            "--targets", metavar="NAME,NAME,...", help="Linear modules that get adapters; auto, all or all-linear."
+        ),
     ] = "auto",
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of every method's adapters.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of stages without a number of their own.")] = 10,
@@ -129,7 +132,7 @@ def _problems(
 
 
 def _targets(text: str) -> list[str] | str:
-    return text if text in ("auto", "all") else [name.strip() for name in text.split(",")]
+    return text if text in ("auto", "all", "all-linear") else [name.strip() for name in text.split(",")]
 
 
 def _arguments(block: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
     if any(row["public_records"] for row in rows):
         text += (
             " Public: the most that a round computes on public records at each client and at the server, in records of "
-            "plain fine-tuning with the same length."
+            "plain fine-tuning with the same length; once: at the server for this model, before the first round."
         )
     say(text, "dim")
 
@@ -212,8 +215,8 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     if any(row["upload_bytes_beside_adapters"] for row in rows):
         _add_bytes(table, "non-adapter upload / round", [row["upload_bytes_beside_adapters"] for row in rows])
     if any(row["public_records"] for row in rows):
-        table["public, client"] = [_public(row, ("client",)) for row in rows]
-        table["public, server"] = [_public(row, ("server", "each")) for row in rows]
+        for header, parts in (("client", ("client",)), ("server", ("server", "each")), ("once", ("opening",))):
+            table[f"public, {header}"] = [_public(row, parts) for row in rows]
     if any(row["head_bytes"]["upload_bytes_total"] for row in rows):
         _add_bytes(table, "head upload", [row["head_bytes"]["upload_bytes_total"] for row in rows])
     if "upload_saving" in rows[0]:
@@ -232,10 +235,10 @@ def _saving(share: float | None) -> str:
 def _public(row: dict[str, Any], parts: Sequence[str]) -> str:
     """A round's work on public records; what the server does for each client with their number, where it is known."""
     records = row["public_records"]
-    if not records or not any(records[part] for part in parts):
+    if not records or not any(records.get(part) for part in parts):
         return "-"
     if "each" not in parts:
-        return f"{records['client']:,.0f}"
+        return f"{records[parts[0]]:,.0f}"
     if "clients" in row:
         return f"{records['server'] + row['clients'] * records['each']:,.0f}"
     return f"{records['server']:,.0f}" + (f" + {records['each']:,.0f} a client" if records["each"] else "")

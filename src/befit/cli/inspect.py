@@ -201,7 +201,9 @@ def _check_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
             text = f"{bytes_text(up)} up, {bytes_text(down)} down" + ", if it takes part in every round" * some
             rows.append((words, text))
     parts = ", ".join(f"{name} {mib:,.1f}" for name, mib in result["memory_parts_mib"].items())
-    return [*rows, ("memory, estimated", f"{result['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries")]
+    rows.append(("memory, estimated", f"{result['memory_mib']:,.1f} MiB ({parts}), and Python with its libraries"))
+    opening = f"{result['opening_mib']:,.1f} MiB beside the backbones, at the server"
+    return [*rows, *[("before the first round", opening)] * bool(result["opening_mib"])]
 
 
 def _print_arguments(console: Console, parameters: tuple[Parameter, ...], title: str) -> None:

@@ -136,12 +136,16 @@ class DataSettings:
 class AdapterSettings:
     """Where the adapters sit.
 
-    targets  names of the linear modules; auto: the query and value projections
+    targets  names of the linear modules, of the classification head too; auto: the query and value projections; all:
+             all of the blocks; all-linear: as PEFT's, all but the output embedding, the classification head among them
     dropout  probability with which an adapter's input is dropped while training
-    head     train and share the classification head too; auto: yes for classification tasks
+    head     train and share the classification head too, in full where it is no target; auto: yes for classification
+             tasks
     """
 
-    targets: Annotated[list[str] | Literal["auto"], not_empty("must name at least one module")] = "auto"
+    targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
+        "auto"
+    )
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
 

@@ -6,6 +6,7 @@ A *state* is a flat mapping from keys `slot/module/factor` to CPU tensors, for e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -147,12 +148,36 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one exchange with one client took; bytes as encoded for the wire, arrays and numbers together."""
+    """What one exchange with one client took; bytes as encoded for the wire, arrays and numbers together.
+
+    cpu_seconds  of processor time, of all threads of the process that did the work
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
     peak_memory_mib: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Of both, one after the other."""
+        return Cost(
+            self.bytes_up + other.bytes_up,
+            self.bytes_down + other.bytes_down,
+            self.seconds + other.seconds,
+            max(self.peak_memory_mib, other.peak_memory_mib),
+            self.cpu_seconds + other.cpu_seconds,
+        )
+
+
+class Clock:
+    """Time from its making on: as clocks on walls show it, and of the process's processors."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def cost(self, up: int = 0, down: int = 0, peak_memory_mib: float = 0.0) -> Cost:
+        return Cost(up, down, time.perf_counter() - self._wall, peak_memory_mib, time.process_time() - self._cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +216,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one client measured with its own model: metrics over `examples` examples of one split."""
+    """What one client measured with its own model: metrics over `examples` examples of one split.
+
+    others  the headline on each other client's examples, where all clients are on one machine; it travels nowhere
+    """
 
     client: str
     split: str
     examples: int
     metrics: Mapping[str, float]
     cost: Cost = field(default_factory=lambda: Cost())
+    others: Mapping[str, float] = field(default_factory=dict[str, float])

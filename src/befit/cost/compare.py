@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from befit.adapters.forms import LORA
-from befit.adapters.keys import slot_of, split
+from befit.adapters.keys import slot_of
 from befit.adapters.layout import Layout, ModelShapes
 from befit.adapters.model import find_modules, model_shapes
 from befit.core.errors import ConfigError
 from befit.core.values import TensorSpec
 from befit.cost.architecture import Architecture
-from befit.cost.compute import count, public_records, relative_compute, relative_memory, slot_sizes
+from befit.cost.compute import count, is_of_head, public_records, relative_compute, relative_memory, slot_sizes
 from befit.cost.traffic import StageTraffic, stage_traffic, totals
 from befit.protocol.method import Method
 
@@ -55,6 +55,9 @@ def compare(
         raise ConfigError(problems, "the command")
     backbone = architecture.skeleton(labels or 1)
     shapes = model_shapes(backbone, targets, head=head and labels is not None)
+    if labels is None:
+        _, heads = find_modules(backbone, targets)
+        shapes = replace(shapes, targets={name: one for name, one in shapes.targets.items() if name not in heads})
     small = None if smallest is None else smallest.skeleton(labels or 1)
     if small is not None:
         shapes = replace(shapes, last=model_shapes(small, "all", head=False).last)
@@ -73,7 +76,7 @@ def compare(
             **about,
             "method": name,
             **method_cost(method, shapes, rounds, dtype, clients),
-            **relative_cost(method, shapes, about["backbone_parameters"], small_parameters),
+            **relative_cost(method, shapes, about["backbone_parameters"], small_parameters, small_parameters),
         }
         for name, method in methods.items()
     ]
@@ -129,22 +132,25 @@ def method_cost(
         "slots": slots,
         "trained_parameters": count(specs, method.trainable()),
         **sizes,
-        "head_bytes": _bytes(totals(stages, lambda key: split(key)[1] in shapes.heads)),
+        "head_bytes": _bytes(totals(stages, lambda key: is_of_head(key, shapes.heads))),
         "upload_bytes_beside_adapters": totals(stages, lambda key: slot_of(key) not in adapters)["bytes_up_per_round"],
         **several,
         "stages": [_stage(stage) for stage in stages],
     }
 
 
-def relative_cost(method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None) -> dict[str, Any]:
+def relative_cost(
+    method: Method, shapes: ModelShapes, backbone: int, smallest: int | None = None, pivot: int | None = None
+) -> dict[str, Any]:
     """`compute` and `memory` of a step, relative to plain fine-tuning, and a round's `public_records`; see
-    `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another."""
+    `befit.cost.compute`. `smallest` are the parameters of the federation's smallest backbone, where it is another,
+    `pivot` those of the smallest that a client has."""
     specs, trained = method.layout.specs(shapes), method.trainable()
     plain = _plain_entries(method, shapes, specs)
     return {
         "compute": relative_compute(method.work(), specs, trained, backbone, plain, smallest),
         "memory": relative_memory(specs, trained, backbone, plain),
-        "public_records": public_records(method.public_work(), specs, trained, backbone, plain),
+        "public_records": public_records(method.public_work(), specs, trained, backbone, plain, pivot),
     }
 
 

@@ -29,11 +29,16 @@ def slot_sizes(specs: Mapping[str, TensorSpec], heads: Collection[str]) -> dict[
     """
     sizes: dict[str, dict[str, int]] = {}
     for key, spec in specs.items():
-        _, module, factor = split(key)
-        part = "head" if module in heads and factor in ("weight", "bias") else factor
+        part = "head" if is_of_head(key, heads) else split(key)[2]
         size = sizes.setdefault(slot_of(key), {"A": 0, "B": 0, "head": 0})
         size[part] = size.get(part, 0) + prod(spec.shape)
     return {name: {**size, "total": sum(size.values())} for name, size in sizes.items()}
+
+
+def is_of_head(key: str, heads: Collection[str]) -> bool:
+    """Whether an array is a dense update of a module of the task head."""
+    _, module, factor = split(key)
+    return module in heads and factor in ("weight", "bias")
 
 
 def step_cost(
@@ -91,12 +96,19 @@ def relative_compute(
 
 
 def public_records(
-    work: PublicWork, specs: Mapping[str, TensorSpec], trainable: Selector, backbone: int, plain: int | None = None
+    work: PublicWork,
+    specs: Mapping[str, TensorSpec],
+    trainable: Selector,
+    backbone: int,
+    plain: int | None = None,
+    pivot: int | None = None,
 ) -> dict[str, float] | None:
     """A round's units on public records, in records of plain fine-tuning of the same length; None without any.
 
-    client  at every client
-    server  at the server, and `each` for each client that replies
+    pivot    parameters of the clients' smallest backbone, where it is another
+    client   at every client
+    server   at the server, and `each` for each client that replies
+    opening  at the server before the first round, where there is any and backbones differ
 
     >>> from befit.adapters.keys import EVERYTHING
     >>> specs = {"shared/x/A": TensorSpec((1, 10))}
@@ -106,6 +118,8 @@ def public_records(
     unit, _ = alone(specs, trainable, backbone, plain)
     parts = {"client": work.client, "server": work.server, "each": work.each}
     records = {name: step_cost(part, specs, backbone) / unit for name, part in parts.items()}
+    if work.opening and pivot not in (None, backbone):
+        records["opening"] = step_cost(work.opening, specs, backbone, pivot) / unit
     return records if any(records.values()) else None
 
 

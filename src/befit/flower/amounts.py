@@ -18,6 +18,7 @@ from befit.flower.site_file import Limits
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method
 from befit.protocol.registry import get_method
+from befit.protocol.settings import BaseSettings
 
 # Settings of a run to the limit that they may not exceed; batches of training have a least as well, see `_too_few`.
 MOST = {
@@ -126,7 +127,7 @@ def _numbers(parameters: Sequence[Parameter], block: Any, path: str) -> Iterator
         if isinstance(value, (Mapping, list, tuple)):
             inner: Sequence[Parameter] = ()
             if isinstance(value, Mapping) and "name" in value:
-                inner = get_method(value["name"]).parameters
+                inner = (*parameters_of(BaseSettings), *get_method(value["name"]).parameters)
             elif parameter is not None and is_dataclass(parameter.type):
                 inner = parameters_of(parameter.type)  # type: ignore[arg-type]
             yield from _numbers(inner, value, f"{path}.{key}")

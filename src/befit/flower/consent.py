@@ -124,7 +124,8 @@ def promises(site: SiteFile) -> list[str]:
         "At the start of a run the server learns the site's id, the fingerprint of its backbone, its numbers of train, "
         "val and test records, and a hash of its data that only this site can make (of a benchmark: its plain hash).",
         f"Losses, diagnostics and scores of its own data are {told[site.scores]}, and a split with fewer than "
-        f"{limits.min_records} records gives none. Every reply names its seconds and its memory.",
+        f"{limits.min_records} records gives none. Every reply names its seconds, on the "
+        "wall and of processors, and its memory.",
         f"An update is made of at least {limits.min_records} records, in batches of {limits.min_batch} to "
         f"{limits.max_batch}, in at most {limits.max_steps} steps a round and {limits.max_rounds} rounds a stage.",
         "Settings, methods and their labels are those of the start of a run; a request that says otherwise is refused.",

@@ -31,7 +31,7 @@ TRAVELS = _set("""
     data.kind data.task data.columns data.label_names data.val_fraction data.test_fraction
     adapter.targets adapter.dropout adapter.head
     train.max_steps train.batch_size train.lr train.weight_decay train.optimiser train.betas train.momentum
-    train.grad_clip train.schedule train.schedule_over train.warmup_steps
+    train.grad_clip train.schedule train.lr_end train.schedule_over train.warmup_steps
     stream.kind stream.sampling limit.clients limit.records limit.rounds
     federation.rounds federation.seed
     evaluate.split evaluate.batch_size evaluate.generate evaluate.max_new_tokens evaluate.metrics
@@ -42,8 +42,8 @@ TRAVELS = _set("""
 # benchmark reads from, and are for the site's file.
 ARGUMENTS = _set("""
     alpha answers classes clients clients_per_language files languages minimum minimum_test minimum_train model_map
-    newcomers on_shortage one_per_category partition pool rounding seed test test_fraction train unseen val val_fraction
-    with_passage
+    newcomers on_shortage one_per_category partition pool public_count rounding seed test test_fraction train unseen val
+    val_fraction with_passage
 """)
 AT_SITE = _set("model.device data.clients benchmark.arguments")  # which the site's own file says
 AT_SERVER = _set("""

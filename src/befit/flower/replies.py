@@ -52,7 +52,7 @@ MEMORY_MIB = Number(0, 2**30)  # and no machine has a pebibyte
 SHARE = Number(0, 1)
 MEASURED = Number(-LARGEST, LARGEST)
 REPORTED = Number(-LARGEST, LARGEST, finite=False)  # a loss may be NaN, and is logged as that
-_COSTS = {"seconds": SECONDS, "peak_memory_mib": MEMORY_MIB}
+COSTS = {"seconds": SECONDS, "peak_memory_mib": MEMORY_MIB, "cpu_seconds": SECONDS}
 
 _NAME = r".{1,200}"  # of a client; like every text here, it has letters that can be printed and no others
 TEXTS = {
@@ -76,6 +76,7 @@ COLUMNS = frozenset(
         "bytes_down",
         "bytes_scoring",
         "bytes_up",
+        "cpu_seconds",
         "diagnostics",
         "examples",
         "family",
@@ -144,11 +145,11 @@ def metrics(header: Header, headline: str, most: int) -> dict[str, float]:
 
 
 def cost(header: Header, up: int, down: int) -> Cost:
-    """Bytes as counted here; seconds and memory as the site reports them."""
+    """Bytes as counted here; seconds, memory and processor time as the site reports them."""
     reported = header.get("cost")
     if not isinstance(reported, Mapping):
         raise PayloadMismatch(f"its cost is malformed: {readable(reported)}")
-    return Cost(up, down, *(float(number.check(reported.get(key), key)) for key, number in _COSTS.items()))
+    return Cost(up, down, *(float(number.check(reported.get(key), key)) for key, number in COSTS.items()))
 
 
 def _range(name: str, headline: str, most: int) -> Number:

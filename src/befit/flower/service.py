@@ -35,7 +35,7 @@ from befit.flower.agreement import (
 from befit.flower.amounts import fewest_records, size_of, too_many_passes
 from befit.flower.frame import PROTOCOL, digest, pack, unpack
 from befit.flower.policy import experiment_here, names_a_place
-from befit.flower.replies import scalars
+from befit.flower.replies import COSTS, scalars
 from befit.flower.requests import check_request, is_name, tick_of
 from befit.flower.site_file import Limits, SiteFile, claim
 from befit.flower.site_state import SiteMemory, Stamp
@@ -312,7 +312,7 @@ def _traced(error: Exception) -> str:
 
 def _measured(cost: Cost) -> Header:
     """What a site says of what a request took; bytes the server counts itself."""
-    return {"seconds": cost.seconds, "peak_memory_mib": cost.peak_memory_mib}
+    return {key: getattr(cost, key) for key in COSTS}
 
 
 def _stage_of(header: Header) -> str:

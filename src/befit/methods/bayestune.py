@@ -12,9 +12,9 @@ from befit.adapters.layout import Layout
 from befit.core.schema import Mark
 from befit.core.values import Payload
 from befit.methods.parts.budget.base import MethodBlock
-from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets
+from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, few_steps, make_budgets
 from befit.methods.parts.budget.search import ScaleSearch
-from befit.methods.parts.budget.stages import TIES, FineTune, OnBase, SearchAlone, deploy_budgets
+from befit.methods.parts.budget.stages import SCALE, TIES, FineTune, OnBase, SearchAlone, deploy_budgets
 from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Method, Needs
 from befit.protocol.registry import register
@@ -65,7 +65,7 @@ class BayesTune(OnBase):
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
 
-    diagnostics = (TIES,)
+    diagnostics = (TIES, SCALE)
 
     def __post_init__(self) -> None:
         kept = make_budgets(
@@ -84,7 +84,7 @@ class BayesTune(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return self.kept.check(context)
+        return [*self.kept.check(context), *few_steps(context, self.epochs, self.rounds_search)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED,), WEIGHTS),)

@@ -21,9 +21,10 @@ from befit.methods.parts.budget.base import (
     with_base,
 )
 from befit.methods.parts.budget.generator import GENERATOR, Generator, GeneratorTraining, fit, generate
-from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, make_budgets, steps_for
+from befit.methods.parts.budget.personal import WEIGHTS, Budgets, budgeted_layout, few_steps, make_budgets, steps_for
 from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import (
+    SCALE,
     TIES,
     FineTune,
     OnBase,
@@ -88,7 +89,7 @@ class FedP2EFT(OnBase):
     before: Method | None = field(init=False)
     needs: Needs = field(init=False)
 
-    diagnostics = (TIES,)
+    diagnostics = (TIES, SCALE)
 
     def __post_init__(self) -> None:
         kept = make_budgets(
@@ -108,7 +109,7 @@ class FedP2EFT(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return self.kept.check(context)
+        return [*self.kept.check(context), *few_steps(context, self.epochs)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other

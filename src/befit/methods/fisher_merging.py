@@ -95,7 +95,7 @@ class FisherMerge:
         heads = {key: value for key, value in fed.items() if split(key)[2] not in ("A", "B")}
         merged = merge_pair(heads, local, {"": w}, "factors")
         scale, rank = site.model.layout.slot("shared").scale, site.model.layout.slot("shared").rank
-        for name in site.model.shapes.targets:
+        for name in site.model.adapted("shared"):
             mine, other = (
                 scale * state[join(own, name, "B")] @ state[join(own, name, "A")]
                 for own, state in (("shared", fed), ("personal", local))

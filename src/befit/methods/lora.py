@@ -7,9 +7,10 @@ from typing import Annotated
 
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.layout import Layout, Slot
-from befit.core.schema import Mark
+from befit.core.schema import Mark, at_least
 from befit.methods.parts.budget.base import MethodBlock
 from befit.methods.parts.budget.stages import OnBase, TrainAlone
+from befit.protocol.check import Context, Problem
 from befit.protocol.method import Method, Needs
 from befit.protocol.registry import register
 from befit.protocol.stage import Stage
@@ -20,7 +21,7 @@ from befit.protocol.stage import Stage
 class Lora(OnBase):
     """Train one adapter alone with rank r in each module: what every other way to spend r L ranks has to beat.
 
-    rank    r of the budget: r ranks in each of L target modules
+    rank    r of the budget: r ranks in each of L target modules; 0 trains the task head alone
     base    the method whose result is personalised: {name: fedit, rounds: 100, train: {lr: 5e-5}}; null: none
     scale   s of delta = s B A; alpha is s r
     epochs  passes over the client's examples; null: train.max_steps in each of federation.rounds
@@ -30,7 +31,7 @@ class Lora(OnBase):
     Source: Hu et al. 2021, eq. 3; docs/methods/lora.md.
     """
 
-    rank: int = 8
+    rank: Annotated[int, at_least(0)] = 8
     base: MethodBlock = None
     scale: float = 2.0
     epochs: Annotated[int | None, Mark.PASSES] = None
@@ -39,7 +40,14 @@ class Lora(OnBase):
     needs: Needs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prepare(Layout((Slot(BUDGETED, self.rank, self.scale * self.rank),)), self.base, "lora")
+        rank = self.rank or 1
+        slot = Slot(BUDGETED, rank, self.scale * rank, targets=None if self.rank else ())
+        self.prepare(Layout((slot,)), self.base, "lora")
+
+    def check(self, context: Context) -> list[Problem]:
+        if self.rank or all(shapes.heads for shapes in context.shapes.values()):
+            return []
+        return [Problem("error", "rank", "0 trains the task head alone, and here none is trained")]
 
     def own_stages(self) -> list[Stage]:
         return [TrainAlone(self.epochs).stage()]

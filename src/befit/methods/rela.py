@@ -1,9 +1,10 @@
 """RELA (FedMosaic, Seo et al.): the others' adapters, weighed by how alike their data's gradients are."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from befit.adapters.gates import make_gate
 from befit.adapters.layout import Layout, Slot
+from befit.core.schema import POSITIVE
 from befit.methods.parts.mosaic.mixing import Relevance, make_mixing
 from befit.methods.parts.mosaic.mosaic import BOTH, Mosaic
 from befit.protocol.registry import register
@@ -16,6 +17,7 @@ def rela(
     mixing: Literal["relevance", "equal", "nash"] = "relevance",
     relevance: Relevance = Relevance(),  # noqa: B008 frozen
     gate: Literal["scalar", "input", "noisy-input"] = "scalar",
+    gate_rate: Annotated[float, POSITIVE] = 1.0,
 ) -> Mosaic:
     """Train an adapter beside a frozen mixture of relevant others' adapters, with a gate at every layer.
 
@@ -24,6 +26,7 @@ def rela(
     mixing        weights by "relevance", "equal" ones, or those of the "nash" bargaining solution, the same for all
     relevance     how data are compared, see `Relevance`
     gate          "scalar", one number per layer; "input", by token; "noisy-input", disturbed in training (the code)
+    gate_rate     learning rate of the gates, as a multiple of train.lr
 
     `h = W x + (1 - b) h_own + b h_mixture`, `b = sigmoid(beta)`; `w_ij = softmax_j(cos(g_i, g_j) / tau)`, `g` the
     gradient of the last projection of the smallest frozen backbone, or of `common_model`.
@@ -35,4 +38,5 @@ def rela(
     """
     weights, sketch = make_mixing(mixing, relevance)
     slots = tuple(Slot(name, rank, alpha) for name in BOTH)
-    return Mosaic(Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ()), weights, sketch)
+    layout = Layout(slots, BOTH, gate=make_gate(gate), extras=(sketch,) if sketch else ())
+    return Mosaic(layout, weights, sketch, gate_rate=gate_rate)

@@ -69,6 +69,10 @@ def check(method: Method, context: Context) -> list[Problem]:
         except ModelError as error:
             problems.append(Problem("error", "", str(error)))
             del fitting[family]
+        problems += [
+            Problem("error", "base.targets", f"{word} is none of the modules that adapter.targets adapts")
+            for word in method.layout.unknown_targets(shapes)
+        ]
     return [*problems, *_trust(method, context), *method.check(replace(context, shapes=fitting))]
 
 

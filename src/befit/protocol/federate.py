@@ -14,7 +14,7 @@ from befit.adapters.keys import EVERYTHING, select
 from befit.adapters.state import specs_of
 from befit.core.errors import NotEnoughReplies, PayloadMismatch, RunError
 from befit.core.seeds import derive_seed
-from befit.core.values import REFUSED, ClientInfo, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import REFUSED, ClientInfo, Clock, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint, Engine
 from befit.protocol.guard import Replies, Sizes, check_declared, reference_norm, sizes_of
 from befit.protocol.method import Method, run_stages
@@ -25,6 +25,7 @@ from befit.protocol.spool import Spool
 from befit.protocol.stage import Stage
 from befit.protocol.weights import capped
 
+OPENING = "opening"  # what a server computes before the first round, such as an alignment of backbones
 Event = Callable[[dict[str, Any]], None]
 Reply = TypeVar("Reply", Update, Score)
 
@@ -69,6 +70,11 @@ class Journal(Protocol):
 
     def failed(self, failure: Failure) -> None: ...
 
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        """What the server itself computed: for the downloads and the aggregation of a round, or before the first one,
+        in its `OPENING`."""
+        ...
+
     def event(self, event: dict[str, Any]) -> None: ...
 
     def completed(self, point: Checkpoint, force: bool) -> None:
@@ -82,7 +88,7 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     Raises NotEnoughReplies when a round has fewer good replies than `schedule.min_replies`.
     """
     stages = resolved_stages(method, schedule.rounds, schedule.most_rounds)
-    point = journal.resume() or Checkpoint(0, 0, method.server_init(site))
+    point = journal.resume() or _opened(method, site, journal)
     server, done = point.server, (point.stage, point.round)
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
@@ -97,6 +103,13 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
                 _score(method, engine, server, schedule, journal, replace(at, round=last, span=1))
             journal.completed(Checkpoint(index, last, server), force=ends)
     return server
+
+
+def _opened(method: Method, site: ServerSite, journal: Journal) -> Checkpoint:
+    clock = Clock()
+    server = method.server_init(site)
+    journal.served(OPENING, 0, clock.cost())
+    return Checkpoint(0, 0, server)
 
 
 def resolved_stages(method: Method, rounds: int, most: int | None = None) -> list[Stage]:
@@ -206,7 +219,11 @@ def _round(
         )
         if stage.federated:
             updates = _weighed(good.trusted(schedule.guard), schedule.max_weight)
-        return stage.exchange.aggregate(server, updates, site, at)
+        clock = Clock()
+        server = stage.exchange.aggregate(server, updates, site, at)
+        if stage.federated:
+            journal.served(at.stage, at.last, requests.spent + clock.cost())
+        return server
 
 
 def _weighed(updates: Sequence[Update], share: float | None) -> list[Update]:
@@ -247,15 +264,21 @@ def _refusal(reply: Update | Score, at: Tick, error: Exception) -> Failure:
 
 class _Requests(Mapping[str, Payload]):
     """What each client of the cohort receives, made when it is asked for: downloads of many clients are never all
-    in memory. The last one is kept, for a reply is mostly checked before the next request is made."""
+    in memory. The last one is kept, for a reply is mostly checked before the next request is made.
+
+    spent  what making them took
+    """
 
     def __init__(self, cohort: Sequence[ClientInfo], make: Callable[[ClientInfo], Payload]) -> None:
         self._cohort, self._make = {info.id: info for info in cohort}, make
         self._last: tuple[str, Payload] | None = None
+        self.spent = Cost()
 
     def __getitem__(self, client: str) -> Payload:
         if self._last is None or self._last[0] != client:
+            clock = Clock()
             self._last = client, self._make(self._cohort[client])
+            self.spent += clock.cost()
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:

@@ -43,8 +43,9 @@ from typing import TYPE_CHECKING, Literal, final
 from torch import Tensor
 
 from befit.adapters.keys import EVERYTHING, NOTHING, Selector, slot, slot_of, union
-from befit.adapters.layout import GATE, REFERENCES, Layout
+from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
+from befit.adapters.pq import BASIS
 from befit.core.values import Payload, State
 from befit.protocol.stage import Message, SharedPrefix, Stage
 from befit.protocol.work import PublicWork, Work
@@ -101,8 +102,9 @@ class Use:
     mixer: Mix = "sum"
 
     def deployment(self, site: Site) -> Deployment:
-        """The slots with the values that the model holds now, and the gate's where there is one."""
-        return Deployment(site.model.dump(slot(*self.slots, GATE, slot_of(REFERENCES))), self.slots, self.mixer)
+        """The slots with the values that the model holds now, and with the gate or the basis where there is one."""
+        held = site.model.dump(slot(*self.slots, BASIS, GATE, slot_of(REFERENCES)))
+        return Deployment(held, self.slots, self.mixer)
 
     def __str__(self) -> str:
         return " + ".join(self.slots) + (f", mixed by: {self.mixer}" if self.mixer != "sum" else "")
@@ -113,14 +115,16 @@ class Diagnostic:
     """How reports show numbers that clients give in `site.report`; plain data, kept in results.json.
 
     kind   "share": one number in [0, 1], or a range of two, as a column and a plot
+           "weights": what `Method.influence` says, as a map of clients and clients
            "choice": which of several things a client kept: 1 for one of the numbers, 0 for the others
+           "number": any number, which a comparison shows beside the others
            "alarm": a sentence at the head of the report, about the clients whose number is at most `limit`
-    keys   names of the numbers: of a range its two ends; of a choice what the names begin with
+    keys   names of the numbers: of a range its two ends; of a choice what the names begin with; of weights none
     text   what the numbers say; {choices} and {kept} of a choice, {clients} of an alarm are filled in
     title  of the plot
     """
 
-    kind: Literal["share", "choice", "alarm"]
+    kind: Literal["share", "choice", "number", "alarm", "weights"]
     keys: tuple[str, ...]
     text: str
     title: str = ""
@@ -155,12 +159,27 @@ class Method(ABC):
         """What a round computes on public records, at clients and at the server, for estimates."""
         return PublicWork()
 
+    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
+        """Memory that `server_init` takes beside the backbones, for estimates.
+
+        shapes  of each family's model
+        tokens  of a public record, at most
+        """
+        return 0
+
     @abstractmethod
     def server_init(self, site: ServerSite) -> Payload: ...
 
     def client_init(self, site: Site) -> Payload:
         """A client's memory on first contact."""
         return Payload()
+
+    def influence(self, server: Payload) -> Mapping[str, Mapping[str, float]]:
+        """By client, how much each client counts in what it is sent next, as the server knows it after a round.
+
+        Nothing where a method does not say, or sends the same to everybody.
+        """
+        return {}
 
     @abstractmethod
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:

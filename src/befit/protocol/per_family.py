@@ -8,7 +8,7 @@ and groups for itself, or does so in what comes `after` the grouping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -106,6 +106,10 @@ class ByFamily(Method):
 
     def server_init(self, site: ServerSite) -> Payload:
         return Payload.of_parts({family: self.method.server_init(site.only(family)) for family in site.families})
+
+    def influence(self, server: Payload) -> Mapping[str, Mapping[str, float]]:
+        families = server.parts().values()
+        return {client: row for family in families for client, row in self.method.influence(family).items()}
 
     def client_init(self, site: Site) -> Payload:
         return self.method.client_init(site)

@@ -111,7 +111,7 @@ def check_method(
     except ConfigError as error:
         return dict(config), None, list(error.problems)
     given = {key: value for key, value in config.items() if key != "name"}
-    ruled = [replace(option, rule=_RULES.get(option.name)) for option in entry.parameters]
+    ruled = [replace(option, rule=option.rule or _RULES.get(option.name)) for option in entry.parameters]
     arguments, problems = check_values(ruled, given, f"{path}.", name)
     defaults = {option.name: plain(option.default) for option in entry.parameters if _writable(plain(option.default))}
     blocks = {key: value for key, value in arguments.items() if is_dataclass(value)}  # filled in as well
@@ -137,7 +137,7 @@ def _make(entry: MethodEntry, arguments: Mapping[str, Any], path: str) -> tuple[
         return None, [_placed(str(error), path, entry.parameters)]
 
 
-# What the arguments of these names are in every method.
+# What the arguments of these names are in every method that does not say otherwise.
 _RULES = {
     "rank": Rule(lambda value: not isinstance(value, int) or value >= 1, "must be 1 or more"),
     "alpha": Rule(lambda value: not isinstance(value, (int, float)) or 0 < value < math.inf, "must be positive"),

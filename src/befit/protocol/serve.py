@@ -66,7 +66,7 @@ def score(
     """Measure the client's current model on one split of its own data.
 
     others  "always" or, in the last round of the last stage, "end": on every other client's data too; the mean of the
-            headline over those clients is the metric `others` (Others, Seo et al. 2026)
+            headline over those clients is the metric `others` (Others, Seo et al. 2026), and each of them is kept
 
     A deployment's `others` are measured too, by all metrics: `accuracy r4`. Where the configuration asks for
     scores by a field of the records, so are the examples of each of its values: `accuracy of ar`, `accuracy r4 of ar`.
@@ -77,14 +77,15 @@ def score(
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
         metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
+        headlines: dict[str, float] = {}
         if site.others is not None and (others == "always" or (others == "end" and ends)):
-            headlines = [
-                site.task.headline(site.model.backbone, theirs, batch_size, site.model.device)
-                for theirs in site.others(split).values()
+            headlines = {
+                client: site.task.headline(site.model.backbone, theirs, batch_size, site.model.device)
+                for client, theirs in site.others(split).items()
                 if len(theirs)
-            ]
+            }
             if headlines:
-                metrics["others"] = sum(headlines) / len(headlines)
+                metrics["others"] = sum(headlines.values()) / len(headlines)
     for name, other in deployed.others.items():
         site.model.reset()
         site.model.load(other.arrays)
@@ -93,7 +94,7 @@ def score(
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
-    return Score(site.info.id, split, len(examples), metrics)
+    return Score(site.info.id, split, len(examples), metrics, others=headlines)
 
 
 def stage_named(method: Method, name: str) -> Stage:

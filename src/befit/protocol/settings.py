@@ -1,12 +1,12 @@
 """What local training may spend, and what the server does about replies that it does not trust: the blocks `train` and
-`guard` of a configuration."""
+`guard` of a configuration; and what a method within another one has for itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from befit.core.schema import POSITIVE, Rule, at_least, between
+from befit.core.schema import POSITIVE, Mark, Rule, at_least, between
 
 _ABOVE_ONE = Rule(lambda value: value > 1, "must be above 1")
 BETAS = Rule(lambda value: all(0 <= beta < 1 for beta in value), "must both be at least 0 and below 1")
@@ -25,6 +25,7 @@ class TrainSettings:
     momentum       of sgd
     grad_clip      largest gradient norm; 0 does not clip
     schedule       course of the learning rate
+    lr_end         where a linear or cosine schedule ends
     schedule_over  stage: once over all rounds of a stage; round: anew in every round, warm-up included
     warmup_steps   steps in which it first rises
     """
@@ -38,8 +39,27 @@ class TrainSettings:
     momentum: Annotated[float, between(0, 1)] = 0.0
     grad_clip: Annotated[float, at_least(0)] = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_end: Annotated[float, at_least(0)] = 0.0
     schedule_over: Literal["stage", "round"] = "stage"
     warmup_steps: Annotated[int, at_least(0)] = 0
+
+
+@dataclass(frozen=True)
+class BaseSettings:
+    """What a method that another one builds on has for itself, in its block beside its own options.
+
+    rounds   of its stages that would have federation.rounds
+    train    what of the run's `train` it has otherwise, such as {lr: 1e-4}: all but the number of steps
+    epochs   passes over a client's examples in each of its rounds; null: train.max_steps
+    dropout  of its adapters; null: adapter.dropout
+    targets  those of the run's target modules that its adapters sit on; null: all of them
+    """
+
+    rounds: Annotated[int | None, POSITIVE] = None
+    train: dict[str, Any] | None = None
+    epochs: Annotated[int | None, POSITIVE, Mark.PASSES] = None
+    dropout: Annotated[float | None, between(0, 1)] = None
+    targets: list[str] | None = None
 
 
 @dataclass(frozen=True)

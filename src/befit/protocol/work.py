@@ -25,15 +25,18 @@ class Work:
 
 @dataclass(frozen=True)
 class PublicWork:
-    """What one round computes on public records where all clients have one backbone; `times` counts records.
+    """What one round computes on public records where all clients have one backbone, and what comes before it where
+    they have several; `times` counts records.
 
     Where it depends on who knows a record better, all that can be asked for.
 
-    client  by every client
-    server  by the server, however many clients reply
-    each    by the server for each client that replies
+    client   by every client
+    server   by the server, however many clients reply
+    each     by the server for each client that replies
+    opening  by the server for each backbone but the smallest, once, before the first round
     """
 
     client: tuple[Work, ...] = ()
     server: tuple[Work, ...] = ()
     each: tuple[Work, ...] = ()
+    opening: tuple[Work, ...] = ()

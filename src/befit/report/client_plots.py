@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from befit.report.comparison import CLEAR, Gain, gains_over, run_title
 from befit.report.diagnostics import Values, share_header, share_text
-from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, slant
-from befit.report.numbers import counts_examples, gain_text, is_share, plain, score_of, score_text
+from befit.report.drawing import Plot, axis_name, legend, metric_name, run_line, scaled, short_name, slant
+from befit.report.numbers import counts_examples, gain_text, is_share, score_of, score_text
 from befit.report.results import RunResults, Shown, baseline_labels
 from befit.report.svg import MUTED, TEXT, draw, run_ink
 
@@ -214,18 +214,12 @@ def share_distribution(shown: Shown, values: Values) -> Plot:
 
 def _name_clients(axes: Axes, clients: Sequence[str]) -> None:
     """One tick for each client; slanted where level names would run into each other."""
-    axes.set_xticks(range(len(clients)), [_short(client) for client in clients])
+    axes.set_xticks(range(len(clients)), [short_name(client) for client in clients])
     room = max(0.6, (6 - len(clients)) / 2)  # few clients get no broader bars than six would
     axes.set_xlim(-room, len(clients) - 1 + room)
-    if len(clients) * max(map(len, map(_short, clients))) > 120:
+    if len(clients) * max(map(len, map(short_name, clients))) > 120:
         slant(axes, 60)
 
 
 def known_only(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _short(client: str) -> str:
-    """A client's name as a tick label."""
-    text = plain(client)
-    return text if len(text) <= 14 else f"{text[:6]}…{text[-6:]}"

@@ -1,7 +1,10 @@
-"""Numbers that clients report of their training, shown as the method declares: `befit.protocol.method.Diagnostic`."""
+"""Numbers beside the scores: what clients report of their training and how much they count for each other, shown as
+the method declares (`befit.protocol.method.Diagnostic`), and their models on each other's examples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Literal
 
 from befit.report.numbers import NOTHING, count_text, listing, score_of
@@ -9,8 +12,11 @@ from befit.report.results import ClientRow, RunResults, Shown
 
 Values = dict[str, tuple[float, float]]  # by client, the least and the largest number, the same where there is one
 
+Rows = Mapping[str, Mapping[str, float]]  # by client, a number for each client
+ON_OTHERS = "Every model on every client's examples"
 
-def declared(results: RunResults, kind: Literal["share", "choice", "alarm"]) -> list[Shown]:
+
+def declared(results: RunResults, kind: Literal["share", "choice", "alarm", "weights"]) -> list[Shown]:
     """What the method declares of one kind."""
     return [shown for shown in results.get("diagnostics") or [] if shown["kind"] == kind]
 
@@ -56,9 +62,42 @@ def choice_notes(results: RunResults) -> list[str]:
 
 def alarms(results: RunResults) -> list[str]:
     """What the method warns of, with the number of clients that it is true for."""
-    sentences = []
+    return [alarm_text(text, *counts) for text, counts in alarm_counts(results).items()]
+
+
+def alarm_counts(results: RunResults) -> dict[str, tuple[int, int]]:
+    """By the method's sentence, for how many clients it is true, if for any, and how many say."""
+    counts = {}
     for shown in declared(results, "alarm"):
         known = [pair[0] for row in results["clients"].values() if (pair := share_of(row, shown)) is not None]
         if few := sum(value <= shown["limit"] for value in known):
-            sentences.append(shown["text"].format(clients=f"{few} of {count_text(len(known), 'client')}"))
-    return sentences
+            counts[shown["text"]] = few, len(known)
+    return counts
+
+
+def alarm_text(text: str, few: int, known: int, of: str = "") -> str:
+    """The sentence with its numbers; `of` says what else the clients are of."""
+    return text.format(clients=f"{few} of {count_text(known, 'client')}{of}")
+
+
+def client_means(results: RunResults) -> dict[str, float]:
+    """The mean over clients of every number that the method names alone, such as a mixing weight or a mean scale."""
+    keys = [key for shown in results.get("diagnostics") or [] if shown["kind"] != "choice" for key in shown["keys"]]
+    rows = [row.get("diagnostics") or {} for row in results["clients"].values()]
+    values = {key: [value for row in rows if (value := score_of(row, key)) is not None] for key in keys}
+    return {key: fmean(known) for key, known in values.items() if known}
+
+
+def on_others(results: RunResults) -> Rows:
+    """By client, its model's headline on every client's examples, its own among them; nothing where not measured."""
+    rows: dict[str, dict[str, float]] = {}
+    for client, row in results["clients"].items():
+        own, others = score_of(row, results["metric"]), row.get("on_others")
+        if others and own is not None:
+            rows[client] = {client: own, **others}
+    return rows
+
+
+def weights(results: RunResults) -> Rows:
+    """By client, how much every client counts in what it is sent."""
+    return {client: given for client, row in results["clients"].items() if (given := row.get("weights"))}

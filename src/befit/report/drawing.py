@@ -75,3 +75,9 @@ def metric_name(results: Mapping[str, Any]) -> str:
 
 def axis_name(results: Mapping[str, Any]) -> str:
     return metric_name(results) + (" (%)" if is_share(results["metric"]) else "")
+
+
+def short_name(client: str) -> str:
+    """A client's name as a tick label."""
+    text = plain(client)
+    return text if len(text) <= 14 else f"{text[:6]}…{text[-6:]}"

@@ -9,6 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from befit.report.client_maps import client_weights, gate_map, scores_on_others
 from befit.report.client_plots import client_bars, client_distributions, share_bars, share_distribution
 from befit.report.comparison import run_title
 from befit.report.curve_plots import over_bytes, over_rounds
@@ -56,6 +57,9 @@ def plots_of(record: RunRecord) -> list[Plot]:
         over_bytes(record),
         client_distributions(results) if many else client_bars(results),
         *(share_distribution(*pair) if many else share_bars(*pair) for pair in shares(results)),
+        *client_weights(results),
+        scores_on_others(results),
+        gate_map(results),
         mean_ranks(record.structures),
         client_ranks(record.structures),
         scale_distances(record.structures, {client: row.get("info", {}) for client, row in results["clients"].items()}),

@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from befit.core.metrics import TIED, group_keys
 from befit.report.drawing import MANY, Plot
-from befit.report.numbers import MINUS, plain
+from befit.report.heat import MARKED, Grid, heat
+from befit.report.numbers import plain
 from befit.report.structure import Structure, distance, distances
 from befit.report.svg import draw
 
-Grid = np.ndarray[Any, np.dtype[np.float64]]
-MARKED = 400  # cells that still have room for their number
 NOTABLE = 0.1  # share of ranks decided by ties from which the note mentions it
 
 
@@ -42,7 +39,7 @@ def mean_ranks(structures: Mapping[str, Structure]) -> Plot | None:
         for panel in panels[len(grids) :]:
             panel.set_visible(False)
         for index, (panel, name, grid) in enumerate(zip(panels, budgets, grids, strict=False)):
-            _heat(panel, grid, _show(grid), figure)
+            heat(panel, grid, _show(grid), figure)
             panel.set_title(titles[name], fontsize=10)
             panel.set_xticks(range(len(kinds)), kinds, rotation=90, fontsize=8)
             panel.set_yticks(range(len(blocks)), blocks if index % columns == 0 else [""] * len(blocks), fontsize=8)
@@ -66,7 +63,7 @@ def client_ranks(structures: Mapping[str, Structure]) -> Plot | None:
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        _heat(axes, grid, grid.size <= MARKED, figure)
+        heat(axes, grid, grid.size <= MARKED, figure)
         axes.set_yticks(range(len(structures)), [plain(client) for client in structures], fontsize=8)
         step = -(-len(names) // 48)
         axes.set_xticks(range(0, len(names), step), names[::step], rotation=90, fontsize=7)
@@ -98,7 +95,7 @@ def scale_distances(structures: Mapping[str, Structure], infos: Mapping[str, Map
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        _heat(axes, grid, len(names) <= 15, figure, "viridis")
+        heat(axes, grid, len(names) <= 15, figure, "viridis")
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
 
@@ -154,11 +151,15 @@ def _budget_title(name: str, clients: int, total: int) -> str:
 
 def _ties(structures: Mapping[str, Structure]) -> str:
     """Sentences about clients whose ranks are decided by ties between scales."""
-    tied = sum(structure.tied for structure in structures.values())
+    tied = [structure for structure in structures.values() if structure.tied]
+    same = sum(min(structure.scales) == max(structure.scales) for structure in tied)
     text = ""
-    if tied:
-        clients = f"{tied} of {len(structures)} clients"
-        text = f" The scales of {clients} are equal to {TIED:.0e}: their ranks are ties, broken by rounding."
+    for count, how, decides in (
+        (len(tied) - same, f"equal to {TIED:.0e}", "broken by rounding"),
+        (same, "all the same", "which the order of the modules' names decides"),
+    ):
+        if count:
+            text += f" The scales of {count} of {len(structures)} clients are {how}: their ranks are ties, {decides}."
     shares = [s.by_order for s in structures.values() if not s.tied and s.by_order >= NOTABLE]
     if shares:
         text += (
@@ -170,48 +171,3 @@ def _ties(structures: Mapping[str, Structure]) -> str:
 
 def _show(grid: Grid) -> bool:
     return grid.size <= MARKED // 2 and grid.shape[1] <= 8
-
-
-def _heat(axes: Axes, grid: Grid, marked: bool, figure: Figure, colours: str = "Blues") -> None:
-    """One map with its own scale, of ranks in blues from zero; numbers in the cells where there is room for them."""
-    finite = grid[np.isfinite(grid)]
-    low = 0.0 if colours == "Blues" or not finite.size else float(finite.min())
-    high = float(finite.max()) if finite.size and finite.max() > low else low + 1
-    # Cells as shapes: the page lets no pictures in, not even those that an SVG has inside.
-    rows, columns = (np.arange(size + 1) - 0.5 for size in grid.shape)
-    # White lines between large cells; small ones have edges of their own colour, or the paper shines through the seams.
-    edge, width = ("white", 0.8) if grid.size <= MARKED else ("face", 0.2)
-    image = axes.pcolormesh(
-        columns, rows, np.ma.masked_invalid(grid), cmap=colours, vmin=low, vmax=high, edgecolors=edge, linewidth=width
-    )
-    axes.invert_yaxis()
-    axes.grid(False)
-    for (row, column), value in np.ndenumerate(grid) if marked else ():
-        if np.isfinite(value) and (value or colours != "Blues"):
-            share = (value - low) / (high - low)
-            dark = share > 0.55 if colours == "Blues" else share < 0.55
-            text = f"{value:.2f}" if colours != "Blues" and 0.1 <= high < 10 else _number(float(value))
-            axes.text(
-                column,
-                row,
-                text.replace("-", MINUS),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if dark else "#123",
-            )
-    whole = bool((finite == finite.round()).all())  # ranks of single clients
-    bar = figure.colorbar(image, ax=axes, shrink=0.85, ticks=MaxNLocator(nbins=8, integer=whole))
-    assert bar.solids is not None
-    bar.solids.set_rasterized(False)
-    bar.solids.set_edgecolor("face")
-    bar.ax.tick_params(labelsize=8)
-
-
-def _number(value: float) -> str:
-    """Two digits, and whole numbers as such: cells are small.
-
-    >>> _number(12.62), _number(0.0312), _number(3.0), _number(4.26)
-    ('13', '0.031', '3', '4.3')
-    """
-    return f"{value:.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"

@@ -14,6 +14,10 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
 
     baselines           every baseline's headline
     updates             rounds of exchanges whose update was used
+    over_time           A_last and A_AUC of its own model, as in the summary
+    on_others           its model's headline on each other client's examples, where that was measured
+    weights             how much each client counts in what it is sent, where the method says
+    gates               by layer, what a gate of one number gives to what was received
     gain                over the best baseline of this client; `gain_over_local` over training alone
     download, backbone  a newcomer's headline before any stage of its own, and without adapters
     unchanged           whether all of a newcomer's metrics are the backbone's
@@ -27,7 +31,12 @@ class ClientRow(TypedDict, total=False, extra_items=Any):
     bytes_down: int
     bytes_scoring: int
     seconds: float
+    cpu_seconds: float
     diagnostics: dict[str, Any]
+    over_time: dict[str, float]
+    on_others: dict[str, float]
+    weights: dict[str, float]
+    gates: dict[str, float]
     baselines: dict[str, float | None]
     gain: float
     gain_over_local: float
@@ -48,7 +57,10 @@ class Worst(TypedDict):
 class Summary(TypedDict, total=False):
     """Over clients: the headline, with std dividing by n - 1 and 0 for one client; bytes and seconds in all.
 
-    over_time  A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
+    cpu_seconds         processor time at the clients, beside the wall's in `seconds`
+    server_cpu_seconds  processor time at the server; before the first round `opening_cpu_seconds` of it, with the most
+                        memory that the process held until then
+    over_time           A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
     """
 
     scored: int
@@ -59,7 +71,11 @@ class Summary(TypedDict, total=False):
     bytes_down: int
     bytes_scoring: int
     seconds: float
+    cpu_seconds: float
     peak_memory_mib: float
+    server_cpu_seconds: float
+    opening_cpu_seconds: float
+    opening_peak_memory_mib: float
     over_time: dict[str, float]
     download: Summary
     backbone: Summary

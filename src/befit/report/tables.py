@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from befit.report.comparison import Gain, compared_with, gain_over, gains_over, mean_gain, run_title
-from befit.report.diagnostics import share_header, share_of, share_text, shares
+from befit.report.diagnostics import ON_OTHERS, declared, on_others, share_header, share_of, share_text, shares, weights
 from befit.report.numbers import NOTHING, counts_examples, score_of
 from befit.report.results import RunResults, baseline_labels, runs_of
 from befit.report.table import BYTES, SECONDS, Cell, Table, decimals, deviation, difference, score
 
+PAIRED = 16  # clients up to which there is room for a column each
 OVER_TIME = {
     "self_last": "own, last",
     "self_auc": "own, over time",
@@ -93,7 +94,7 @@ def summary_table(results: RunResults) -> Table:
     scored[method] = sum(score_of(row, metric) is not None for row in clients.values())
     partly = any(count < len(clients) for count in scored.values())
     headers = ["", *["clients scored"] * partly, f"mean {metric.replace('_', ' ')}", "std", "worst client"]
-    headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["client time"]
+    headers += [f"{run_title(method)}'s gain ± s.e. over clients", "clients ahead"] * compared + ["processor time"]
     rows = []
     for label, summary in runs_of(results):
         worst = summary.get("worst")
@@ -106,7 +107,7 @@ def summary_table(results: RunResults) -> Table:
                 Cell(score_of(summary, "std"), deviation(metric)),
                 Cell(worst["value"], score(metric), note=f"({worst['client']})") if worst else None,
                 *gain_cells(gains, metric) * compared,
-                Cell(score_of(summary, "seconds"), SECONDS),
+                Cell(score_of(summary, "cpu_seconds"), SECONDS),
             ]
         )
     return Table("Summary", headers, rows, last=True)
@@ -172,6 +173,7 @@ def _public_text(records: Mapping[str, float]) -> str:
     '80 at the server, 39.9 for each reply'
     """
     places = {"client": "at every client", "server": "at the server", "each": "for each reply"}
+    places |= {"opening": "before the first round"}
     return ", ".join(f"{count:.3g} {places[key]}" for key, count in records.items() if count) or NOTHING
 
 
@@ -182,27 +184,32 @@ def client_communication_table(results: RunResults) -> Table:
             client,
             row.get("train_examples"),
             *(Cell(score_of(row, key), BYTES) for key in ("bytes_up", "bytes_down", "bytes_scoring")),
-            Cell(score_of(row, "seconds"), SECONDS),
+            *(Cell(score_of(row, key), SECONDS) for key in ("seconds", "cpu_seconds")),
         ]
         for client, row in results["clients"].items()
     ]
-    headers = ["client", "training examples", "up", "down", "scoring", "client time"]
+    headers = ["client", "training examples", "up", "down", "scoring", "client time", "processor time"]
     return Table(f"{run_title(results['method'])}, client by client", headers, rows, detail=True)
 
 
 def stage_table(ledger: Sequence[Mapping[str, Any]], method: str = "") -> Table:
-    """What each stage of the method took, from the ledger: exchanges, bytes, seconds at the clients, peak memory."""
+    """What each stage of the method took, from the ledger, at the clients and at the server: exchanges, bytes, seconds
+    as clocks on walls show them and of processors, peak memory."""
     sums: dict[tuple[str, str], list[float]] = {}
     for line in ledger:
-        entry = sums.setdefault((line["stage"], line["purpose"]), [0, 0, 0, 0.0, 0.0])
-        for index, value in enumerate((1, line["bytes_up"], line["bytes_down"], line["seconds"])):
+        entry = sums.setdefault((line["stage"], line["purpose"]), [0, 0, 0, 0.0, 0.0, 0.0])
+        spent = (line[key] for key in ("bytes_up", "bytes_down", "seconds", "cpu_seconds"))
+        for index, value in enumerate((1, *spent)):
             entry[index] += value
-        entry[4] = max(entry[4], line.get("peak_memory_mib") or 0.0)
+        entry[5] = max(entry[5], line["peak_memory_mib"])
     rows = [
-        [stage, purpose, count, Cell(up, BYTES), Cell(down, BYTES), Cell(seconds, SECONDS), f"{peak:.0f} MiB"]
-        for (stage, purpose), (count, up, down, seconds, peak) in sums.items()
+        [
+            *(stage, purpose, count, Cell(up, BYTES), Cell(down, BYTES)),
+            *(Cell(wall, SECONDS), Cell(cpu, SECONDS), f"{peak:.0f} MiB"),
+        ]
+        for (stage, purpose), (count, up, down, wall, cpu, peak) in sums.items()
     ]
-    headers = ["stage", "purpose", "exchanges", "up", "down", "client time", "peak memory"]
+    headers = ["stage", "purpose", "exchanges", "up", "down", "time", "processor time", "peak memory"]
     return Table(f"{run_title(method)}, stage by stage", headers, rows, detail=True)
 
 
@@ -214,6 +221,23 @@ def diagnostics_table(results: RunResults) -> Table:
     return Table(
         f"All diagnostics of {run_title(results['method'])}", ["client", *names], rows if names else [], detail=True
     )
+
+
+def pair_tables(results: RunResults) -> list[Table]:
+    """Clients against clients: each model on each client's examples, and how much each counts for each."""
+    maps = [(ON_OTHERS, "model of", on_others(results), score(results["metric"]))]
+    maps += [(shown["title"], "client", weights(results), decimals(2)) for shown in declared(results, "weights")]
+    columns = list(results["clients"])
+    return [
+        Table(
+            title,
+            [corner, *columns],
+            [[client, *(Cell(row.get(column), unit) for column in columns)] for client, row in rows.items()],
+            detail=True,
+        )
+        for title, corner, rows, unit in maps
+        if rows and len(columns) <= PAIRED
+    ]
 
 
 def curve_table(results: RunResults) -> Table:

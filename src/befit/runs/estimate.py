@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ from befit.core.errors import BefitError, ConfigError, DataError, ModelError
 from befit.core.values import TensorSpec
 from befit.cost.compute import count
 from befit.cost.traffic import communication
-from befit.data.federation import Federation
+from befit.data.federation import SPLITS, Federation
 from befit.models import skeleton
 from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
@@ -27,6 +27,7 @@ from befit.protocol.registry import build_method
 from befit.runs.clients import check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
+from befit.tasks.images import KEPT, ImagePreprocessor, stored_bytes
 
 Seen = TypeVar("Seen")
 
@@ -47,7 +48,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     Bytes are those of one client's arrays as encoded for the wire; a few numbers beside them are not counted. With a
     cohort, a client takes part in some rounds only, and the totals are for one that takes part in all. Where clients
     have different backbones, `families` has a row for each, and the numbers of clients of the first one are on top;
-    the memory is that of one process that holds all backbones.
+    the memory is that of one process that holds all backbones. `opening_mib` is what a server needs beside them before
+    the first round.
 
     once  gives what was found when something was looked at before, by its name, or looks: for callers with many
           experiments that differ in their methods alone
@@ -73,10 +75,11 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     families: list[dict[str, Any]] = []
     warnings: list[str] = []
     shapes: dict[str, ModelShapes] = {}
+    preprocessors: dict[str, ImagePreprocessor] = {}
     for family in dict.fromkeys(members.values()):
         own = family_experiment(experiment, family)
         clients = [client for client in federation.clients if members[client.id] == family]
-        row, family_warnings, shapes[family] = _of_family(
+        row, family_warnings, shapes[family], preprocessor = _of_family(
             own,
             family,
             replace(federation, clients=tuple(clients)),
@@ -86,6 +89,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         )
         families.append({"family": family, **row})
         warnings += family_warnings
+        if preprocessor is not None:
+            preprocessors[preprocessor.key] = preprocessor
     family_warnings = [
         (label, problem) for label, each in runs for problem in check(each, replace(context, shapes=shapes))
     ]
@@ -95,6 +100,8 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         part: (sum if part == "backbone" else max)(row["memory_parts_mib"][part] for row in families)
         for part in first["memory_parts_mib"]
     }
+    if preprocessors:
+        memory["images"] = images_mib(federation, preprocessors.values())
     return {
         **first,
         "method": name,
@@ -104,6 +111,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
         "train_examples": sum(len(client.train) for client in federation.clients),
         "memory_mib": sum(memory.values()),
         "memory_parts_mib": memory,
+        "opening_mib": max(each.opening_bytes(shapes, experiment.model.max_length) for _, each in runs) / 2**20,
         "families": families if len(families) > 1 else [],
         "stages": [
             {"run": label, "name": stage.name, "rounds": stage.rounds, "uplink": stage.federated}
@@ -136,8 +144,8 @@ def _of_family(
     runs: Sequence[tuple[str, Method]],
     context: Context,
     once: Once,
-) -> tuple[dict[str, Any], list[str], ModelShapes]:
-    """What clients with one backbone take, warnings, and the backbone's shapes.
+) -> tuple[dict[str, Any], list[str], ModelShapes, ImagePreprocessor | None]:
+    """What clients with one backbone take, warnings, the backbone's shapes, and how it takes images, if it does.
 
     federation, context  of these clients, and of all of them
     """
@@ -147,7 +155,7 @@ def _of_family(
     refuse((label, problem) for label, each in runs for problem in check(each, known))
     method = runs[0][1]
     specs = method.layout.specs(shapes)
-    warnings = once("records", lambda: precheck(experiment, federation, backbone))
+    warnings, preprocessor = once("records", lambda: precheck(experiment, federation, backbone))
     warnings = [*without_effect(experiment, federation.task), *warnings]
     warnings += dict.fromkeys(warning for _, each in runs for warning in _wide(each, shapes))
     width = getattr(torch, experiment.wire.dtype).itemsize
@@ -162,7 +170,7 @@ def _of_family(
         **communication(method, specs, experiment.federation.rounds, width, experiment.limit.rounds),
         "memory_parts_mib": memory_mib(experiment, backbone, specs, trainable),
     }
-    return row, warnings, shapes
+    return row, warnings, shapes, preprocessor
 
 
 def memory_mib(
@@ -190,6 +198,24 @@ def memory_mib(
         "adapters": 4 * (3 * count(specs) + 2 * count(trainable)) / 2**20,
         "activations": activations / 2**20,
     }
+
+
+def images_mib(federation: Federation, preprocessors: Collection[ImagePreprocessor]) -> float:
+    """The federation's images in one process: as they are stored, where that is in memory, and as many of them as
+    tensors as are kept at a time. Public records and newcomers count too.
+
+    preprocessors  of the backbones, each kind once
+    """
+    everybody = [*federation.clients, *federation.newcomers]
+    parts = [federation.public, *(getattr(client, split) for client in everybody for split in SPLITS)]
+    images = {
+        image if isinstance(image, str) else id(image): stored_bytes(image)
+        for records in parts
+        for record in records
+        for image in (*record.get("images", ()), *([record["image"]] if "image" in record else []))
+    }
+    tensors = len(images) * sum(preprocessor.nbytes for preprocessor in preprocessors)
+    return (sum(images.values()) + min(KEPT, tensors)) / 2**20
 
 
 def _tokens(config: Any, max_length: int) -> int:

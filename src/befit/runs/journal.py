@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from befit.core.errors import NotTrained
-from befit.core.values import Cost, Failure, Score, Tick, Update
+from befit.core.values import Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
+from befit.runs.local import peak_memory_mib
 from befit.runs.outbound import Outbound
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def untrained_text(clients: Sequence[str], lack: str) -> str:
 
 
 Observer = Callable[[dict[str, Any]], None]
+Weights = Callable[[Payload], Mapping[str, Mapping[str, float]]]
 
 
 class RunJournal:
@@ -46,6 +49,8 @@ class RunJournal:
     committed  called with every checkpoint, once it is durable
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
     wire       dtype of floating-point arrays when they travel, for the list of what left clients
+    stages     names of the run's stages, in order
+    weights    how much clients count for each other, by the server's memory: `befit.protocol.method.Method.influence`
     """
 
     def __init__(
@@ -57,8 +62,11 @@ class RunJournal:
         committed: Callable[[Checkpoint, Outbound], None] | None = None,
         keep: Container[tuple[int, int]] = (),
         wire: torch.dtype = torch.float32,
+        stages: Sequence[str] = (),
+        weights: Weights | None = None,
     ) -> None:
         self._committed, self._keep, self._wire = committed, keep, wire
+        self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
         self._bytes_up = self._bytes_down = 0
         self._untrained: list[str] = []
@@ -104,6 +112,8 @@ class RunJournal:
                     "examples": score.examples,
                 },
             )
+        if score.others:
+            self._directory.log("metrics", {"kind": "others", **where, "values": dict(score.others)})
         self._spent(where, "score", score.cost)
         self.outbound.note(score, at.stage, self._wire)
 
@@ -116,6 +126,7 @@ class RunJournal:
                 "bytes_up": cost.bytes_up,
                 "bytes_down": cost.bytes_down,
                 "seconds": cost.seconds,
+                "cpu_seconds": cost.cpu_seconds,
                 "peak_memory_mib": cost.peak_memory_mib,
             },
         )
@@ -139,6 +150,10 @@ class RunJournal:
         self._directory.log("metrics", {"kind": "failure", **where, "error": failure.kind, "reason": failure.reason})
         self.event({"kind": "failure", **where, "reason": f"{failure.kind}: {failure.reason}"})
 
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        where = {"stage": stage, "round": round_, "client": None}
+        self._spent(where, "server", replace(cost, peak_memory_mib=peak_memory_mib()))
+
     def event(self, event: dict[str, Any]) -> None:
         if self._observer is not None:
             counted = event["kind"] in ("run_started", "round")  # a run that goes on does not start from nothing
@@ -149,6 +164,10 @@ class RunJournal:
         if self._untrained:
             _LOG.warning("%s", untrained_text(self._untrained, "score"))
             self._untrained = []
+        for client, row in self._weights(point.server).items() if self._weights else ():
+            where = {"stage": self._stages[point.stage], "round": point.round, "client": client}
+            values = {other: float(f"{weight:.6g}") for other, weight in row.items()}
+            self._directory.log("metrics", {"kind": "weights", **where, "values": values})
         if (point.stage, point.round) in self._keep:
             write_payload(kept_path(self._directory.path, point.round), point.server)
         if force or self._directory.due():

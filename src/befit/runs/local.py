@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from befit.core.errors import RunError
-from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Clock, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
 from befit.protocol.method import Deployment, Method
 from befit.protocol.serve import deployment, score, serve
@@ -92,30 +92,30 @@ class LocalEngine:
 
     def _attempt(self, client: str, request: Payload, at: Tick, act: Callable[..., Reply]) -> Reply | Failure:
         """Deliver a request. What goes wrong at the client becomes a Failure; what goes wrong here is raised."""
-        start = time.perf_counter()
+        clock = Clock()
         sent = self._encode(request)
         try:
-            return act(client, sent, at, start)
+            return act(client, sent, at, clock)
         except (RunError, MemoryError):
             raise
         except Exception as error:
-            cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+            cost = clock.cost(0, payload_bytes(sent), peak_memory_mib())
             text = "".join(traceback.format_exception(error))
             return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
 
-    def _update(self, client: str, sent: Payload, at: Tick, start: float) -> Update:
+    def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])
         reply = self._encode(serve(self._method, site, self._store, self._decode(sent), at))
-        cost = Cost(payload_bytes(reply), payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        cost = clock.cost(payload_bytes(reply), payload_bytes(sent), peak_memory_mib())
         return Update(self._infos[client], self._decode(reply), dict(site.report), cost)
 
-    def _score(self, client: str, sent: Payload, at: Tick, start: float, split: str) -> Score:
+    def _score(self, client: str, sent: Payload, at: Tick, clock: Clock, split: str) -> Score:
         site = self._sites(self._infos[client])
         received = self._decode(sent)
         scored = score(
             self._method, site, self._store, received, at, self._rounds, split, self._eval_batch_size, self._others
         )
-        cost = Cost(0, payload_bytes(sent), time.perf_counter() - start, peak_memory_mib())
+        cost = clock.cost(0, payload_bytes(sent), peak_memory_mib())
         return replace(scored, cost=cost)
 
     def _encode(self, payload: Payload) -> Payload:

@@ -70,7 +70,7 @@ def measure_newcomers(
         **{
             name: over_clients({client: row[name] for client, row in rows.items()}) for name in ("download", "backbone")
         },
-        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds")},
+        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "seconds", "cpu_seconds")},
     }
     failures = [{"client": client, **failure} for client, row in rows.items() for failure in row["failures"]]
     return {"clients": rows, "summary": summary, "failures": failures}
@@ -94,6 +94,7 @@ def _measure(
         "bytes_up": 0,
         "bytes_down": 0,
         "seconds": 0.0,
+        "cpu_seconds": 0.0,
         "diagnostics": {},
         "adapter": None,
         "reason": "",
@@ -170,6 +171,7 @@ def arrive(
     (reply,) = engine.exchange({info.id: stage.exchange.dispatch(server, info, at)}, at)
     row["bytes_down"] += reply.cost.bytes_down
     row["seconds"] += reply.cost.seconds
+    row["cpu_seconds"] += reply.cost.cpu_seconds
     outbound.note(reply, at.stage, getattr(torch, host.experiment.wire.dtype))
     if isinstance(reply, Failure):
         return reply
@@ -214,6 +216,7 @@ def _personalise(
             outbound.note(reply, now.stage, wire)
             row["bytes_down"] += reply.cost.bytes_down
             row["seconds"] += reply.cost.seconds
+            row["cpu_seconds"] += reply.cost.cpu_seconds
             if isinstance(reply, Failure):
                 return reply
             row["bytes_up"] += reply.cost.bytes_up

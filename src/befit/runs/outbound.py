@@ -81,7 +81,7 @@ class Outbound:
 
     def _cost(self, client: str, stage: str) -> None:
         """What is measured differs from run to run, and so does the length of its text: the longest is listed."""
-        for name in ("seconds", "peak_memory_mib"):
+        for name in ("seconds", "cpu_seconds", "peak_memory_mib"):
             self._note(client, (f"{stage} cost", name, "float"), _LONGEST_FLOAT)
 
     def _note(self, client: str, key: _Number, size: int) -> None:

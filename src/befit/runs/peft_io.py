@@ -1,7 +1,8 @@
 """Adapters as standard PEFT checkpoints, and back.
 
-A deployment of one or several slots becomes one LoRA adapter; a task head goes into `modules_to_save`. Weights that
-depend on the input cannot be folded: then the checkpoint holds the client's own slot, and says so.
+A deployment of one or several slots becomes one LoRA adapter; a task head goes into `modules_to_save` with all that was
+trained of it, low-rank or not, since a stranger's copy of the backbone may have a new head. Weights that depend on the
+input cannot be folded: then the checkpoint holds the client's own slot, and says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from befit.adapters.forms import LORA
 from befit.adapters.keys import join, slot_of, split
 from befit.adapters.layout import Slot
 from befit.adapters.mixers import Weights, constant_weights, forward_passes
-from befit.adapters.model import AdaptedModel
+from befit.adapters.model import AdaptedModel, head_children
 from befit.core.errors import ModelError, PayloadMismatch
 from befit.core.storage import atomic_write, read_bytes, read_json, write_json
 from befit.core.values import State
@@ -49,6 +50,7 @@ def write_adapter(
     Raises ModelError for weights that are not finite. A client that never trained exports an adapter of zeros.
     """
     import peft
+    from peft.utils.constants import DUMMY_TARGET_MODULES
 
     kind = get_task(task)
     arrays, slots = deployed.arrays, deployed.slots
@@ -71,10 +73,10 @@ def write_adapter(
         )
     weights_A = {name: f"{_PREFIX}{model.paths[name]}.lora_A.weight" for name in model.shapes.targets}
     ranks = {name: len(tensors[key]) for name, key in weights_A.items() if key in tensors}
-    if not ranks:
+    heads = _saved_modules(arrays, slots, model)
+    if not ranks and not heads:
         raise ModelError(f"not writing {folder}: no module has a rank, and PEFT holds no adapter without one")
     other = {model.paths[name]: rank for name, rank in ranks.items() if rank != slot.rank}
-    heads = _saved_modules(arrays, slots, model)
     tensors = {**_head_tensors(heads, model), **tensors, **biases}
     _check_worth_writing(tensors, folder)
     alpha = slot.alpha
@@ -85,7 +87,7 @@ def write_adapter(
         r=slot.rank,
         use_rslora=slot.rslora,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # pyright: ignore[reportArgumentType]
-        target_modules=[model.paths[name] for name in ranks],
+        target_modules=[model.paths[name] for name in ranks] or DUMMY_TARGET_MODULES,  # of a task head alone
         modules_to_save=heads or None,
         fan_in_fan_out=any(_is_transposed(model.layers[name].base) for name in model.shapes.targets),
         lora_dropout=0.0,
@@ -107,9 +109,8 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
     What holds no low-rank adapter becomes one by its form: a dense slot one of full rank.
     """
     slots = [model.layout.slot(name) for name in names]
-    pairs = {
-        name: [slot.form.low_rank(_arrays_of(arrays, slot, name)) for slot in slots] for name in model.shapes.targets
-    }
+    every = {name: [_low_rank(arrays, slot, name, model) for slot in slots] for name in model.shapes.targets}
+    pairs = {name: factors for name, factors in every.items() if name not in _of_head(model)}
     rank = max(1, *(sum(len(A) for A in {id(A): A for _, A in factors}.values()) for factors in pairs.values()))
     folded = slots[0] if len(slots) == 1 and slots[0].form is LORA else Slot("folded", rank, float(rank))
     tensors: State = {}
@@ -123,24 +124,50 @@ def _fold(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedM
         path = _PREFIX + model.paths[name]
         tensors[f"{path}.lora_A.weight"] = torch.cat([A for _, A in sums.values()], 0)
         tensors[f"{path}.lora_B.weight"] = torch.cat([B for B, _ in sums.values()], 1)
-    for name in model.shapes.heads:
+    for name in _of_head(model):
         path, base = _PREFIX + model.paths[name], model.layers[name].base
-        for part in ("weight", "bias"):
-            weighted = [(join(slot, name, part), weight) for slot, weight in zip(names, weights(name), strict=True)]
-            changes = [weight * arrays[key] for key, weight in weighted if key in arrays]
-            if changes:
-                tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(changes)
+        changes: dict[str, list[Tensor]] = {"weight": [], "bias": []}
+        for slot, weight in zip(slots, weights(name), strict=True):
+            if name in slot.adapted(model.shapes):
+                B, A = _low_rank(arrays, slot, name, model)
+                changes["weight"] += [weight * slot.scale * (B @ A)] * bool(len(A))
+                offset = slot.form.offset(_arrays_of(arrays, slot, name))
+                changes["bias"] += [] if offset is None else [weight * slot.scale * offset]
+            else:
+                dense = {part: arrays.get(join(slot.name, name, part)) for part in changes}
+                for part, change in dense.items():
+                    changes[part] += [] if change is None else [weight * change]
+        for part, terms in changes.items():
+            if terms and getattr(base, part, None) is None:
+                raise ModelError(f"PEFT holds no {part} of {model.paths[name]}, which has none of its own")
+            if terms:
+                tensors[f"{path}.{part}"] = getattr(base, part).detach().cpu().float() + sum(terms)
     return tensors, folded
+
+
+def _of_head(model: AdaptedModel) -> list[str]:
+    """The wrapped modules that belong to the task head, targets or not."""
+    children = head_children(model.backbone)
+    return [name for name, path in model.paths.items() if path.split(".")[0] in children]
+
+
+def _low_rank(arrays: State, slot: Slot, name: str, model: AdaptedModel) -> tuple[Tensor, Tensor]:
+    """B and A of a slot at a module, both empty where it is on other modules."""
+    if name in slot.adapted(model.shapes):
+        return slot.form.low_rank(_arrays_of(arrays, slot, name))
+    shape = model.shapes.targets[name]
+    return torch.zeros(shape.d_out, 0), torch.zeros(0, shape.d_in)
 
 
 def _biases(arrays: State, names: Sequence[str], weights: Weights, model: AdaptedModel, scale: float) -> State:
     """What the slots add whatever the input, as biases of PEFT's B, for all modules; empty where they add nothing."""
     tensors: State = {}
     has_biases = False
-    for name in model.shapes.targets:
+    for name in (one for one in model.shapes.targets if one not in _of_head(model)):
         total = torch.zeros(model.shapes.targets[name].d_out)
         for slot, weight in zip(map(model.layout.slot, names), weights(name), strict=True):
-            offset = slot.form.offset(_arrays_of(arrays, slot, name))
+            adapted = name in slot.adapted(model.shapes)
+            offset = slot.form.offset(_arrays_of(arrays, slot, name)) if adapted else None
             if offset is not None:
                 has_biases, total = True, total + weight * slot.scale / scale * offset
         tensors[f"{_PREFIX}{model.paths[name]}.lora_B.bias"] = total
@@ -158,13 +185,13 @@ def _arrays_of(arrays: State, slot: Slot, name: str) -> State:
 
 def _saved_modules(arrays: State, slots: Sequence[str], model: AdaptedModel) -> list[str]:
     """The children of the model that hold a trained head. PEFT saves a child whole: it takes no parts of one."""
-    trained = {split(key)[1] for key in arrays if slot_of(key) in slots}
-    return sorted({model.paths[name].split(".")[0] for name in model.shapes.heads if name in trained})
+    trained = {split(key)[1] for key in arrays if slot_of(key) in slots and split(key)[2] != "lambda"}
+    return sorted({model.paths[name].split(".")[0] for name in _of_head(model) if name in trained})
 
 
 def _head_tensors(heads: list[str], model: AdaptedModel) -> State:
     """Everything in these children as the backbone has it, by PEFT's names."""
-    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in model.shapes.heads}
+    wrapped = {f"{model.paths[name]}.base.": f"{model.paths[name]}." for name in _of_head(model)}
     tensors: State = {}
     for head in heads:
         for path, tensor in model.backbone.get_submodule(head).state_dict(prefix=f"{head}.").items():
@@ -195,11 +222,11 @@ def read_adapter(folder: Path, model: AdaptedModel, slot: str) -> State:
             raise PayloadMismatch(f"{folder}: {field} is {config[field]}, which slot {slot!r} cannot hold")
     tensors, _ = from_bytes(read_bytes(folder / "adapter_model.safetensors"), str(folder))
     state: State = {}
-    for name in model.shapes.targets:
+    for name in wanted.adapted(model.shapes):
         path = _PREFIX + model.paths[name]
         for part in ("A", "B"):
             state[join(slot, name, part)] = _take(tensors, f"{path}.lora_{part}.weight", folder)
-    for name, shape in model.shapes.heads.items() if wanted.head else ():
+    for name, shape in wanted.dense(model.shapes).items():
         path, base = _PREFIX + model.paths[name], model.layers[name].base
         for part in ("weight", "bias") if shape.bias else ("weight",):
             value = _take(tensors, f"{path}.{part}", folder)

@@ -82,7 +82,8 @@ class PoolEngine:
             if header["kind"] == "failure":
                 yield _failure(header["failure"])
                 continue
-            yield Score(client, split, header["examples"], header["metrics"], Cost(**header["cost"]))
+            cost = Cost(**header["cost"])
+            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"])
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
@@ -273,6 +274,7 @@ def _answer(
         return {
             "kind": "score",
             "metrics": dict(reply.metrics),
+            "others": dict(reply.others),
             "examples": reply.examples,
             "cost": asdict(reply.cost),
         }, {}

@@ -17,10 +17,14 @@ from befit.models.backbone import check_quantisation, load_processor, pick_devic
 from befit.models.source import find_model, is_hub_id
 from befit.protocol.registry import get_method
 from befit.tasks import get_task, make_task, task_names
+from befit.tasks.images import ImagePreprocessor
 
 
-def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -> list[str]:
-    """Raise what loading the model and preparing the records would raise; return what a person should know.
+def precheck(
+    experiment: Experiment, federation: Federation, model: nn.Module
+) -> tuple[list[str], ImagePreprocessor | None]:
+    """Raise what loading the model and preparing the records would raise; return what a person should know, and how
+    the model takes images, if it does.
 
     model  the skeleton
 
@@ -42,8 +46,8 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
         metrics=experiment.evaluate.metrics or (),
         long_prompts=settings.long_prompts,
     )
-    if get_task(task).processor == "images":
-        return []
+    if isinstance(processor, ImagePreprocessor):
+        return [], processor
     warnings: list[str] = []
     if settings.long_prompts == "drop":
         federation = without_left_out(federation, {client.id: built_task for client in federation.clients})
@@ -62,7 +66,7 @@ def precheck(experiment: Experiment, federation: Federation, model: nn.Module) -
                 problems.append(f"client {client.id}, {split}: {error}")
     if problems:
         raise DataError("\n  ".join([*problems[:5], *([f"and {len(problems) - 5} more"] if problems[5:] else [])]))
-    return warnings
+    return warnings, getattr(built_task, "preprocessor", None)
 
 
 def without_effect(experiment: Experiment, task: str) -> list[str]:

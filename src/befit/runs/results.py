@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from befit.core.metrics import spread
 from befit.core.storage import read_lines
+from befit.protocol.federate import OPENING
 from befit.report.results import ALONE
 
 
@@ -28,12 +30,16 @@ def method_results(
                   replaces the last point
     last          the last stage and its last round: a client without a score there has none, whatever it had before
     federated     the stages whose rounds `updates` counts: those with exchanges, or all where there are none
-    ->  clients (per client: metrics, examples, updates, bytes, seconds, diagnostics), summary, curve, failures
+    ->  clients (per client: metrics, examples, updates, bytes, seconds as clocks on walls show them and of processors,
+        diagnostics), summary, curve, failures
 
     `summary.over_time` has A_last and A_AUC (Seo et al. 2026, FedMosaic): the last value and the mean over all
     scored rounds of the clients' mean, on own test examples (`self`) and, where measured, on all other clients'
-    (`others`). `updates` counts the rounds of `federated` whose update was used. Bytes include those of exchanges
-    that failed.
+    (`others`); a client's own `over_time` has the same of it alone. Where they are known, a client's row has
+    `on_others`, its model's headline on each other client's examples, and `weights`, how much each client counts in
+    what it is sent next, both as they are at the end. `summary.server_cpu_seconds` is the server's processor time for
+    downloads and aggregation and for what came before the first round, which is `opening_cpu_seconds` of it. `updates`
+    counts the rounds of `federated` whose update was used. Bytes include those of exchanges that failed.
     """
     metrics, ledger = read_lines(path / "metrics.jsonl"), read_lines(path / "ledger.jsonl")
     rows: dict[str, dict[str, Any]] = {
@@ -46,6 +52,7 @@ def method_results(
             "bytes_down": 0,
             "bytes_scoring": 0,
             "seconds": 0.0,
+            "cpu_seconds": 0.0,
             "diagnostics": {},
         }
         for client in clients
@@ -56,8 +63,19 @@ def method_results(
             rows[line["client"]]["examples"] = line["examples"]
         elif line["kind"] == "diagnostic":
             rows[line["client"]]["diagnostics"][line["name"]] = line["value"]
-    seconds, peak = 0.0, 0.0
+        elif line["kind"] == "others" and (line["stage"], line["round"]) == last:
+            rows[line["client"]]["on_others"] = line["values"]
+        elif line["kind"] == "weights":
+            rows[line["client"]]["weights"] = line["values"]
+    peak = 0.0
+    server: dict[str, Any] = {"opening_cpu_seconds": 0.0, "opening_peak_memory_mib": 0.0, "server_cpu_seconds": 0.0}
     for line in ledger:
+        if line["purpose"] == "server":
+            server["server_cpu_seconds"] += line["cpu_seconds"]
+            if line["stage"] == OPENING:
+                server["opening_cpu_seconds"] = line["cpu_seconds"]
+                server["opening_peak_memory_mib"] = line["peak_memory_mib"]
+            continue
         row = rows[line["client"]]
         peak = max(peak, line["peak_memory_mib"])
         if line["purpose"] in ("train", "failed"):
@@ -65,7 +83,7 @@ def method_results(
             row["bytes_up"] += line["bytes_up"]
             row["bytes_down"] += line["bytes_down"]
             row["seconds"] += line["seconds"]
-            seconds += line["seconds"]
+            row["cpu_seconds"] += line["cpu_seconds"]
         else:
             row["bytes_scoring"] += line["bytes_up"] + line["bytes_down"]
     failures = [
@@ -75,17 +93,21 @@ def method_results(
     ]
     summary = {
         **over_clients({client: row[metric] for client, row in rows.items()}),
-        **{key: sum(row[key] for row in rows.values()) for key in ("bytes_up", "bytes_down", "bytes_scoring")},
-        "seconds": seconds,
+        **{
+            key: sum(row[key] for row in rows.values())
+            for key in ("bytes_up", "bytes_down", "bytes_scoring", "seconds", "cpu_seconds")
+        },
         "peak_memory_mib": peak,
+        **server,
     }
-    curve, others = (_curve(metrics, ledger, name, curve_stages) for name in (metric, "others"))
-    summary["over_time"] = {
-        f"{name}_{which}": value
-        for name, means in (("self", _means(curve)), ("others", _means(others)))
-        if means
-        for which, value in (("last", means[-1]), ("auc", statistics.fmean(means)))
-    }
+    own, others = (_scored_points(metrics, ledger, name, curve_stages) for name in (metric, "others"))
+    curve = [_over_point(point) for point in own]
+    summary["over_time"] = _over_time(
+        [point["mean"] for point in curve], [_over_point(point)["mean"] for point in others]
+    )
+    for client, row in rows.items():
+        mine = ([point.scores[client] for point in points if client in point.scores] for points in (own, others))
+        row["over_time"] = _over_time(*mine)
     return {"clients": rows, "summary": summary, "curve": curve, "failures": failures}
 
 
@@ -104,14 +126,37 @@ def over_clients(values: Mapping[str, float | None]) -> dict[str, Any]:
     }
 
 
-def _means(curve: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [point["mean"] for point in curve]
+def _over_time(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """A_last and A_AUC of the scores at the points of a run, in order; nothing where there are none."""
+    return {
+        f"{name}_{which}": value
+        for name, scores in (("self", own), ("others", others))
+        if scores
+        for which, value in (("last", scores[-1]), ("auc", statistics.fmean(scores)))
+    }
 
 
-def _curve(
+@dataclass(frozen=True)
+class _Point:
+    """The clients' scores in a scored round, and the bytes sent in all until then."""
+
+    round: int
+    scores: dict[str, float]
+    bytes_up: int
+    bytes_down: int
+
+
+def _over_point(point: _Point) -> dict[str, Any]:
+    """Mean, least and most over clients."""
+    values = list(point.scores.values())
+    over = {"round": point.round, "mean": statistics.fmean(values), "min": min(values), "max": max(values)}
+    return {**over, "bytes_up": point.bytes_up, "bytes_down": point.bytes_down}
+
+
+def _scored_points(
     metrics: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], metric: str, stages: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Mean, least and most over clients at every scored round, with the bytes sent in all until then."""
+) -> list[_Point]:
+    """The scored rounds of the curve, in order."""
     main = stages[0]
     order = [line["stage"] for line in ledger if line["purpose"] == "train"]
     bytes_at: dict[tuple[str, int], tuple[int, int]] = {}
@@ -120,25 +165,17 @@ def _curve(
         if line["purpose"] == "train":
             up, down = up + line["bytes_up"], down + line["bytes_down"]
             bytes_at[line["stage"], line["round"]] = up, down
-    scores: dict[tuple[str, int], list[float]] = defaultdict(list)
+    scores: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for line in metrics:
         if line["kind"] == "score" and line["metric"] == metric and line["value"] is not None:
-            scores[line["stage"], line["round"]].append(line["value"])
+            scores[line["stage"], line["round"]][line["client"]] = line["value"]
     last = max((round_ for stage, round_ in bytes_at if stage == main), default=0)
-    points: dict[int, dict[str, Any]] = {}
+    points: dict[int, _Point] = {}
     for (stage, round_), values in scores.items():
         if stage not in stages or stage not in order:
             continue
         at = round_ if stage == main else last
-        sent_up, sent_down = bytes_at.get((stage, round_), (up, down))
-        points[at] = {
-            "round": at,
-            "mean": statistics.fmean(values),
-            "min": min(values),
-            "max": max(values),
-            "bytes_up": sent_up,
-            "bytes_down": sent_down,
-        }
+        points[at] = _Point(at, values, *bytes_at.get((stage, round_), (up, down)))
     return [points[at] for at in sorted(points)]
 
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from befit.adapters.mixers import gate_values
+from befit.adapters.model import in_order
 from befit.config.experiment import (
     CheckpointSettings,
     EngineSettings,
@@ -52,6 +54,7 @@ from befit.runs.shared_stages import forget_shared_stages, repeated_keys, share_
 from befit.runs.trackers import check_trackers, tracked
 
 _LOG = logging.getLogger(__name__)
+WEIGHED = 100  # clients up to which their weights for each other are written down after every round
 
 
 class Remote(Engine, Protocol):
@@ -189,7 +192,9 @@ def run_method(
             if stage.federated
         }
         wire = getattr(torch, experiment.wire.dtype)
-        journal = RunJournal(directory, store, label, observer, committed, kept, wire)
+        names = [stage.name for stage in run_stages(method)]
+        weights = method.influence if len(host.infos) <= WEIGHED else None
+        journal = RunJournal(directory, store, label, observer, committed, kept, wire, names, weights)
 
         def greet() -> None:
             """List what clients said of themselves when they joined; a site that has not come has said nothing."""
@@ -208,9 +213,9 @@ def run_method(
         greet()
         downloads = {info.id: final_download(method, server, info, at) for info in infos}
         if isinstance(engine, (LocalEngine, PoolEngine)):
-            missing = export_clients(path, host, label, engine, downloads, at)
+            missing, gates = export_clients(path, host, label, engine, downloads, at)
         else:
-            missing = engine.export(downloads, at)
+            missing, gates = engine.export(downloads, at), {}  # a client's gates stay with it
             for client in downloads:
                 if client in missing:
                     journal.outbound.note(missing[client], "export", wire)
@@ -226,6 +231,8 @@ def run_method(
     federated = {stage.name for stage in stages if stage.federated} or {stage.name for stage in stages}
     results = method_results(path, clients, examples, host.task.metric, _curve_stages(stages), last, federated)
     for client, row in results["clients"].items():
+        if client in gates:
+            row["gates"] = gates[client]
         if client in missing:
             row["adapter"] = None
         elif engines is None:
@@ -255,22 +262,31 @@ def relative_costs(host: Host, method: Method) -> dict[str, Any]:
 
     if any(family_experiment(host.experiment, name).model.quantise != "none" for name in host.families.values()):
         return {}
+    pivot = min(backbone.parameters for backbone in host.backbones.values())
     return {
-        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters)
+        backbone.name: relative_cost(method, backbone.model.shapes, backbone.parameters, host.common.parameters, pivot)
         for backbone in host.backbones.values()
     }
 
 
 def export_clients(
     path: Path, host: Host, label: str, engine: LocalEngine | PoolEngine, requests: Mapping[str, Payload], at: Tick
-) -> dict[str, Failure]:
-    """Write every client's adapter. A client that has none, or a broken one, is returned with its failure."""
+) -> tuple[dict[str, Failure], dict[str, dict[str, float]]]:
+    """Write every client's adapter. A client that has none, or a broken one, is returned with its failure.
+
+    ->  these failures; and of the clients with gates of one number each, see `befit.adapters.mixers.gate_values`
+    """
     missing: dict[str, Failure] = {}
+    gates: dict[str, dict[str, float]] = {}
     untrained: list[str] = []
     for client, request in requests.items():
         try:
             deployed = engine.deployment(client, request, at)
             write_client(path / "clients" / folder_name(client), deployed, host, label, client)
+            layout, order = host.backbone_of(client).model.layout, in_order(host.backbone_of(client).model)
+            values = gate_values(deployed.mixer, layout, deployed.slots, deployed.arrays)
+            if values:
+                gates[client] = {name: values[name] for name in dict.fromkeys([*order, *values]) if name in values}
         except RunError:
             raise
         except NotTrained as error:
@@ -281,7 +297,7 @@ def export_clients(
             missing[client] = Failure(client, "export", 0, type(error).__name__, str(error))
     if untrained:
         _LOG.warning("%s", untrained_text(untrained, "adapter"))
-    return missing
+    return missing, gates
 
 
 def make_engine(

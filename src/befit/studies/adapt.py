@@ -315,7 +315,7 @@ def _mean_of_clients(host: Host, folder: Path, info: ClientInfo) -> _Start:
 def _server_start(host: Host, method: Method, server: Payload, info: ClientInfo) -> _Start:
     """The adapter that the method's server has for this newcomer."""
     engine = newcomer_engine(host, method, info)
-    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "cpu_seconds": 0.0}
     welcome = arrive(engine, host, method, server, info, row, Outbound())
     if isinstance(welcome, Failure):
         raise NotTrained(welcome.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,30 @@ from befit.tasks.examples import StackedExamples
 from befit.tasks.images import ImagePreprocessor
 
 
+@dataclass(frozen=True)
+class ImageExamples(StackedExamples):
+    """Labels, and images as they are stored; a batch has `pixel_values` (batch, channels, height, width).
+
+    names  by which errors name each image
+    """
+
+    images: Sequence[Any]
+    names: Sequence[str]
+    preprocessor: ImagePreprocessor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Batch:
+        rows: list[int] = torch.as_tensor(indices, dtype=torch.long).tolist()
+        pixels = self.preprocessor.stack([self.images[row] for row in rows], [self.names[row] for row in rows])
+        return {"pixel_values": pixels, **super().batch(rows)}
+
+
 class ImageClassification(Classification):
     """Records hold `image` (see `befit.tasks.images.read_image` for what it may be) and `label`.
 
-    Images are read and preprocessed once and kept in memory: 4 * channels * height * width bytes each.
+    Images are read when a batch needs them.
     """
 
     name: ClassVar[str] = "image-classification"
@@ -27,8 +48,8 @@ class ImageClassification(Classification):
         super().__init__(label_names)
         self.preprocessor = preprocessor
 
-    def prepare(self, records: Sequence[Record]) -> StackedExamples:
-        return StackedExamples({**self.encode(records).columns, "labels": self.labels(records)})
+    def prepare(self, records: Sequence[Record]) -> ImageExamples:
+        return replace(self.encode(records), columns={"labels": self.labels(records)})
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         pixels = batch["pixel_values"]
@@ -38,12 +59,10 @@ class ImageClassification(Classification):
         # A mapping without an image field is itself an encoded image, {"bytes": ..., "path": ...}.
         return value if isinstance(value, Mapping) and "image" in value else {"image": value}
 
-    def encode(self, records: Sequence[Record]) -> StackedExamples:
-        shape = (self.preprocessor.channels, self.preprocessor.height, self.preprocessor.width)
-        pixels = torch.empty((len(records), *shape))
-        for position, record in enumerate(records):
-            where = record_name(record, position)
+    def encode(self, records: Sequence[Record]) -> ImageExamples:
+        names = [record_name(record, position) for position, record in enumerate(records)]
+        for record, where in zip(records, names, strict=True):
             if "image" not in record:
                 raise DataError(f"{where} has no image; its fields are {', '.join(record) or 'none'}")
-            pixels[position] = self.preprocessor(record["image"], where)
-        return StackedExamples({"pixel_values": pixels})
+            self.preprocessor.check(record["image"], where)
+        return ImageExamples({}, [record["image"] for record in records], names, self.preprocessor)

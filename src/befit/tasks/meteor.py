@@ -17,8 +17,9 @@ def meteor(name: str, reference: str, answer: str) -> float:
     meteor_nltk        words match that are synonyms in the English WordNet too, if it has their stems; `word_tokenize`
                        of NLTK: the reference behaviour, for all languages alike, as FedP2EFT has it
 
-    Without synonyms the score is a lower bound for English, and not METEOR. In both an identical answer of one word
-    scores 0.5 and of two 0.9375, and in scripts without spaces a whole line is one word.
+    The first is another metric than METEOR, and no bound of it: it finds no synonyms, and divides lines, not sentences,
+    into words, so that a full stop within a line stays with its word. In both an identical answer of one word scores
+    0.5 and of two 0.9375, and in scripts without spaces a whole line is one word.
     """
     from nltk.stem.porter import PorterStemmer
     from nltk.translate.meteor_score import single_meteor_score
@@ -45,7 +46,7 @@ def unavailable(metrics: Sequence[str]) -> list[str]:
         return []
     return [
         f"evaluate.metrics: meteor_nltk needs {', '.join(missing)} of NLTK, which this machine does not have: "
-        f"python -m nltk.downloader {' '.join(missing)}. meteor_exact_stem needs nothing"
+        f"python -m nltk.downloader {' '.join(missing)}. meteor_exact_stem, another metric, needs nothing"
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +16,8 @@ from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options
 from befit.tasks.examples import pad_right
 from befit.tasks.generation import greedy, stop_tokens
-from befit.tasks.images import read_image
 from befit.tasks.text_metrics import GENERATED
-from befit.tasks.vqa_examples import VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, squared, stacked
+from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
@@ -31,7 +31,7 @@ class VQA(CausalLM):
 
     All answers are learnt, each with the end-of-sequence token, and nothing else. In evaluation the first question is
     answered greedily, and the answer scored: a choice by which of the choices it names, an open one by exact match or
-    the record's metric. Images are padded to a square in the model's mean colour, preprocessed once and kept in memory.
+    the record's metric. Images are padded to a square in the model's mean colour, and read when a batch needs them.
 
     Settings are those of `CausalLM`; `metrics` may also name `vqa_score`, the headline by default, and
     `token_f1_pooled` (see `befit.tasks.vqa_metrics.vqa_metrics`). `model.prompt` renders one question at a time.
@@ -54,21 +54,24 @@ class VQA(CausalLM):
         super().__init__(processor.tokenizer, max_length, max_new_tokens=max_new_tokens, metrics=metrics, prompt=prompt)
         self.generated = tuple(name for name in metrics if name in (*GENERATED, *VQA_METRICS))
         self.processor = processor
+        self.preprocessor = replace(processor.images, square=True)
         self._image_text = str(self.tokenizer.convert_ids_to_tokens(processor.image_token))
 
     def prepare(self, records: Sequence[Record]) -> VqaExamples:
         dialogues = self.read(records)
-        pixels = [self.pixels(record, record_name(record, row)) for row, record in enumerate(records)]
-        prompts = self._prompts(records, dialogues, pixels)
+        images = [self._images(record, record_name(record, row)) for row, record in enumerate(records)]
+        for each in images:
+            each.check()
+        prompts = self._prompts(records, dialogues, images)
         judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
-        examples = self._examples([dialogue[:2] for dialogue in dialogues], pixels)
+        examples = self._examples([dialogue[:2] for dialogue in dialogues], images)
         return VqaExamples(
             examples.sequences,
             examples.lengths,
             prompts=prompts,  # pyright: ignore[reportArgumentType]
             references=[judgement["references"] for judgement in judged],
             options=self._choosing(records, prompts),
-            pixels=pixels,
+            images=images,
             records=judged,
         )
 
@@ -103,14 +106,8 @@ class VQA(CausalLM):
         self._tell_of_cuts(cut, len(records))
         return dialogues
 
-    def pixels(self, record: Record, where: str) -> Tensor:
-        """(images, channels, height, width) float32, as the model takes them."""
-        images, wanted = images_of(record, where), self.processor.images
-        values = torch.empty((len(images), wanted.channels, wanted.height, wanted.width))
-        for number, image in enumerate(images):
-            place = f"{where}, image {number + 1}"
-            values[number] = wanted(squared(read_image(image, place), wanted), place)
-        return values
+    def _images(self, record: Record, where: str) -> Images:
+        return Images(images_of(record, where), self.preprocessor, where)
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         dtype: Any = model.dtype
@@ -165,7 +162,7 @@ class VQA(CausalLM):
             if isinstance(turns, Sequence) and len(turns) % 2 == 0 and len(turns):
                 record = {**record, "conversation": turns[:-1]}
             tokens, _, _ = self._tell(record, where)
-            prompts.append(VqaPrompt(tokens, self.pixels(record, where)))
+            prompts.append(VqaPrompt(tokens, self._images(record, where)))
         answers = self._answers(model, prompts, batch_size, device or model_device(model))
         return [{"text": answer} for answer in answers]
 
@@ -204,22 +201,22 @@ class VQA(CausalLM):
         return [token for read in tokens for token in ([read] * many if read == image else [read])]
 
     def _prompts(
-        self, records: Sequence[Record], dialogues: Sequence[Told], pixels: Sequence[Tensor]
+        self, records: Sequence[Record], dialogues: Sequence[Told], images: Sequence[Images]
     ) -> list[VqaPrompt]:
         """What stands before the first answer, with the images of the first question."""
         firsts = [record["conversation"][0]["content"].count(MARK) for record in records]
         return [
-            VqaPrompt(tokens[:first], images[:count])
-            for (tokens, _, first), images, count in zip(dialogues, pixels, firsts, strict=True)
+            VqaPrompt(tokens[:first], replace(each, stored=each.stored[:count]))
+            for (tokens, _, first), each, count in zip(dialogues, images, firsts, strict=True)
         ]
 
-    def _examples(self, dialogues: Sequence[tuple[list[int], list[int]]], pixels: Sequence[Tensor]) -> VqaExamples:
+    def _examples(self, dialogues: Sequence[tuple[list[int], list[int]]], images: Sequence[Images]) -> VqaExamples:
         sequences = {
             "input_ids": pad_right([tokens for tokens, _ in dialogues], self.tokenizer.pad_token_id),
             "labels": pad_right([labels for _, labels in dialogues], IGNORED),
         }
         lengths = torch.tensor([len(tokens) for tokens, _ in dialogues], dtype=torch.long)
-        return VqaExamples(sequences, lengths, pixels=pixels)
+        return VqaExamples(sequences, lengths, images=images)
 
     def _choosing(self, records: Sequence[Record], prompts: Sequence[VqaPrompt]) -> Options | None:
         """The answers to choose from, where a metric is of their likelihood."""
@@ -228,9 +225,9 @@ class VQA(CausalLM):
         plain = [{**record, "output": record["conversation"][1]["content"]} for record in records]
         options = self._options(plain, [prompt.tokens for prompt in prompts])
         assert options is not None
-        pixels = [prompt.pixels for prompt, texts in zip(prompts, options.texts, strict=True) for _ in texts]
+        images = [prompt.images for prompt, texts in zip(prompts, options.texts, strict=True) for _ in texts]
         examples = options.examples
-        return Options(VqaExamples(examples.sequences, examples.lengths, pixels=pixels), options.texts, options.right)
+        return Options(VqaExamples(examples.sequences, examples.lengths, images=images), options.texts, options.right)
 
     def _answers(
         self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
@@ -246,7 +243,7 @@ class VQA(CausalLM):
         with inference(model):
             for start in range(0, len(prompts), batch_size):
                 batch = prompts[start : start + batch_size]
-                values, counts = stacked([prompt.pixels for prompt in batch])
+                values, counts = stacked([prompt.images.pixels for prompt in batch])
                 seen = forward_arguments(values.to(device), counts.to(device), dtype)
                 tokens = greedy(
                     model,

@@ -1,4 +1,4 @@
-"""Prepared conversations with images: padded tokens, and the images of each as the model takes them."""
+"""Prepared conversations with images: padded tokens, and the images of each as they are stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,11 +29,34 @@ class VqaProcessor:
 
 
 @dataclass(frozen=True)
+class Images:
+    """The images of one record, in the order of their places in the text, read when they are needed."""
+
+    stored: Sequence[Any]
+    preprocessor: ImagePreprocessor
+    where: str
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.where}, image {number}" for number in range(1, len(self.stored) + 1)]
+
+    def check(self) -> None:
+        """Raise DataError for one that cannot be read, as far as its head says."""
+        for image, name in zip(self.stored, self.names, strict=True):
+            self.preprocessor.check(image, name)
+
+    @property
+    def pixels(self) -> Tensor:
+        """(images, channels, height, width) float32, as the model takes them."""
+        return self.preprocessor.stack(self.stored, self.names)
+
+
+@dataclass(frozen=True)
 class VqaPrompt:
-    """What a model reads before its first answer: tokens, an image's in full, and the images (n, channels, h, w)."""
+    """What a model reads before its first answer: tokens, an image's in full, and the images."""
 
     tokens: Sequence[int]
-    pixels: Tensor
+    images: Images
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,20 +66,20 @@ class VqaPrompt:
 class VqaExamples(PaddedExamples):
     """Token sequences, and the images that belong to each.
 
-    pixels  for every example (images, channels, height, width) float32, in the order of their places in the text
+    images  of every example
     records what is scored of each: its task, its form and so on
 
     A batch has `pixel_values` (batch, most images of an example, channels, height, width), zeros where an example has
     fewer, and their numbers as `images` (batch,).
     """
 
-    pixels: Sequence[Tensor] = ()
+    images: Sequence[Images] = ()
     records: Sequence[Mapping[str, Any]] = field(default=())
 
     def batch(self, indices: Sequence[int] | Tensor) -> Batch:
         batch = super().batch(indices)
         rows = torch.as_tensor(indices, dtype=torch.long).tolist()
-        values, counts = stacked([self.pixels[row] for row in rows])
+        values, counts = stacked([self.images[row].pixels for row in rows])
         return {**batch, "pixel_values": values, "images": counts}
 
 
@@ -75,21 +97,3 @@ def forward_arguments(values: Tensor, counts: Tensor, dtype: torch.dtype) -> dic
     of their places in the text; nothing where there are no images."""
     present = torch.arange(values.shape[1], device=counts.device) < counts[:, None]
     return {"pixel_values": values[present].to(dtype)} if present.any() else {}
-
-
-def squared(image: np.ndarray, wanted: ImagePreprocessor) -> np.ndarray:
-    """Padded to a square on both sides, in the mean colour that the checkpoint's processor takes off, else black.
-
-    LLaVA does so, that nothing of an image is cropped away.
-    """
-    height, width = image.shape[:2]
-    side = max(height, width)
-    if height == width:
-        return image
-    mean = getattr(wanted.processor, "image_mean", None) if getattr(wanted.processor, "do_normalize", False) else None
-    depth = image.shape[2] if image.ndim == 3 else 1
-    colour = np.asarray(mean if mean is not None and len(mean) == depth else [np.mean(mean or 0.0)] * depth)
-    padded = np.broadcast_to(colour.astype(np.float32), (side, side, depth)).copy()
-    top, left = (side - height) // 2, (side - width) // 2
-    padded[top : top + height, left : left + width] = image.reshape(height, width, depth)
-    return padded

@@ -62,4 +62,4 @@ class Blend:
 
 def _pairs(site: Site, name: str) -> list[Pair]:
     state = site.model.dump(slot(name))
-    return [(state[join(name, module, "B")], state[join(name, module, "A")]) for module in site.model.shapes.targets]
+    return [(state[join(name, module, "B")], state[join(name, module, "A")]) for module in site.model.adapted(name)]

@@ -47,7 +47,8 @@ def learning_rate(budget: TrainSettings, step: int, at: Tick) -> float:
     if budget.schedule == "constant":
         return budget.lr
     share = (now - budget.warmup_steps) / max(1, total - budget.warmup_steps)  # of the decay that is over
-    return round(budget.lr * (1 - share if budget.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2), 15)
+    left = 1 - share if budget.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+    return round(budget.lr_end + (budget.lr - budget.lr_end) * left, 15)
 
 
 def dump_moments(optimiser: torch.optim.Optimizer, name: str) -> State:

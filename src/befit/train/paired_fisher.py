@@ -280,7 +280,7 @@ def estimate(
         )
     generator = torch.Generator().manual_seed(at.seed_for(site.info.id, "statistics"))
     chosen = torch.randperm(len(examples), generator=generator)[:samples]
-    targets = site.model.shapes.targets.values()
+    targets = site.model.adapted(fed).values()
     rank = site.model.layout.slot(fed).rank
     entries = sum(t.d_in * t.d_out if space == "product" else rank * (t.d_in + t.d_out) for t in targets)
     # Two models' gradients and a copy; and no more samples than in training, whose activations are known to fit.
@@ -292,7 +292,7 @@ def estimate(
     for start in range(0, len(chosen), step):
         batch = site.to_device(examples.batch(chosen[start : start + step]))
         pair = [
-            _by_module(site, sample_gradients(site, batch, name, space, how.token_reduction, drawn))
+            _by_module(site, name, sample_gradients(site, batch, name, space, how.token_reduction, drawn))
             for name, drawn in zip((fed, local), labels, strict=True)
         ]
         if moments is None:
@@ -305,10 +305,11 @@ def estimate(
     return moments
 
 
-def _by_module(site: Site, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`module/factor` -> (samples, entries) of the low-rank modules, in the order of their names."""
+def _by_module(site: Site, slot: str, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`module/factor` -> (samples, entries) of the slot's low-rank modules, in the order of their names."""
+    adapted = site.model.adapted(slot)
     flat = {key.partition("/")[2]: value.flatten(1) for key, value in gradients.items()}
-    return {key: flat[key] for key in sorted(flat) if key.partition("/")[0] in site.model.shapes.targets}
+    return {key: flat[key] for key in sorted(flat) if key.partition("/")[0] in adapted}
 
 
 def _spans(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:

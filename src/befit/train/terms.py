@@ -48,7 +48,7 @@ class L2:
         there = site.model.leaves(slot(self.to))
         targets = {key: there[to_slot(key, self.to)].detach().clone() for key in leaves}
         if self.align == "procrustes":
-            for name in site.model.shapes.targets:
+            for name in site.model.adapted(self.slot):
                 A, B = join(self.slot, name, "A"), join(self.slot, name, "B")
                 own = leaves[B].detach(), leaves[A].detach()
                 targets[B], targets[A] = align((targets[B], targets[A]), own)
@@ -77,7 +77,7 @@ class ProductDistance:
         leaves, there = model.leaves(slot(self.slot)), model.leaves(slot(self.to))
         scale, other = model.layout.slot(self.slot).scale, model.layout.slot(self.to).scale
         pairs = []
-        for name in model.shapes.targets:
+        for name in model.adapted(self.slot):
             A, B = (leaves[join(self.slot, name, part)] for part in ("A", "B"))
             A_to, B_to = (there[join(self.to, name, part)].detach().clone() for part in ("A", "B"))
             norm = ((B_to.T @ B_to) * (A_to @ A_to.T)).sum()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 import torch.ao.nn.quantized.dynamic as quantised
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from befit.adapters.flat import FlatState
 from befit.adapters.keys import EVERYTHING, factor, slot
@@ -330,3 +332,45 @@ def test_query_and_value_are_found_whatever_this_release_of_the_model_calls_them
     by_old_name, _ = find_modules(tiny_model(kind), ("query", "value"))
     canonical, _ = find_modules(tiny_model(kind), ("q_proj", "v_proj"))
     assert by_old_name == canonical and len(canonical) == 4
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "llama", "gpt2"])
+def test_all_linear_is_what_peft_adapts_by_that_name(kind: str) -> None:
+    """Without a task type, as in FedP2EFT's released code: pooler and classifier are in, an output embedding is out."""
+    config = peft.LoraConfig(target_modules="all-linear")
+    theirs = peft.tuners.tuners_utils._maybe_include_all_linear_layers(config, tiny_model(kind)).target_modules  # type: ignore[attr-defined]
+    targets, head = find_modules(tiny_model(kind), "all-linear")
+    assert set(targets.values()) == theirs
+    assert set(head.values()) <= theirs and ("classifier" in head) == (kind in ("vit", "bert"))
+
+
+def test_a_head_is_a_target_where_it_is_named_and_then_no_dense_update() -> None:
+    model = AdaptedModel(tiny_model("bert"), ("q_proj", "classifier"))
+    low_rank = Slot("own", 2, 4.0)
+    assert list(low_rank.adapted(model.shapes)) == ["block.00.q_proj", "block.01.q_proj", "classifier"]
+    model.install(Layout((low_rank, Slot("base", 2, 4.0, targets=("query",)))), seed=0)
+    at_head = {key for key in model.keys if "/classifier/" in key}
+    assert at_head == {"own/classifier/A", "own/classifier/B", "base/classifier/weight", "base/classifier/bias"}
+    state = random_state(model)
+    task = make_site("bert").task
+    batch = make_site("bert").examples("test").batch(range(6))
+    with model.using(state, "own", "base"), torch.no_grad():
+        both = task.logits(model.backbone, batch)
+    bare = tiny_model("bert")
+    with torch.no_grad():
+        for name in ("block.00.q_proj", "block.01.q_proj", "classifier"):
+            weight = bare.get_submodule(model.paths[name]).weight
+            assert isinstance(weight, torch.Tensor)
+            for slot_name in ("own", "base") if name != "classifier" else ("own",):
+                weight.add_(2.0 * state[f"{slot_name}/{name}/B"] @ state[f"{slot_name}/{name}/A"])
+        bare.classifier.weight.add_(state["base/classifier/weight"])  # type: ignore[union-attr]
+        bare.classifier.bias.add_(state["base/classifier/bias"])  # type: ignore[union-attr]
+        torch.testing.assert_close(both, task.logits(bare, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_a_word_that_blocks_have_too_does_not_mean_the_head() -> None:
+    config = RobertaConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+    with torch.device("meta"):
+        model = RobertaForSequenceClassification(config)
+    assert "classifier.dense" not in find_modules(model, ("dense",))[0]
+    assert list(find_modules(model, ("classifier.dense", "out_proj"))[0]) == ["classifier.dense", "classifier.out_proj"]

@@ -209,3 +209,36 @@ def test_a_dense_slot_becomes_an_adapter_of_full_rank_that_peft_runs_alike(kind:
     smaller = {name: min(shape.d_in, shape.d_out) for name, shape in site.model.shapes.targets.items()}
     for name, size in smaller.items():
         assert len(tensors[f"base_model.model.{site.model.paths[name]}.lora_A.weight"]) == size
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "classifier")])
+def test_peft_has_the_logits_of_a_classifier_that_is_a_target(targets: str | tuple[str, ...], tmp_path: Path) -> None:
+    """Whatever classifier a stranger's copy of the backbone starts with: it is saved whole."""
+    site = make_site("bert", Layout((Slot("shared", 2, 6.0),)), targets=targets)
+    deployed = Deployment(random_state(site.model), ("shared",))
+    assert "shared/classifier/A" in deployed.arrays
+    write(site, deployed, tmp_path, "bert")
+    there = tiny_model("bert")
+    there.classifier.reset_parameters()  # type: ignore[union-attr, operator]
+    loaded = peft.PeftModel.from_pretrained(there, str(tmp_path)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        logits = site.task.logits(loaded, site.examples("test").batch(range(6)))
+    torch.testing.assert_close(logits, logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+
+
+def test_a_base_on_fewer_modules_and_a_dense_head_is_folded_with_a_head_of_low_rank(tmp_path: Path) -> None:
+    layout = Layout((Slot("shared", 3, 4.0, targets=("query", "value")), Slot("budgeted", 2, 6.0)))
+    site = make_site("bert", layout, targets="all-linear")
+    deployed = Deployment(random_state(site.model), ("shared", "budgeted"))
+    assert "shared/classifier/weight" in deployed.arrays and "budgeted/classifier/A" in deployed.arrays
+    write(site, deployed, tmp_path, "bert")
+    torch.testing.assert_close(logits_there(site, tmp_path, "bert"), logits_here(site, deployed), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_a_head_alone_is_an_adapter_that_peft_loads(kind: str, tmp_path: Path) -> None:
+    site = make_site(kind, Layout((Slot("budgeted", 1, 2.0, targets=()),)))
+    deployed = Deployment(random_state(site.model), ("budgeted",))
+    assert {key.split("/")[1] for key in deployed.arrays} == {"classifier"}
+    write(site, deployed, tmp_path, kind)
+    torch.testing.assert_close(logits_there(site, tmp_path, kind), logits_here(site, deployed), rtol=1e-4, atol=1e-5)

@@ -8,9 +8,10 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from befit.adapters.forms import ModuleShape
-from befit.adapters.gates import InputGate, ScalarGate
+from befit.adapters.gates import SOFTMAX, Gate, InputGate, ScalarGate, SoftmaxGate
 from befit.adapters.keys import factor, slot, split
 from befit.adapters.layout import GATE, Layout, Slot
 from befit.adapters.model import AdaptedModel
@@ -175,6 +176,43 @@ def test_the_layer_computes_the_gated_formula_of_the_paper() -> None:
         expected = expected + weight * 2.0 * (x.double() @ (B @ P @ A).T + B @ Q)
     with model.active(*BOTH, mixer="gate"), torch.no_grad():
         torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate", [ScalarGate(), InputGate(), SOFTMAX])
+def test_the_cores_of_a_site_share_the_products_with_the_basis_and_give_what_each_gives_alone(gate: Gate) -> None:
+    """Output and all gradients of `y + sum_s w_s s B (P_s A x + Q_s)`, a slot at a time; A x and B are multiplied once
+    where that takes each of them twice."""
+    model = make_site("llama", pq_layout(gate=gate), targets="all").model
+    model.load(random_state(model))
+    name = "block.01.up_proj"
+    layer, chosen = model.layers[name], slot(*BOTH, GATE)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    outer = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(1))
+    leaves = {key: leaf for key, leaf in model.leaves(chosen).items() if split(key)[1] == name}
+
+    def apart() -> torch.Tensor:
+        assert layer.gate is not None
+        if isinstance(gate, SoftmaxGate):
+            weights = list(torch.nn.functional.linear(x, layer.gate).softmax(-1).split(1, -1))
+        else:
+            b = (x @ layer.gate)[..., None].sigmoid() if isinstance(gate, InputGate) else layer.gate.sigmoid()
+            weights = [1 - b, b]
+        y = layer.base(x)
+        for own, weight in zip(BOTH, weights, strict=True):
+            y = y + layer.branches[own].scale * layer.branches[own].weighted(x, weight)
+        return y
+
+    results, products = [], []
+    with model.trainable(chosen), model.active(*BOTH, mixer="gate"):
+        for forward in (lambda: layer(x), apart):
+            y = forward()
+            results.append([y, *torch.autograd.grad((y * outer).sum(), [x, *leaves.values()])])
+            with torch.no_grad(), FlopCounterMode(display=False) as counted:
+                forward()
+            products.append(counted.get_total_flops())
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert products[1] - products[0] == 2 * 10 * 3 * (16 + 24)  # of 10 tokens at rank 3
 
 
 def test_training_moves_cores_and_gates_and_leaves_the_basis_and_the_other_slot(kind: str) -> None:

@@ -113,6 +113,8 @@ def test_every_mistake_is_named_at_once():
         ("method=", "method: is required"),
         ("method=[fedit]", "method: must be a method's name or a mapping"),
         ("method.rank=0", "method.rank: must be 1 or more"),
+        ("train.lr_end=1", "train.lr_end: a schedule falls from train.lr"),
+        ("adapter.targets=every", 'adapter.targets: "every" is not one of auto, all, all-linear'),
         ("baselines=local", "baselines: must be a list of methods"),
         ("baselines=[fedit]", "baselines.0: fedit is the method itself"),
         ("baselines=[local, local]", "baselines.1: the same as baselines.0"),

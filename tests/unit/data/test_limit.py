@@ -71,7 +71,7 @@ def test_without_a_limit_nothing_changes() -> None:
 def test_it_is_part_of_the_configuration() -> None:
     config = ROOT / "configs" / "digits-vqa-hetero.yaml"
     found = load_federation(load_experiment(config, ["limit.clients=2", "limit.records=3"]))
-    assert [one.id for one in found.clients] == ["client-00", "client-01", "client-03", "client-04"]  # two of each size
+    assert [one.id for one in found.clients] == ["client-00", "client-01", "client-02", "client-06"]  # two of each size
     assert {len(one.train) for one in found.clients} == {4 * 3}
     with pytest.raises(ConfigError, match=r"limit\.records: must be positive"):
         load_experiment(config, ["limit.records=0"])

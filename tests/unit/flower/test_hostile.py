@@ -71,7 +71,7 @@ TRUE = {
     "report": {"loss": 1.0, "steps": 2},
     "scalars": {"rank": 8, "names": ["x"]},
     "metrics": {"accuracy": 0.5, "loss": 1},
-    "cost": {"seconds": 1.5, "peak_memory_mib": 2},
+    "cost": {"seconds": 1.5, "peak_memory_mib": 2, "cpu_seconds": 3},
 }
 
 
@@ -98,6 +98,7 @@ def read(said: dict[str, Any]) -> None:
         ({"cost": {"seconds": float("nan"), "peak_memory_mib": 1}}, "its seconds is nan"),
         ({"cost": {"seconds": -1, "peak_memory_mib": 1}}, "its seconds is -1"),
         ({"cost": {"seconds": "long", "peak_memory_mib": 1}}, "its seconds is long"),
+        ({"cost": {"seconds": 1, "peak_memory_mib": 1}}, "its cpu_seconds is None"),
         ({"cost": 3}, "its cost is malformed"),
         ({"metrics": {}}, "has no accuracy"),
         ({"metrics": {"accuracy": float("inf")}}, "its accuracy is inf"),

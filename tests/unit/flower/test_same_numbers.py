@@ -42,6 +42,8 @@ def test_a_run_at_sites_is_the_local_run_bit_by_bit(
     scores = [json.loads((path / "results.json").read_text())["clients"] for path in (remote, local)]
     for client in by_client:
         assert scores[0][client]["accuracy"] == scores[1][client]["accuracy"]
+        assert scores[0][client].get("weights") == scores[1][client].get("weights")  # the server's own
+        assert "gates" not in scores[0][client] and "on_others" not in scores[0][client]  # a site's, and nobody's
 
 
 def test_numbers_are_the_same_in_bfloat16(

@@ -10,7 +10,7 @@ import torch
 
 from befit.adapters.keys import EVERYTHING
 from befit.adapters.model import AdaptedModel
-from befit.core.values import ClientInfo, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate
 from befit.protocol.method import Method
@@ -47,6 +47,9 @@ class Notes:
 
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
+
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        pass
 
     def event(self, event: dict[str, Any]) -> None:
         pass

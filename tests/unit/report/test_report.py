@@ -12,6 +12,7 @@ from befit.core.errors import RunError
 from befit.core.schema import plain
 from befit.core.storage import log_line, read_sealed, write_json, write_sealed
 from befit.methods.parts.recipe.branches import RANGE, WEIGHT
+from befit.protocol.method import Diagnostic
 from befit.report import write_report
 from befit.report.sections import outbound_groups, outbound_totals
 
@@ -39,6 +40,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
             "bytes_down": 900,
             "bytes_scoring": 30,
             "seconds": 1.25,
+            "cpu_seconds": 1.25,
             "adapter": f"clients/{client}/adapter",
             "diagnostics": {"w": draw.random(), "trace_fed": 2.5e8} if weights else {},
             "baselines": {label: score - 0.05 for label in baselines},
@@ -66,6 +68,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "bytes_down": 900 * len(rows),
         "bytes_scoring": 30,
         "seconds": 2.0,
+        "cpu_seconds": 2.0,
     }
     curve = [
         {
@@ -93,7 +96,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
         "summary": summary,
         "failures": [],
         "diagnostics": plain([WEIGHT]),
-        "baselines": {label: {**summary, "seconds": 1.0} for label in baselines},
+        "baselines": {label: {**summary, "seconds": 1.0, "cpu_seconds": 1.0} for label in baselines},
         "curves": {"potara": curve, **{label: silent if label == "local" else curve for label in baselines}},
         **more,
     }
@@ -122,6 +125,7 @@ def write_run(path, clients, baselines=("local", "fedit"), weights=True, unscore
             "bytes_up": 600,
             "bytes_down": 900,
             "seconds": 0.5,
+            "cpu_seconds": 0.5,
             "peak_memory_mib": 100.0,
         }
         for client in clients
@@ -238,6 +242,36 @@ def test_hostile_names_are_text_everywhere(tmp_path):
     assert "a\\|b \\$x\\_1\\$" in markdown
     for text in (page.text, markdown):
         assert "\x1b" not in text and "\x00" not in text and "c\N{REPLACEMENT CHARACTER}" in text
+
+
+def with_maps(path, clients):
+    """A run with numbers of clients for clients, and gates."""
+    write_run(path, clients)
+    results = read_sealed(path / "results.json")
+    for client, row in results["clients"].items():
+        row["on_others"] = {other: 0.25 for other in clients if other != client}
+        row["weights"] = {other: float(other != client) / (len(clients) - 1) for other in clients}
+        row["gates"] = {"block.00.q_proj": 0.5, "block.01.q_proj": 0.475}
+    results["diagnostics"] += plain([Diagnostic("weights", (), "Each row sums to 1.", "Who learns from whom")])
+    write_sealed(path / "results.json", results)
+    return path
+
+
+def test_clients_against_clients_are_maps_and_tables_with_names_as_text(tmp_path):
+    page = page_of(with_maps(tmp_path, HOSTILE))
+    labels = [attributes["aria-label"] for attributes in page.named("svg")]
+    assert "Each row sums to 1." in labels and sum("each client's model" in label for label in labels) == 1
+    assert any("0.475 to 0.500" in label for label in labels)
+    assert not {"script", "img", "b"} & {tag for tag, _ in page.tags}
+    assert HOSTILE[0] in page.cells and page.cells.count("25.0%") == 20 and page.cells.count("0.25") >= 20
+    markdown = (tmp_path / "report.md").read_text()
+    assert "Who learns from whom" in markdown and "Every model on every client's examples" in markdown
+    assert "<script" not in markdown and "<img" not in markdown
+
+
+def test_many_clients_have_no_maps_and_no_tables_of_each_other(tmp_path):
+    page = page_of(with_maps(tmp_path, [f"c{number}" for number in range(41)]))
+    assert "Who learns from whom" not in page.text and "Every model on every" not in page.text
 
 
 def test_writing_twice_gives_the_same_bytes(tmp_path):

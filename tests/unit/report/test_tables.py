@@ -25,6 +25,7 @@ def result_of(clients, *, metric="accuracy", method="potara", summary=None, diag
             "bytes_up": 1_000_000,
             "bytes_down": 2_500_000,
             "seconds": 1.5,
+            "cpu_seconds": 1.5,
             "baselines": baselines,
             "diagnostics": diagnostics,
         }
@@ -39,6 +40,7 @@ def result_of(clients, *, metric="accuracy", method="potara", summary=None, diag
         "bytes_down": 5_000_000,
         "bytes_scoring": 300,
         "seconds": 3.0,
+        "cpu_seconds": 3.0,
     }
     baselines = {
         label: {
@@ -47,7 +49,8 @@ def result_of(clients, *, metric="accuracy", method="potara", summary=None, diag
             "worst": {"client": "c2", "value": 0.7},
             "bytes_up": 0,
             "bytes_down": 0,
-            "seconds": 61.0,
+            "seconds": 90.0,
+            "cpu_seconds": 61.0,
         }
         for label in labels
     }
@@ -119,7 +122,7 @@ def test_the_summary_has_the_methods_mean_gain_over_every_baseline():
     assert by_name["FedIT"]["clients ahead"] == "1 of 2"
     assert by_name["Potara"]["mean accuracy"] == "90.0%"
     assert by_name["Potara"]["worst client"] == "85.0% (c1)"
-    assert by_name["Local"]["client time"] == "1 min 01 s"
+    assert by_name["Local"]["processor time"] == "1 min 01 s"
 
 
 def test_communication_is_in_all_and_per_client():
@@ -138,6 +141,7 @@ def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
             "bytes_up": up,
             "bytes_down": 10,
             "seconds": 0.5,
+            "cpu_seconds": 0.25,
             "peak_memory_mib": memory,
         }
         for round_, purpose, up, memory in (
@@ -148,9 +152,9 @@ def test_stages_add_up_their_exchanges_and_keep_the_highest_memory():
         )
     ]
     assert tables.stage_table(ledger).texts == [
-        ["federate", "train", "2", "4.00 kB", "20 B", "1.0 s", "310 MiB"],
-        ["federate", "score", "1", "5 B", "10 B", "0.50 s", "320 MiB"],
-        ["federate", "failed", "1", "7 B", "10 B", "0.50 s", "0 MiB"],
+        ["federate", "train", "2", "4.00 kB", "20 B", "1.0 s", "0.50 s", "310 MiB"],
+        ["federate", "score", "1", "5 B", "10 B", "0.50 s", "0.25 s", "320 MiB"],
+        ["federate", "failed", "1", "7 B", "10 B", "0.50 s", "0.25 s", "0 MiB"],
     ]
 
 
@@ -329,7 +333,15 @@ def test_a_failure_of_the_export_belongs_to_no_round():
 
 
 def test_a_run_without_any_score_says_so():
-    summary = {"mean": None, "std": None, "worst": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    summary = {
+        "mean": None,
+        "std": None,
+        "worst": None,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "seconds": 0.0,
+        "cpu_seconds": 0.0,
+    }
     results = result_of({"c1": (None, 0, {}, {})}, summary=summary)
     assert headline_sentences(results)[0].startswith("No client has a score")
     assert tables.summary_table(results).texts[0][:5] == ["Potara", "0 of 1", "–", "–", "–"]

@@ -14,7 +14,8 @@ from befit.runs.results import method_results
 
 
 def test_updates_are_the_rounds_of_exchanges_and_not_those_of_personal_stages(tmp_path: Path) -> None:
-    line = {"client": "a", "purpose": "train", "bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "peak_memory_mib": 1.0}
+    line = {"client": "a", "purpose": "train", "bytes_up": 1, "bytes_down": 1, "seconds": 1.0, "cpu_seconds": 0.5}
+    line |= {"peak_memory_mib": 1.0}
     stages = [{"stage": stage, "round": round_} for stage, round_ in (("meet", 1), ("meet", 2), ("own", 1))]
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(log_line({**line, **stage}) for stage in stages))
     found = method_results(tmp_path, ["a"], {"a": 3}, "accuracy", ["meet"], ("own", 1), {"meet"})

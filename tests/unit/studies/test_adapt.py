@@ -57,7 +57,7 @@ def test_curves_begin_with_a_fresh_adapter_the_clients_mean_and_the_servers_mixt
     clients = [read_deployment(finished / "clients" / one.id) for one in host.infos]
     assert clients[0].slots == ("personal", "shared") and clients[0].mixer == "gate"
     mean = mean_start([select(one.arrays, slot("personal")) for one in clients])
-    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
+    row = {"bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "cpu_seconds": 0.0}
     engine = newcomer_engine(host, method, info)
     server = arrive(engine, host, method, last_checkpoint(finished).server, info, row, Outbound())
     given = final_download(method, server, info, Tick("federate", 1, 1, 0)).arrays  # type: ignore[arg-type]

@@ -26,8 +26,7 @@ from befit.models.backbone import load_processor, skeleton
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.tasks import make_task
-from befit.tasks.images import ImagePreprocessor
-from befit.tasks.vqa_examples import squared
+from befit.tasks.images import ImagePreprocessor, squared
 from befit.tasks.vqa_metrics import Answered, answered_choice, pooled_f1, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import as_record, checked_turns, dialogue
 from befit.train.persample import sample_gradients
@@ -156,7 +155,7 @@ def test_images_that_are_not_square_are_padded_and_not_cropped(task):
     """A 2 x 4 image lies in the middle of a black 4 x 4 one; with a checkpoint's mean colour, in that."""
     wide = np.ones((2, 4), np.float32)
     made = task.prepare([{**record("<image> a", "b"), "images": [wide]}])
-    assert made.pixels[0][0, 0].tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
+    assert made.images[0].pixels[0, 0].tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
 
     class Processor:
         do_normalize, image_mean = True, [0.5, 0.25, 0.75]
@@ -254,7 +253,7 @@ def test_greedy_answers_are_those_of_transformers_alone_and_in_a_batch(task, bac
     made = task.prepare(records)
     found = task._answers(backbone.model, made.prompts, 3, "cpu")
     for one, answer in zip(made.prompts, found, strict=True):
-        seen = {"pixel_values": one.pixels} if len(one.pixels) else {}
+        seen = {"pixel_values": one.images.pixels} if len(one.images.pixels) else {}
         tokens = torch.tensor([list(one.tokens)])
         out = backbone.model.generate(
             input_ids=tokens,
@@ -272,7 +271,7 @@ def test_greedy_answers_are_those_of_transformers_alone_and_in_a_batch(task, bac
 def test_only_the_first_answer_is_generated_and_with_the_images_before_it(task, backbone):
     one = record("<image> what ?", "a", "and <image>", "b", images=(1, 2))
     (prompt,) = task.prepare([one]).prompts
-    assert len(prompt.pixels) == 1 and list(prompt.tokens).count(4) == PATCHES
+    assert len(prompt.images.pixels) == 1 and list(prompt.tokens).count(4) == PATCHES
     first = record("<image> what ?", "a", images=(1,))
     both = task._answers(backbone.model, task.prepare([one, first]).prompts, 2, "cpu")
     assert both[0] == both[1]
@@ -463,7 +462,7 @@ def test_a_picture_file_is_read_in_the_models_colours_and_size(tmp_path):
     made = load_backbone(Settings(str(save_llava(tmp_path / "rgb", channels=3))), "vqa", (), 0)
     Image.new("RGB", (8, 8), (255, 0, 51)).save(tmp_path / "a.png")
     one = {**record("<image> a", "b"), "images": [str(tmp_path / "a.png")]}
-    pixels = make_task("vqa", made.processor).prepare([one]).pixels[0]
+    pixels = make_task("vqa", made.processor).prepare([one]).images[0].pixels
     assert pixels.shape == (1, 3, 4, 4)
     assert pixels[0, :, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
 
@@ -488,7 +487,7 @@ def test_tokens_and_pixels_are_those_of_transformers_own_processor(tmp_path):
     loaded = load_backbone(Settings(str(path)), "vqa", (), 0).processor
     made = make_task("vqa", loaded).prepare([{**record("<image> what <image> ?", "a"), "images": pictures}])
     assert list(made.prompts[0].tokens) == wanted["input_ids"][0].tolist()
-    torch.testing.assert_close(made.prompts[0].pixels, wanted["pixel_values"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made.prompts[0].images.pixels, wanted["pixel_values"], atol=1e-5, rtol=1e-5)
 
 
 def test_the_chat_template_of_an_older_checkpoints_processor_is_used(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -202,6 +203,16 @@ def test_schedules_run_over_all_rounds_of_a_stage(schedule, warmup: int, rates: 
     budget = TrainSettings(max_steps=3, lr=1.0, schedule=schedule, warmup_steps=warmup)
     found = [learning_rate(budget, step, at) for at in (FIRST, SECOND) for step in range(3)]
     assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_ends_where_it_is_told(schedule: Any) -> None:
+    """`end + (lr - end) (1 + cos(pi t / T)) / 2`, or along a line; half-way it is between both."""
+    budget = TrainSettings(max_steps=4, lr=2e-5, lr_end=1e-6, schedule=schedule)
+    rates = [learning_rate(budget, step, Tick("x", 1, 1, 0)) for step in range(5)]
+    assert (rates[0], rates[2], rates[4]) == pytest.approx((2e-5, 1.05e-5, 1e-6), abs=1e-14)
+    constant = TrainSettings(max_steps=4, lr=2e-5, lr_end=1e-6)
+    assert learning_rate(constant, 3, Tick("x", 1, 1, 0)) == 2e-5
 
 
 def test_a_schedule_over_the_round_is_the_same_in_every_round() -> None:

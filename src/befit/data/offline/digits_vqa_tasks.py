@@ -34,7 +34,12 @@ STREAMS = (
     ("digit/noise", "same/noise", "max/plain", "larger/noise"),
     ("parity/noise", "digit/noise", "count/plain", "same/noise"),
 )
-SMALL = (0, 1, 2, 6)  # the clients with the smaller model, where there are two
+SMALL = (
+    0,
+    6,
+    8,
+    9,
+)  # the clients with the smaller model, where there are two: those of DRAKE, so that styles have both
 NEWCOMER_TASKS = ("sum/plain", "smallest/plain", "name/thick", "larger/thick", "same/blur", "max/rot", "count/invert")
 
 

@@ -44,10 +44,10 @@ Pools = dict[str, list[dict[str, Any]]]
     "fedscope-5",
     "1",
     summary="GSM8K, Dolly by category, Rosetta Code by language: five clients (FedMosaic); needs the data",
-    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    default_model="meta-llama/Llama-3.2-3B",
     task="causal-lm",
     seeded=False,
-    families={"size=small": "meta-llama/Llama-3.2-3B-Instruct", "size=large": "meta-llama/Llama-3.1-8B-Instruct"},
+    families={"size=small": "meta-llama/Llama-3.2-3B", "size=large": "meta-llama/Llama-3.1-8B"},
 )
 def fedscope_5(
     root: str = "",

@@ -28,7 +28,7 @@ TEXTS = Source(
     on_hub=False,
     layout="DATASET/train/dataset-N.json and DATASET/test/dataset-N.json",
 )
-SIZES = {"size=small": "meta-llama/Llama-3.2-1B-Instruct", "size=large": "meta-llama/Llama-3.2-3B-Instruct"}
+SIZES = {"size=small": "meta-llama/Llama-3.2-1B", "size=large": "meta-llama/Llama-3.2-3B"}
 FIELDS = ("sciences", "sciences", "humanities", "humanities", "humanities", "society", "health", "health")
 AYA_SMALL = {2, 4, 6, 7}
 
@@ -37,7 +37,7 @@ AYA_SMALL = {2, 4, 6, 7}
     "fedaya-8",
     "1",
     summary="Eight clients of four languages each in a field of knowledge (FedMosaic); needs the data",
-    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    default_model="meta-llama/Llama-3.2-3B",
     task="causal-lm",
     seeded=False,
     families=SIZES,
@@ -58,7 +58,7 @@ def fedaya_8(root: str = "", public: str = "", seed: int = 42) -> Federation:
     "fed-llm-large-52",
     "1",
     summary="52 clients of two tasks each: FLAN, Aya by topic, users of a chatbot (FedMosaic); needs the data",
-    default_model="meta-llama/Llama-3.2-3B-Instruct",
+    default_model="meta-llama/Llama-3.2-3B",
     task="causal-lm",
     seeded=False,
     families=SIZES,

@@ -11,24 +11,34 @@ from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import shuffled
 from befit.tasks.vqa_records import vqa_record
 
-PUBLIC = 5000
+PUBLIC = 5000  # how many, unless a benchmark is asked for others
 
 
 def public_records(
-    folder: Path, name: str, seed: int, benchmark: str, record: Callable[[Row], dict[str, Any]], images: bool
+    folder: Path,
+    name: str,
+    seed: int,
+    benchmark: str,
+    record: Callable[[Row], dict[str, Any]],
+    images: bool,
+    count: int = PUBLIC,
 ) -> tuple[dict[str, Any], ...]:
-    """At most 5,000 records of the file `name` below `folder`, drawn by seed, of its rows with images or of the others.
+    """At most `count` records of the file `name` below `folder`, drawn by seed: a smaller draw is part of a larger one.
 
     record  makes a record of a row; its id is added here
+    images  of its rows with an image, or of all where none has one; else of those without
     Raises DataError for a file that is outside of the folder or has no such rows.
     """
     path = folder / name
     if ".." in PurePosixPath(name).parts or Path(name).is_absolute() or not path.is_file():
         raise DataError(f"benchmark.public: there is no file {name} below {folder}")
-    rows = [row for row in read_rows(path, ()) if bool(row.values.get("image")) == images]
+    every = read_rows(path, ())
+    rows = [row for row in every if bool(row.values.get("image")) == images] or (every if images else [])
     if not rows:
-        raise DataError(f"benchmark.public: {'no' if images else 'every'} record of {path} has an image")
-    chosen = shuffled(rows, seed, benchmark, "public")[:PUBLIC]
+        raise DataError(
+            f"benchmark.public: {f'{path} has no record' if images else f'every record of {path} has an image'}"
+        )
+    chosen = shuffled(rows, seed, benchmark, "public")[:count]
     return tuple({"id": f"public-{number:05d}", **content} for number, content in enumerate(map_all(record, chosen)))
 
 

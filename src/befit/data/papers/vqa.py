@@ -8,11 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from befit.core.errors import DataError, map_all
-from befit.core.schema import between, show, variant
+from befit.core.schema import at_least, between, show, variant
 from befit.data.federation import ClientData, Federation
 from befit.data.files.readers import Row, read_rows
 from befit.data.papers.assemble import assemble, content_hash, digest, shuffled, source_entry
-from befit.data.papers.public import public_records
+from befit.data.papers.public import PUBLIC, public_records
 from befit.data.papers.scenarios import DRAKE, DRAKE_NEWCOMERS, EMPTY, HFLB, SMALL, Part, read_scenario
 from befit.data.papers.source import Place, Source, check_fields
 from befit.data.registry import benchmark
@@ -38,6 +38,7 @@ def streams_of_questions(
     scenario: str = "",
     newcomers: bool = True,
     public: str = "",
+    public_count: Annotated[int, at_least(1)] = PUBLIC,
     val_fraction: Annotated[float, between(0, 1)] = 0.0,
     seed: int = 42,
     *,
@@ -49,7 +50,9 @@ def streams_of_questions(
     model_map     which clients are of size small: those of the paper, or those of its scenario file, which differ
     scenario      a scenario file of your own instead of the paper's clients; then clients are told apart by `model`
     newcomers     load the seven tasks that no client has
-    public        JSON file of records below the root, of which 5,000 with an image become the public split
+    public        JSON file of records below the root: those with an image become the public split, or all where none
+                  has one
+    public_count  at most so many of them, drawn by seed
     val_fraction  share of each task's training records held out for validation; the paper has none
     seed          of what is held out and of the public split
     """
@@ -90,12 +93,13 @@ def streams_of_questions(
         values = {key: row.values.get(key) for key in ("image", "conversations")} | {"form": "open"}
         return vqa_record(values, {}, lambda image: picture(image, folder, row.where), row.where)
 
-    shared = public_records(folder, public, seed, name, shown, images=True) if public else ()
+    shared = public_records(folder, public, seed, name, shown, images=True, count=public_count) if public else ()
     arguments = {
         "model_map": model_map,
         "scenario": bool(scenario),
         "newcomers": len(new),
         "public": public,
+        "public_count": public_count,
         "val_fraction": val_fraction,
         "seed": seed,
     }

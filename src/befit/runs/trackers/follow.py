@@ -35,7 +35,7 @@ def round_values(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if kind == "failure":
             values[f"{stage}/failures"] = values.get(f"{stage}/failures", 0.0) + 1
             continue
-        value = line["loss"] if kind == "train" else line["value"]
+        value = line["loss"] if kind == "train" else line.get("value")  # a row of values is not followed
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             continue  # null where a number was not finite; the journal has it
         if kind == "train":

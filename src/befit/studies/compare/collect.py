@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from befit.core.errors import Damaged
 from befit.core.storage import read_lines, read_sealed
+from befit.report.diagnostics import alarm_counts, client_means
 from befit.report.numbers import score_of
 from befit.report.results import RunResults
 from befit.runs.groups import Rows
@@ -26,6 +27,9 @@ class Scores:
     data             the partition's hash, where the benchmark has one
     rows, newcomers  by client or newcomer, its information and all its measurements, with further budgets and metrics
     beside           other scores of the whole run by key, see `befit.studies.compare.beside`
+    auc              every client's mean over all scored rounds (A_AUC of FedMosaic)
+    diagnostics      means over clients of the numbers that the method names
+    alarms           what its report warns of, see `befit.report.diagnostics.alarm_counts`
     """
 
     seed: int
@@ -41,9 +45,14 @@ class Scores:
     data: str | None
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failures: int = 0
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
     rows: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     newcomers: Rows = field(default_factory=dict[str, Mapping[str, Any]])
     beside: dict[str, float] = field(default_factory=dict[str, float])
+    auc: dict[str, float | None] = field(default_factory=dict[str, "float | None"])
+    diagnostics: dict[str, float] = field(default_factory=dict[str, float])
+    alarms: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     @property
     def known(self) -> dict[str, float]:
@@ -94,11 +103,16 @@ def _scores(out: Path, cell: Cell, path: Path) -> Scores:
         bytes_up=results["summary"]["bytes_up"],
         bytes_down=results["summary"]["bytes_down"],
         seconds=results["summary"]["seconds"],
+        cpu_seconds=results["summary"]["cpu_seconds"],
+        server_cpu_seconds=results["summary"]["server_cpu_seconds"],
         steps=sum(steps.values()) / max(1, len(steps)),
         data=basis["data"].get("partition", {}).get("sha256"),
+        auc={client: score_of(row.get("over_time") or {}, "self_auc") for client, row in rows.items()},
         curve=results["curves"].get(results["method"], []),
         failures=len(results["failures"]),
         rows=rows,
         newcomers=(results.get("newcomers") or {}).get("clients") or {},
         beside=scores_beside(cast(RunResults, results)),
+        diagnostics=client_means(cast(RunResults, results)),
+        alarms=alarm_counts(cast(RunResults, results)),
     )

@@ -55,9 +55,12 @@ class SeedScores(TypedDict):
     bytes_up: int
     bytes_down: int
     seconds: float
+    cpu_seconds: float
+    server_cpu_seconds: float
     steps: float
     data: str | None
     clients: dict[str, float | None]
+    auc: dict[str, float | None]
     examples: dict[str, int]
     beside: dict[str, float]
 
@@ -76,6 +79,7 @@ class RunScores(TypedDict):
 
     paper    the paper's number, in its unit
     against  None for the reference, and where no seed has the same clients and data
+    remarks  what the reports of its cells warn of, with the clients of all seeds together
     """
 
     label: str
@@ -87,12 +91,16 @@ class RunScores(TypedDict):
     bytes_up: float | None
     bytes_down: float | None
     seconds: float | None
+    cpu_seconds: float | None
+    server_cpu_seconds: float | None
     steps: float | None
     curve: list[Point]
     failed_exchanges: int
     against: Against | None
     beside: dict[str, Spread]
     beside_against: dict[str, TTest]
+    diagnostics: dict[str, Spread]
+    remarks: list[str]
     seeds: list[SeedScores]
     config: dict[str, Any]
 

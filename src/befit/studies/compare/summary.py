@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from befit.config.experiment import to_dict
-from befit.core.metrics import spread
+from befit.core.metrics import Spread, spread
 from befit.data.limit import limit_sentence
+from befit.report.diagnostics import alarm_text
 from befit.report.numbers import count_text, listing, score_text
 from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
@@ -77,8 +78,6 @@ def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) 
     """One run: every seed's numbers, and their spread."""
     cells = finished.cells
     clients = dict.fromkeys(client for cell in cells for client in cell.clients)
-    keys = dict.fromkeys(key for cell in cells for key in cell.beside)
-    spreads = {key: spread([cell.beside[key] for cell in cells if key in cell.beside]) for key in keys}
     return {
         "label": finished.run.label,
         "method": finished.run.method,
@@ -91,15 +90,39 @@ def _run(finished: Finished, against: Against | None, beside: dict[str, TTest]) 
         "bytes_up": _mean([cell.bytes_up for cell in cells]),
         "bytes_down": _mean([cell.bytes_down for cell in cells]),
         "seconds": _mean([cell.seconds for cell in cells]),
+        "cpu_seconds": _mean([cell.cpu_seconds for cell in cells]),
+        "server_cpu_seconds": _mean([cell.server_cpu_seconds for cell in cells]),
         "steps": _mean([cell.steps for cell in cells]),
         "curve": _curve(cells),
         "failed_exchanges": sum(cell.failures for cell in cells),
         "against": against,
-        "beside": {key: over for key, over in spreads.items() if over is not None},
+        "beside": _spreads([cell.beside for cell in cells]),
         "beside_against": beside,
+        "diagnostics": _spreads([cell.diagnostics for cell in cells]),
+        "remarks": _remarks(cells),
         "seeds": [cast(SeedScores, {key: getattr(cell, key) for key in SeedScores.__annotations__}) for cell in cells],
         "config": to_dict(finished.run.cells[0].experiment),
     }
+
+
+def _spreads(scores: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Of every number that some seed has."""
+    keys = dict.fromkeys(key for one in scores for key in one)
+    spreads = {key: spread([one[key] for one in scores if key in one]) for key in keys}
+    return {key: over for key, over in spreads.items() if over is not None}
+
+
+def _remarks(cells: Sequence[Scores]) -> list[str]:
+    """What the cells' own reports warn of, for the clients of all seeds together."""
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for cell in cells:
+        for text, found in cell.alarms.items():
+            counts.setdefault(text, []).append(found)
+    of = f" and {len(cells)} seeds" * (len(cells) > 1)
+    return [
+        alarm_text(text, sum(few for few, _ in found), sum(known for _, known in found), of)
+        for text, found in counts.items()
+    ]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -215,6 +238,11 @@ def sentences(results: Comparison) -> list[str]:
                 f"{word.capitalize()} than {reference}: {listing(labels)} (p < {LEVEL} over seeds, after Holm's "
                 "correction)."
             )
+    told: dict[str, list[str]] = {}
+    for run in results["runs"]:
+        for remark in run["remarks"]:
+            told.setdefault(remark, []).append(run["label"])
+    lines += [f"{listing(labels)}: {remark}" for remark, labels in told.items()]
     if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
         lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
     lines += _limits(results, len(verdicts))

@@ -17,7 +17,8 @@ from befit.studies.compare.wins_tables import budget_tables, wins_tables
 
 _COST_NOTE = (
     "Means over seeds; bytes of training as encoded for the wire, all clients together (1 MB = 1e6 bytes); steps are "
-    "mini-batches of one client over all stages."
+    "mini-batches of one client over all stages. Processor time is that of all clients' training, without scoring; at "
+    "the server it is that of downloads and aggregation, and of what comes before the first round."
 )
 _BESIDE_NOTE = "Differences are paired by seed, with half their 95 % interval (t); p is Holm's for the table's runs."
 _UNPARSABLE_NOTE = f"{UNPARSABLE}: the share of answers that name none of the choices; lower is better."
@@ -38,6 +39,7 @@ def all_tables(results: Comparison) -> list[Table]:
         *([difference_table(results)] if len(results["runs"]) > 1 else []),
         *other_tables(results),
         *beside_tables(results),
+        diagnostics_table(results),
         cost_table(results),
         *(table for table in wins if table.detail),
         client_table(results),
@@ -212,6 +214,24 @@ def _beside_table(results: Comparison, group: Group) -> Table | None:
     return Table(group.title, headers, rows, f"{group.note} {basis_note(results)} {_BESIDE_NOTE}")
 
 
+def diagnostics_table(results: Comparison) -> Table:
+    """A row for each run whose clients report numbers that its method names, a column for each of those; the runs that
+    their own reports warn of are marked."""
+    runs = [run for run in results["runs"] if run["diagnostics"]]
+    keys = list(dict.fromkeys(key for run in runs for key in run["diagnostics"]))
+    rows = [
+        [run["label"] + " !" * bool(run["remarks"]), *(_mean_alone(run["diagnostics"].get(key)) for key in keys)]
+        for run in runs
+    ]
+    note = "What clients report of their training, as its method names it: means over clients, then over seeds. "
+    remarks = list(dict.fromkeys(remark for run in runs for remark in run["remarks"]))
+    return Table("Diagnostics", ["run", *keys], rows, note + " ".join([*["!:"] * bool(remarks), *remarks]))
+
+
+def _mean_alone(over: Spread | None) -> Cell:
+    return Cell(None if over is None else over["mean"])
+
+
 def cost_table(results: Comparison) -> Table:
     rows = [
         [
@@ -219,11 +239,12 @@ def cost_table(results: Comparison) -> Table:
             Cell(run["steps"], decimals(0)),
             Cell(run["bytes_up"], BYTES),
             Cell(run["bytes_down"], BYTES),
-            Cell(run["seconds"], SECONDS),
+            Cell(run["cpu_seconds"], SECONDS),
+            Cell(run["server_cpu_seconds"], SECONDS),
         ]
         for run in results["runs"]
     ]
-    return Table("Cost", ["run", "steps per client", "up", "down", "client time"], rows, _COST_NOTE)
+    return Table("Cost", ["run", "steps per client", "up", "down", "processor time", "at the server"], rows, _COST_NOTE)
 
 
 def client_table(results: Comparison) -> Table:

@@ -49,8 +49,10 @@ def write_comparison(path: Path, plan: Plan, failures: Sequence[CellFailure]) ->
 
 
 def client_rows(results: Comparison) -> list[dict[str, Any]]:
-    """One row for every run, seed and client; metrics beside the headline stand last."""
+    """One row for every run, seed and client: the headline, its mean over the scored rounds where there were several,
+    and metrics beside it at last."""
     others = client_scores(results)
+    scored_often = any(cell["auc"] not in ({}, cell["clients"]) for run in results["runs"] for cell in run["seeds"])
     return [
         {
             "run": run["label"],
@@ -58,6 +60,7 @@ def client_rows(results: Comparison) -> list[dict[str, Any]]:
             "seed": cell["seed"],
             "client": client,
             results["metric"]: value,
+            **({f"{results['metric']}_auc": cell["auc"].get(client)} if scored_often else {}),
             "examples": cell["examples"][client],
             "folder": cell["folder"],
             **others.get((run["label"], cell["seed"]), {}).get(client, {}),

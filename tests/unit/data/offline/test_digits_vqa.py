@@ -26,6 +26,7 @@ from befit.data.offline.digits_vqa_tasks import (
     noisy,
     task_records,
 )
+from befit.data.papers.scenarios import SMALL as drake_small
 from befit.models import load_backbone
 from befit.tasks import make_task
 from befit.zoo import zoo_names, zoo_path
@@ -278,6 +279,16 @@ def test_hetero_has_the_same_records_and_two_backbones(federation):
     made = digits_vqa_hetero(clients=4, train=3, test=2)
     assert made.manifest == digits_vqa(clients=4, train=3, test=2).manifest
     assert [client.info for client in made.clients] == [client.info for client in federation.clients[:4]]
+
+
+def test_sizes_are_those_of_drake_and_most_clients_have_one_of_the_other_size_that_writes_as_they_do(federation):
+    """One small and two large in the first style, three large in the second, three small and one large in the third."""
+    assert {*SMALL} == drake_small["drake"]["paper"]
+    sizes = {}
+    for client in federation.clients:
+        sizes.setdefault(client.info["style"], []).append(client.info["size"])
+    assert [(sizes[style].count("small"), len(sizes[style])) for style in sizes] == [(1, 3), (0, 3), (3, 4)]
+    assert digits_vqa_hetero(clients=2, train=2, test=2).version == registry.get("digits-vqa-hetero").version == "2"
 
 
 def test_a_record_does_not_depend_on_how_many_others_there_are(digits):

@@ -16,6 +16,7 @@ from tests.unit.data.papers.paper_data import (
     vqa_rows,
     write_json,
     write_parts,
+    write_public_texts,
     write_public_vqa,
     write_scope,
     write_texts,
@@ -141,6 +142,23 @@ def test_the_public_split_is_drawn_from_records_with_an_image(root):
     assert len(found.public) == 4 and all(record["images"] for record in found.public)
     with pytest.raises(DataError, match=r"there is no file other\.json below"):
         build("hflb", None, {"root": str(root), "public": "other.json"})
+
+
+def test_a_smaller_draw_of_public_records_is_part_of_a_larger_one(root):
+    write_public_vqa(root)
+
+    def draw(count):
+        return build("hflb", None, {"root": str(root), "public": "llava_ft/mixed.json", "public_count": count}).public
+
+    assert len(draw(3)) == 3 and draw(3) == draw(10_000)[:3] and len(draw(10_000)) == 4
+
+
+def test_a_file_of_texts_alone_may_be_the_public_split_beside_questions_about_images(root):
+    """ChatbotIT on DRAKE (Table 27)."""
+    write_public_texts(root)
+    found = build("hflb", None, {"root": str(root), "public": "chatbotIT.json"}).public
+    assert found and not any(record["images"] for record in found)
+    assert all(len(record["conversation"]) >= 2 for record in found)
 
 
 def test_validation_is_held_out_of_every_task(root):

@@ -176,3 +176,11 @@ def test_every_tracker_has_an_extra_of_its_name():
 
     text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
     assert all(f'\n{name} = ["' in text for name in EXTRAS)
+
+
+def test_rows_of_clients_for_clients_are_not_followed() -> None:
+    where = {"stage": "federate", "round": 1, "client": "a"}
+    rows = [{"kind": kind, **where, "values": {"a": 0.0, "b": 1.0}} for kind in ("others", "weights")]
+    assert round_values([*rows, {"kind": "diagnostic", **where, "name": "w", "value": 0.5}]) == {
+        "federate/diagnostic/w": 0.5
+    }

@@ -65,6 +65,8 @@ def scores(seed: int, values: list[float | None], sent: int = 0, **change: Any) 
         25.0,
         f"data {seed}",
         curve,
+        cpu_seconds=50.0,
+        server_cpu_seconds=2.0,
     )
     return replace(made, **change)
 
@@ -183,7 +185,7 @@ def test_tables_write_numbers_the_same_everywhere(plan: Plan) -> None:
     assert summary_table(partly).column("seeds") == ["2", "1", "2"]
     row = next(row for row in difference_table(results).texts if row[0] == "Fed_IT")
     assert row[1] == "+5.0 ± 63.5"  # differences +.1 and 0: half of the interval is 12.706 * 0.05
-    assert cost_table(results).texts[1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "1 min 00 s"]
+    assert cost_table(results).texts[1] == ["Fed_IT", "25", "1.00 MB", "2.00 MB", "50.0 s", "2.0 s"]
     grid = grid_table(results, results["tables"][0])
     assert grid.titles == ["method", "low", "high"]
     assert grid.texts == [["Ditto", "50.0% ± 0.0 [61.50]", NOTHING]]
@@ -282,6 +284,15 @@ def test_the_csv_has_a_row_for_every_client_of_every_cell(plan: Plan) -> None:
     }
 
 
+def test_the_csv_has_what_a_client_had_over_time_where_runs_were_scored_more_than_once(plan: Plan) -> None:
+    often = scores(0, [0.5, 0.6, 0.7], auc={"c0": 0.4, "c1": 0.6, "c2": 0.3})
+    rows = client_rows(made(plan, {"Alone": [often, scores(1, [0.6, 0.7, 0.8])]}))
+    assert [row["accuracy_auc"] for row in rows[:4]] == [0.4, 0.6, 0.3, None]
+    assert list(rows[0])[4:6] == ["accuracy", "accuracy_auc"]
+    once = scores(0, [0.5, 0.6, 0.7], auc={"c0": 0.5, "c1": 0.6, "c2": 0.7})
+    assert "accuracy_auc" not in client_rows(made(plan, {"Alone": [once]}))[0]
+
+
 BESIDE = {
     "Alone": [
         {"others_last": 0.25, "self_auc": 0.5, "newcomers": 0.5},
@@ -334,3 +345,24 @@ def test_others_over_time_are_left_out_where_they_were_measured_once(plan: Plan)
 
     assert "others, over time" not in headers(0.5)
     assert "others, over time" in headers(0.7)
+
+
+def test_what_a_runs_own_report_warns_of_is_told_in_every_form_of_a_comparison(plan: Plan) -> None:
+    """The number of clients over all seeds, in the sentences; numbers that the method names, as means over seeds."""
+    text = "The scales are the same for {clients}, which says nothing."
+    tied = [
+        scores(seed, [0.6, 0.6, 0.9], alarms={text: (few, 3)}, diagnostics={"scale_mean": mean, "scale_spread": 0.0})
+        for seed, few, mean in ((0, 3, 0.141), (1, 2, 0.2))
+    ]
+    results = made(plan, {"Fed_IT": tied})
+    sentence = "The scales are the same for 5 of 6 clients and 2 seeds, which says nothing."
+    by_label = {run["label"]: run for run in results["runs"]}
+    assert by_label["Fed_IT"]["remarks"] == [sentence] and by_label["Alone"]["remarks"] == []
+    assert by_label["Fed_IT"]["diagnostics"]["scale_mean"]["mean"] == pytest.approx(0.1705)
+    assert f"Fed_IT: {sentence}" in results["sentences"]
+    (table,) = [table for table in all_tables(results) if table.title == "Diagnostics"]
+    assert not table.detail and table.headers == ["run", "scale_mean", "scale_spread"]
+    assert [[str(cell) for cell in row] for row in table.rows] == [["Fed_IT !", "0.1705", "0"]]
+    for form in (render_markdown(results, all_tables(results)), render_page(results, all_tables(results))):
+        assert sentence in form and "Diagnostics" in form
+    assert not [table for table in all_tables(made(plan)) if table.title == "Diagnostics"]

@@ -15,28 +15,28 @@ from befit.adapters.keys import EVERYTHING, NOTHING, select, slot, slot_of, spli
 from befit.adapters.layout import Layout
 from befit.adapters.mixers import Mix, Weighted, constant_weights
 from befit.core.errors import ConfigError, NotTrained
-from befit.core.schema import Mark, check_values, parameters_of, show
+from befit.core.schema import Mark, check_values, parameters_of
 from befit.core.values import ClientInfo, Payload, State, Tick, Update
 from befit.methods.parts.budget.generator import GENERATOR
+from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
+from befit.protocol.settings import BaseSettings, TrainSettings
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Personal, SharedPrefix, Stage
 
 MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
 BASE, FIXED = "base", "fixed"
-_OF_A_BASE = ("rounds", "train", "dropout")
 _SLOTS = "slots"
 _LINEAR = ("B", "weight", "bias")  # of an adapter and of a dense update: the output is as many times as large as they
 _OURS = slot(BUDGETED, SCALES, GENERATOR, RATES, VALIDATION)
 
 
 def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str) -> Method | None:
-    """The method of a block such as `{name: fedit, rank: 8}`. Raises ConfigError for one that cannot be a base.
+    """The method of a block such as `{name: fedit, rank: 8, rounds: 100}`, which has `BaseSettings` beside its options.
 
-    `rounds` in the block are those of the base's stages that would have federation.rounds, `train` is what the base's
-    training has otherwise than the run's `train`: all but the number of steps; and `dropout` its adapter dropout.
+    Raises ConfigError for one that cannot be a base.
     """
     if block is None:
         return None
@@ -44,17 +44,11 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
 
     options, given = _apart(block)
     _, method, problems = check_method(options, "base")
-    problems = [
-        f"{one} A base has rounds, train and dropout too" if ": unknown key" in one else one for one in problems
-    ]
-    rounds, dropout = given.get("rounds"), given.get("dropout")
-    if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
-        problems.append(f"base.rounds: must be a whole number from 1, got {rounds!r}")
-    if dropout is not None and (
-        isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1
-    ):
-        problems.append(f"base.dropout: must be at least 0 and below 1, got {dropout!r}")
-    problems += _otherwise(given.get("train"))[1]
+    names = ", ".join(one.name for one in parameters_of(BaseSettings))
+    problems = [f"{one} A base has {names} too" if ": unknown key" in one else one for one in problems]
+    problems += check_values(parameters_of(BaseSettings), given, "base.")[1]
+    if isinstance(given.get("train"), Mapping):
+        problems += _otherwise(given["train"])[1]
     if method is None or problems:
         raise ConfigError(problems, owner)
     if clash := {stage.name for stage in method.plan()} & set(taken):
@@ -66,6 +60,11 @@ def make_base(block: Mapping[str, Any] | None, taken: Sequence[str], owner: str)
     return method
 
 
+def settings_of(block: Mapping[str, Any]) -> BaseSettings:
+    """What a checked block has for itself."""
+    return BaseSettings(**_apart(block)[1])
+
+
 def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A base's own options, and what it has otherwise than the run, unless its method has options of those names."""
     from befit.protocol.registry import METHODS
@@ -75,23 +74,18 @@ def _apart(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     entry = METHODS.get(named) if isinstance(named, str) else None
     if entry is None:
         return dict(block), {}
-    ours = {*_OF_A_BASE} - {one.name for one in entry.parameters}
+    ours = {one.name for one in parameters_of(BaseSettings)} - {one.name for one in entry.parameters}
     return (
         {key: value for key, value in block.items() if key not in ours},
         {key: value for key, value in block.items() if key in ours},
     )
 
 
-def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
+def _otherwise(changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Settings of training that a base has for itself, and what is wrong with them."""
-    if changes is None:
-        return {}, []
-    from befit.protocol.settings import TrainSettings
-
-    if not isinstance(changes, Mapping):
-        return {}, [f"base.train: must be settings of train, such as {{lr: 1e-4}}, got {show(changes)}"]
     if "max_steps" in changes:
-        return {}, ["base.train.max_steps: a base trains for train.max_steps in a round; give it more or fewer rounds"]
+        told = "a base trains for train.max_steps in a round; give it epochs, or more or fewer rounds"
+        return {}, [f"base.train.max_steps: {told}"]
     known = [one for one in parameters_of(TrainSettings) if one.name != "max_steps"]
     values, problems = check_values(known, changes, "base.train.")
     if not problems and values.get("momentum") and values.get("optimiser", "sgd") != "sgd":
@@ -99,11 +93,14 @@ def _otherwise(changes: Any) -> tuple[dict[str, Any], list[str]]:
     return values, problems
 
 
-def with_layout(layout: Layout, base: Method | None) -> Layout:
-    """Our slots and extras after those of the base."""
-    if base is None:
+def with_layout(layout: Layout, block: Mapping[str, Any] | None, base: Method | None) -> Layout:
+    """Our slots and extras after those of the base, which may sit on fewer modules."""
+    if block is None or base is None:
         return layout
-    return replace(base.layout, slots=base.layout.slots + layout.slots, extras=base.layout.extras + layout.extras)
+    theirs, targets = base.layout.slots, settings_of(block).targets
+    if targets is not None:
+        theirs = tuple(replace(one, targets=tuple(targets)) for one in theirs)
+    return replace(base.layout, slots=theirs + layout.slots, extras=base.layout.extras + layout.extras)
 
 
 def with_base(ours: Payload, base: Payload | None) -> Payload:
@@ -115,16 +112,14 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
     """The base's stages, and a personal one that fixes its result."""
     if block is None or base is None:
         return []
-    _, given = _apart(block)
-    train, _ = _otherwise(given.get("train"))
-    rounds, dropout = given.get("rounds"), given.get("dropout")
+    own = settings_of(block)
     stages = [
         replace(
             stage,
-            exchange=_OfBase(stage.exchange, train, dropout),
+            exchange=_OfBase(stage.exchange, own),
             up=None if stage.up is None else stage.up.without(_OURS),
             down=stage.down.without(_OURS),
-            rounds=rounds if stage.rounds is None else stage.rounds,
+            rounds=own.rounds if stage.rounds is None else stage.rounds,
             lasts=False,
             shared_prefix=None,  # the base's own; the one of this plan ends with the next stage
         )
@@ -140,10 +135,13 @@ def _shared_prefix(block: Mapping[str, Any]) -> SharedPrefix:
     from befit.protocol.registry import check_method
 
     options, given = _apart(block)
-    rounds, dropout = given.get("rounds"), given.get("dropout")
-    resolved = {**check_method(options, "base")[0], **({} if rounds is None else {"rounds": rounds})}
-    settings = {"train": _otherwise(given.get("train"))[0], "adapter": {} if dropout is None else {"dropout": dropout}}
-    return SharedPrefix(resolved, (BASE, FIXED), settings)
+    kept = {key: given[key] for key in ("rounds", "epochs", "targets") if given.get(key) is not None}
+    dropout = given.get("dropout")
+    settings = {
+        "train": _otherwise(given.get("train") or {})[0],
+        "adapter": {} if dropout is None else {"dropout": dropout},
+    }
+    return SharedPrefix({**check_method(options, "base")[0], **kept}, (BASE, FIXED), settings)
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:
@@ -165,30 +163,29 @@ def load_base(client: Payload, site: Site) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OfBase(Exchange):
-    """A stage of the base on its part of the memories.
-
-    train    what of the settings of training it has otherwise
-    dropout  its adapter dropout; None for the run's
-    """
+    """A stage of the base on its part of the memories, with its own settings."""
 
     exchange: Exchange
-    train: Mapping[str, Any]
-    dropout: float | None
+    own: BaseSettings
 
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(server.part(BASE), client, at)
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        site = replace(site, budget=replace(site.budget, **self.train))
-        dropping = nullcontext() if self.dropout is None else site.model.dropping(self.dropout)
+        site = replace(site, budget=self._budget(site.budget))
+        if self.own.epochs is not None:
+            site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, self.own.epochs)))
+        dropping = nullcontext() if self.own.dropout is None else site.model.dropping(self.own.dropout)
         with dropping:
             memory, reply = self.exchange.client_update(client.part(BASE), _of(received), site, at)
         return client.with_part(BASE, memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
-        budget = None if site.budget is None else replace(site.budget, **self.train)
-        site = replace(site, budget=budget)
+        site = replace(site, budget=None if site.budget is None else self._budget(site.budget))
         return server.with_part(BASE, self.exchange.aggregate(server.part(BASE), updates, site, at))
+
+    def _budget(self, budget: TrainSettings) -> TrainSettings:
+        return replace(budget, **_otherwise(self.own.train or {})[0])
 
 
 @dataclass(frozen=True)

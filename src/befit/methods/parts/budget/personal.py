@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from befit.adapters.bayestune import BUDGETED, SCALES, Budgeted, Scales
+from befit.adapters.bayestune import BUDGETED, LOW, SCALES, Budgeted, Scales
 from befit.adapters.keys import Selector, factor, join, select, slot
 from befit.adapters.layout import Extra, Layout, ModelShapes, Slot
 from befit.core.errors import ConfigError, ModelError
@@ -19,6 +19,7 @@ from befit.protocol.check import Context, Problem, unknown_clients
 from befit.protocol.site import Site
 from befit.train.loop import Pass, train
 
+LEAST_STEPS = 4  # of a search: the first sends every scale to its lower bound, the next ones bring it back
 WEIGHTS: Selector = slot(BUDGETED) & ~factor("lambda")
 
 
@@ -122,6 +123,26 @@ def steps_for(site: Site, epochs: int | None, rounds: int = 1) -> int:
     if epochs is None:
         return rounds * site.budget.max_steps
     return epochs * -(-len(site.examples("train")) // site.budget.batch_size)
+
+
+def few_steps(context: Context, epochs: int | None, rounds: int = 1) -> list[Problem]:
+    """A warning about clients whose search takes too few steps for scales to leave their lower bound."""
+    train, federation = context.train, context.federation
+    taken = {
+        one.id: rounds * train.max_steps if epochs is None else epochs * -(-len(one.train) // train.batch_size)
+        for one in federation.clients
+    }
+    few = {client: steps for client, steps in taken.items() if steps < LEAST_STEPS}
+    if not few:
+        return []
+    who = "1 client searches" if len(few) == 1 else f"{len(few)} of {len(taken)} clients search"
+    first, steps = next(iter(few.items()))
+    text = (
+        f"{who} for ranks in fewer than {LEAST_STEPS} steps, first {first} in {steps}: in one or two all scales end at "
+        f"{LOW:g}, in three hardly above it, and which ranks are kept says nothing. "
+    )
+    more = "a larger train.max_steps" if epochs is None else "more epochs or a smaller train.batch_size"
+    return [Problem("warning", "epochs" if epochs is not None else "", text + f"Give {more}")]
 
 
 def pruned(site: Site, scales: Tensor, count: int) -> State:

@@ -41,7 +41,8 @@ class RateNet:
     def specs(self, shapes: ModelShapes) -> dict[str, TensorSpec]:
         """2M -> hidden -> hidden -> O, for M linear modules in the backbone and O tensors of the adapter: A and B of
         every module, and the task head's."""
-        outputs = 2 * len(shapes.targets) + sum(1 + shape.bias for shape in shapes.heads.values())
+        dense = [shape for name, shape in shapes.heads.items() if name not in shapes.targets]
+        outputs = 2 * len(shapes.targets) + sum(1 + shape.bias for shape in dense)
         if not shapes.linears or not shapes.targets:
             raise ModelError("learning rates are predicted for a model with linear modules and adapters on some")
         widths = (2 * shapes.linears, self.hidden, self.hidden, outputs)

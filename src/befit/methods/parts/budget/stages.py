@@ -45,6 +45,7 @@ TIES = Diagnostic(
     f"All scales of ranks are equal to {TIED:.0e} for {{clients}}, so the chosen ranks are arbitrary.",
     limit=TIED,
 )
+SCALE = Diagnostic("number", ("scale_mean",), "The mean of all scales of ranks.")
 _SEEN = "features/all/f"
 
 
@@ -123,7 +124,9 @@ class FineTune(Personal):
 
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
         base, memory = load_base(client, site), client.with_part(MOMENTS, Payload())
-        site.report["scale_spread"] = relative_range(client.arrays[LEARNT].flatten().tolist())
+        learnt = client.arrays[LEARNT]
+        site.report["scale_mean"] = float(learnt.mean())
+        site.report["scale_spread"] = relative_range(learnt.flatten().tolist())
         for name in self.budgets.names:
             site.model.reset()
             load_base(client, site)
@@ -178,7 +181,7 @@ class OnBase(Method):
         object.__setattr__(self, "before", None)
         before = make_base(base, [stage.name for stage in self.own_stages()], owner)
         object.__setattr__(self, "before", before)
-        object.__setattr__(self, "layout", with_layout(layout, before))
+        object.__setattr__(self, "layout", with_layout(layout, base, before))
         object.__setattr__(self, "needs", Needs() if before is None else replace(before.needs, mixed=False))
         reported = () if before is None else before.diagnostics
         object.__setattr__(self, "diagnostics", (*reported, *type(self).diagnostics))

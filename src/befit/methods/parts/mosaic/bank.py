@@ -189,6 +189,20 @@ def received_by(server: Payload, client: str, family: str, slot: str) -> State:
     return mixtures
 
 
+def weights_of(server: Payload) -> dict[str, dict[str, float]]:
+    """By client, its weight for each client that it is mixed with: over everybody where there are cores, which all
+    share, and else over its family. Within a family the other arrays have the same weights, made to sum to 1."""
+    whose = members(server)
+    cores = any(_lists(server.part(_SITES)).values())
+    rows: dict[str, dict[str, float]] = {}
+    for group, ids in whose.items():
+        if (group == EVERYBODY) == cores and WEIGHTS in (memory := server.part(GROUPS, group).arrays):
+            rows |= {
+                id_: dict(zip(ids, row, strict=True)) for id_, row in zip(ids, memory[WEIGHTS].tolist(), strict=True)
+            }
+    return rows
+
+
 def mixed(server: Payload, family: str, slot: str, weights: Mapping[str, torch.Tensor]) -> State:
     """A mixture of all clients that matter to a backbone, in its terms, with given weights (M,) by group."""
     return {key: torch.tensordot(weights[group], stack, 1) for key, group, stack in _in_terms_of(server, family, slot)}

@@ -10,7 +10,7 @@ over all clients that trained. A newcomer sends only that gradient, and no clien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import final
@@ -18,10 +18,11 @@ from typing import final
 from torch import Tensor
 
 from befit.adapters.keys import factor, select, slot, slot_of
-from befit.adapters.layout import GATE, Layout
+from befit.adapters.layout import GATE, Layout, ModelShapes
 from befit.adapters.pq import BASIS, sites
 from befit.core.errors import NotTrained
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick, Update
+from befit.methods.parts.mosaic.align.memory import alignment_bytes
 from befit.methods.parts.mosaic.align.run import aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import (
@@ -38,6 +39,7 @@ from befit.methods.parts.mosaic.bank import (
     received_by,
     remembered,
     server_bank,
+    weights_of,
 )
 from befit.methods.parts.mosaic.mixing import Mixing, Relevance
 from befit.methods.parts.mosaic.sketch import (
@@ -49,16 +51,24 @@ from befit.methods.parts.mosaic.sketch import (
     few_records,
     mean_sketch,
     newcomer_sketch,
+    one_gradient,
 )
 from befit.protocol.check import Context, Problem
-from befit.protocol.method import Deployment, Method, Needs, Use
+from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Exchange, Message, Stage
-from befit.protocol.work import Work
+from befit.protocol.work import PublicWork, Work
 from befit.train.loop import Pass, train
 
 BOTH = ("personal", "shared")
 _TRAINED = slot("personal", GATE)
+_WHO = Diagnostic(
+    "weights",
+    (),
+    "Each row is a client, and says how much every client counts in the mixture that it is sent: a row sums to 1. "
+    "The server knows this without being told, from what it compares.",
+    "Who learns from whom",
+)
 
 
 @final
@@ -71,6 +81,7 @@ class Mosaic(Method):
     mixing      how much each adapter counts in each mixture; only relevance needs the sketch
     blocks      how many blocks have PQ sites
     pq_rate     learning rate of P and Q, as a multiple of train.lr
+    gate_rate   that of the gates
     align       how the bases of different backbones are aligned, before the first round
     """
 
@@ -79,15 +90,18 @@ class Mosaic(Method):
     sketch: Sketch | None = None
     blocks: int = 0
     pq_rate: float = 1.0
+    gate_rate: float = 1.0
     align: Alignment = Alignment()  # noqa: RUF009 frozen
     needs: Needs = Needs(individual_updates=True, mixed=True)  # noqa: RUF009 frozen
 
     use = Use(BOTH, "gate")
+    diagnostics = (_WHO,)
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        rates = ((factor("P", "Q"), self.pq_rate),) if self.blocks else ()
-        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=rates),)
+        rates = (factor("P", "Q"), self.pq_rate), (slot(GATE), self.gate_rate)
+        own = tuple((part, rate) for part, rate in rates if rate != 1)  # those with the run's rate stay together
+        return (Pass(_TRAINED, BOTH, mixer=self.use.mixer, keep_optimiser=True, rates=own),)
 
     def plan(self) -> Sequence[Stage]:
         gradient, agreed = ((slot_of(SKETCH),), ("sketch",)) if self.sketch else ((), ())
@@ -110,6 +124,7 @@ class Mosaic(Method):
             batches = ceil(context.train.max_steps / self.mixing.every)
             smallest = min((len(client.train) for client in context.federation.clients), default=0)
             problems += few_records(batches, context.train.batch_size, smallest)
+            problems += one_gradient(context.train.max_steps, self.mixing.every)
         return problems
 
     def work(self) -> tuple[Work, ...]:
@@ -119,6 +134,16 @@ class Mosaic(Method):
             now_and_then = (Work((), times=1 / self.mixing.every, smallest=True),)
         active = (*BOTH, BASIS) if self.blocks else BOTH
         return (Work(active, _TRAINED), *now_and_then)
+
+    def public_work(self) -> PublicWork:
+        """The bare passes of the alignment. Sums of products come to about a tenth of that; see the method's page."""
+        passes = self.align.records if self.blocks else 0
+        return PublicWork(opening=(Work((), times=passes), Work((), times=passes, smallest=True)) if passes else ())
+
+    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
+        return (
+            alignment_bytes(shapes, self.layout.slot(BASIS).rank, self.blocks, self.align, tokens) if self.blocks else 0
+        )
 
     def server_init(self, site: ServerSite) -> Payload:
         several = self.blocks > 0 and len(site.families) > 1
@@ -131,6 +156,9 @@ class Mosaic(Method):
         if self.sketch is None or site.common is None:
             return {}
         return {"smallest": site.common.fingerprint, "last": list(site.common.model.shapes.last)}
+
+    def influence(self, server: Payload) -> dict[str, dict[str, float]]:
+        return weights_of(server)
 
     def deploy(self, client: Payload, received: Payload, site: Site) -> Deployment:
         if not client.arrays and any(slot_of(key) == "shared" for key in received.arrays):  # a newcomer's mixture

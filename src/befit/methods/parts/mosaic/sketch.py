@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Any, Literal
 
 import torch
@@ -128,6 +129,18 @@ def few_records(batches: int, batch_size: int, smallest: int) -> list[Problem]:
         f"one upload is the mean gradient of {behind} records ({batches} x {batch_size}), and the server can tell what "
         "they are about by comparing it with gradients of its own; a smaller every, more steps or larger batches put "
         f"more records behind it, and {FEW} still name a task (docs/methods/rela.md, Traps)"
+    )
+    return [Problem("warning", "relevance.every", text)]
+
+
+def one_gradient(steps: int, every: int) -> list[Problem]:
+    """A warning where a round of so many steps takes a single gradient and could take more."""
+    if not 1 < steps <= every:
+        return []
+    often = max(1, steps // 10)
+    text = (
+        f"a round has {steps} steps, so that it takes one gradient, of its first batch alone; set "
+        f"relevance.every: {often} for {ceil(steps / often)}, where the paper takes 10 in 100 steps"
     )
     return [Problem("warning", "relevance.every", text)]
 

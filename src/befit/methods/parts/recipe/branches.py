@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from befit.adapters.keys import NOTHING, slot
+from befit.adapters.keys import NOTHING, Selector, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import IncompatibleAdapters
 from befit.core.schema import plain
@@ -53,9 +53,9 @@ class BranchMerge(Protocol):
         ...
 
 
-def alone(rounds: int | None) -> LocalTraining:
-    """Training of the personal slot without any server."""
-    training = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True)
+def alone(rounds: int | None, rates: tuple[tuple[Selector, float], ...] = ()) -> LocalTraining:
+    """Training of the personal slot without any server; `rates` as in `Pass`."""
+    training = Pass(slot("personal"), ("personal",), name="personal", keep_optimiser=True, rates=rates)
     return LocalTraining((training,), rounds=rounds)
 
 

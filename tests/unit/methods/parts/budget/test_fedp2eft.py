@@ -205,7 +205,7 @@ def test_a_base_has_rounds_of_its_own_if_they_are_given() -> None:
     potara = Lora(base={"name": "potara", "rounds": 7}).plan()
     assert [(one.name, one.rounds) for one in potara][:3] == [("local", 7), ("federate", 7), ("merge", 1)]
     for wrong in (0, -1, 1.5, "x", True):
-        with pytest.raises(ConfigError, match=r"base\.rounds: must be a whole number from 1"):
+        with pytest.raises(ConfigError, match=r"base\.rounds: must be (positive|a whole number or null), got"):
             Lora(base={"name": "fedit", "rounds": wrong})
 
 

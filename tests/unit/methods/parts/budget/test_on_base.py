@@ -13,6 +13,7 @@ from befit.adapters.keys import join
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.storage import read_lines
+from befit.core.wire import from_bytes
 from befit.methods.adalora import AdaLora
 from befit.methods.bayestune import BayesTune
 from befit.methods.fedp2eft import FedP2EFT
@@ -106,6 +107,50 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
     }, "batches of ten, as the run has them"
 
 
+def test_a_base_on_other_modules_and_by_passes_is_that_method_on_those_modules(tmp_path: Path) -> None:
+    """Loss by loss FedIT on query and value, with as many steps as two passes are; ours is on all linear modules, the
+    classifier among them, which the base has as a dense head."""
+    shared: dict[str, Any] = {
+        "benchmark": {"name": "digits", "clients": 2, "alpha": 10.0},
+        "limit": {"records": 24},
+        "federation": {"rounds": 2},
+        "report": {"plots": False},
+        "baselines": [],
+    }
+    fedit = {"name": "fedit", "rank": 2}
+    alone = run(load_experiment({**shared, "method": fedit, "train": {"max_steps": 6}}), out=tmp_path / "alone")
+    lora = {"name": "lora", "rank": 1, "base": {**fedit, "epochs": 2, "targets": ["query", "value"]}}
+    settings = {**shared, "method": lora, "train": {"max_steps": 1}, "adapter": {"targets": "all-linear"}}
+    on_base = run(load_experiment(settings), out=tmp_path / "on")
+    assert {row["train_examples"] for row in on_base.results["clients"].values()} == {24}  # three batches of ten
+    assert base_losses(on_base.path) == base_losses(alone.path)
+    arrays, _ = from_bytes(next(on_base.path.glob("clients/*/deployment.safetensors")).read_bytes())
+    assert {"shared/classifier/weight", "budgeted/classifier/A"} <= arrays.keys()
+    assert "budgeted/classifier/weight" not in arrays and "shared/block.00.k_proj/A" not in arrays
+
+
+def test_a_word_for_no_target_of_the_run_is_refused_before_it() -> None:
+    base = {"name": "fedit", "targets": ["query", "keys"]}
+    values = {"benchmark": "digits", "method": {"name": "lora", "base": base}, "baselines": []}
+    with pytest.raises(ConfigError, match=r"base\.targets: keys is none of the modules that adapter\.targets adapts"):
+        check(load_experiment(values))
+
+
+def test_no_ranks_are_the_head_alone() -> None:
+    """`rank: 0` trains the head, and nothing else is there; without a head it is refused."""
+    clients = Clients(Lora(rank=0), kind="bert")
+    clients.run()
+    kept = clients.memory("a").arrays
+    assert {key for key in kept if not key.startswith("optimiser")} == {
+        "budgeted/classifier/weight",
+        "budgeted/classifier/bias",
+    }
+    assert float(kept["budgeted/classifier/weight"].abs().max()) > 0.01
+    headless = {"benchmark": "digits", "adapter": {"head": False}, "method": {"name": "lora", "rank": 0}}
+    with pytest.raises(ConfigError, match="rank: 0 trains the task head alone, and here none is trained"):
+        check(load_experiment({**headless, "baselines": []}))
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -113,9 +158,10 @@ def test_a_base_trains_as_it_would_alone_with_settings_of_its_own(
         ({"train": {"rate": 1}}, r"base\.train\.rate: unknown key"),
         ({"train": {"max_steps": 3}}, r"base\.train\.max_steps: a base trains for train\.max_steps in a round"),
         ({"train": {"momentum": 0.5, "optimiser": "adamw"}}, r"base\.train\.momentum: belongs to sgd"),
-        ({"train": 0.1}, r"base\.train: must be settings of train, such as"),
+        ({"train": 0.1}, r"base\.train: must be a mapping or null, got 0\.1"),
+        ({"epochs": 0}, r"base\.epochs: must be positive, got 0"),
         ({"dropout": 1.0}, r"base\.dropout: must be at least 0 and below 1, got 1\.0"),
-        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train and dropout too"),
+        ({"trian": {}}, r"base\.trian: unknown key for fedit.* A base has rounds, train, epochs, dropout, targets too"),
     ],
 )
 def test_settings_that_a_base_cannot_have_are_refused(given: dict[str, Any], told: str) -> None:

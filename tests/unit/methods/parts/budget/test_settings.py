@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from befit.adapters.bayestune import BUDGETED
 from befit.adapters.keys import select, slot
 from befit.adapters.layout import Layout
+from befit.config.experiment import load_experiment
 from befit.core.values import Payload, Tick
 from befit.data.streams import Stream
 from befit.methods.adalora import AdaLora
@@ -23,9 +25,10 @@ from befit.methods.lora import Lora
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, Generator, fit, generate
 from befit.methods.parts.budget.personal import budgeted_layout, steps_for
-from befit.methods.parts.budget.search import ScaleSearch
+from befit.methods.parts.budget.search import ScaleSearch, Search, search
 from befit.methods.parts.budget.stages import features_of
 from befit.protocol.registry import check_method
+from befit.runs.runner import check
 from tests.conftest import make_site
 from tests.unit.methods.federation import BUDGET, Clients
 
@@ -157,3 +160,31 @@ def test_wrong_settings_of_a_block_are_named_with_their_place() -> None:
     assert method is None
     keys = {problem.split(":")[0] for problem in problems}
     assert keys == {"method.generator.steps", "method.generator.lr", "method.search.priors"}
+
+
+@pytest.mark.parametrize(("steps", "inert"), [(1, True), (2, True), (3, False), (4, False)])
+def test_scales_leave_their_bound_in_the_third_step_of_a_search(steps: int, inert: bool) -> None:
+    """While B is zero only the priors speak, and the first step sends every scale below its bound of 1e-4."""
+    site = make_site("bert", budgeted_layout(4, 2.0, True), rows=32, budget=replace(BUDGET, lr=1e-4), targets="all")
+    found = search(site, AT, Search(), steps)
+    assert bool((found == 1e-4).all()) == inert
+    assert float(found.mean()) < {3: 0.006, 4: 0.015}.get(steps, 0.0002)  # 0.0048 and 0.011 on names in 15 languages
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "told"),
+    [
+        ({"name": "fedp2eft", "epochs": 2}, {"batch_size": 100}, ""),
+        ({"name": "fedp2eft", "epochs": 1}, {"batch_size": 100}, "3 of 3 clients search .* first client-00 in 2: in"),
+        ({"name": "fedp2eft"}, {"max_steps": 3}, "3 of 3 clients search .* in 3: in .* Give a larger train.max_steps"),
+        ({"name": "bayestune", "rounds_search": 2}, {"max_steps": 1}, "3 of 3 clients search .* first client-00 in 2"),
+        ({"name": "bayestune", "rounds_search": 2}, {"max_steps": 2}, ""),
+    ],
+)
+def test_fewer_search_steps_than_scales_need_are_warned_of(
+    method: dict[str, Any], train: dict[str, Any], told: str
+) -> None:
+    values = {"benchmark": {"name": "digits", "clients": 3, "alpha": 10.0}, "method": method, "train": train}
+    warnings = check(load_experiment({**values, "baselines": []}))["warnings"]
+    found = [one for one in warnings if "for ranks in fewer than 4 steps" in one]
+    assert len(found) == bool(told) and all(re.search(told, one) for one in found)

@@ -164,6 +164,12 @@ def test_scales_that_only_rounding_tells_apart_are_ties_and_give_no_map() -> Non
     mean, by_client = mean_ranks(found), client_ranks(found)
     assert mean is not None and by_client is not None
     assert "scales of 4 of 4 clients are equal to 1e-05" in mean.note and "ties" in by_client.note
+    same = found | {"e": Structure(("m",), {"": (1,)}, (1e-4, 1e-4))}
+    mixed = mean_ranks(same)
+    assert mixed is not None and "The scales of 4 of 5 clients are equal to 1e-05: their ranks are ties, broken" in (
+        mixed.note
+    )
+    assert "The scales of 1 of 5 clients are all the same: their ranks are ties, which the order of the" in mixed.note
     rows = {client: {"accuracy": 0.5, "diagnostics": {"scale_spread": 1e-6}} for client in found}
     results = {"method": "fedp2eft", "metric": "accuracy", "clients": rows, "summary": {"mean": 0.5}}
     results["diagnostics"] = plain([TIES])

@@ -29,6 +29,7 @@ from befit.protocol.method import Method
 from befit.protocol.registry import build_method
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, ServerSite, Site
+from befit.train.optim import make_optimiser
 from tests.conftest import assert_same, federated, tiny_examples, tiny_task
 
 SMALL, MIDDLE, LARGE = "5" * 16, "3" * 16, "1" * 16
@@ -336,10 +337,22 @@ def test_cores_learn_at_a_multiple_of_the_rate_and_the_rest_at_the_rate_itself()
     assert float((after[plain] - before[plain]).abs().median()) == pytest.approx(1e-3, rel=1e-2)
 
 
-@pytest.mark.parametrize(("gate", "array"), [("scalar", "beta"), ("input", "w")])
-def test_gates_learn_at_the_rate_itself_where_cores_have_a_multiple(gate: str, array: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "gate", "array", "rates"),
+    [
+        ("fedmosaic", "scalar", "beta", {}),
+        ("fedmosaic", "input", "w", {}),
+        ("fedmosaic", "scalar", "beta", {"gate_rate": 40.0}),
+        ("fedmosaic", "input", "w", {"gate_rate": 0.5}),
+        ("rela", "scalar", "beta", {"gate_rate": 40.0}),
+    ],
+)
+def test_gates_learn_at_the_rate_itself_or_at_a_multiple_of_their_own(
+    name: str, gate: str, array: str, rates: dict[str, float]
+) -> None:
     """Both in PQ blocks and outside; a gate has a gradient once there is a mixture to choose."""
-    federation = start(pq_rate=2.5, gate=gate)
+    settings: dict[str, Any] = {**rates, **({"pq_rate": 2.5} if name == "fedmosaic" else {})}
+    federation = start(name, gate=gate, **settings)
     federation.round(1)
     at = Tick("federate", 2, 3, 0)
     received = federated(federation.method).dispatch(federation.server, federation.info("b"), at)
@@ -350,8 +363,22 @@ def test_gates_learn_at_the_rate_itself_where_cores_have_a_multiple(gate: str, a
     after = site.model.dump(slot("personal", GATE))
     moved = {key: float((after[key] - before[key]).abs().median()) for key in before}
     for block in (0, 1):
-        assert moved[f"gate/block.{block:02d}.v_proj/{array}"] == pytest.approx(1e-3, rel=1e-2)
-    assert moved["personal/block.01.v_proj/P"] == pytest.approx(2.5e-3, rel=1e-2)
+        wanted = rates.get("gate_rate", 1.0) * 1e-3
+        assert moved[f"gate/block.{block:02d}.v_proj/{array}"] == pytest.approx(wanted, rel=1e-2)
+    assert moved["personal/block.00.v_proj/B"] == pytest.approx(1e-3, rel=1e-2)
+    if name == "fedmosaic":
+        assert moved["personal/block.01.v_proj/P"] == pytest.approx(2.5e-3, rel=1e-2)
+
+
+def test_at_the_papers_rate_a_scalar_gate_stays_where_it_began() -> None:
+    """1,880 steps of AdamW at 2e-5 move beta by 0.0376 at most, however steady its gradient: b = 0.5 +- 0.0094."""
+    beta = torch.zeros(1, requires_grad=True)
+    optimiser = make_optimiser([torch.nn.Parameter(beta)], TrainSettings(lr=2e-5, weight_decay=0.0))
+    (beta,) = optimiser.param_groups[0]["params"]
+    for _ in range(1880):
+        beta.grad = torch.ones(1)
+        optimiser.step()
+    assert abs(float(beta.detach().sigmoid()) - 0.5) == pytest.approx(0.0094, abs=5e-5)
 
 
 def test_who_never_took_part_has_nothing_to_deploy() -> None:
@@ -385,6 +412,7 @@ def test_every_wrong_option_is_named_at_once() -> None:
                 "name": "fedmosaic",
                 "blocks": 0,
                 "pq_rate": 0.0,
+                "gate_rate": -1.0,
                 "relevance": {
                     "temperature": 0.0,
                     "ema": 0.0,
@@ -396,7 +424,7 @@ def test_every_wrong_option_is_named_at_once() -> None:
             }
         )
     keys = {problem.split(":")[0].rpartition(".")[2] for problem in caught.value.problems}
-    assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "similarity"}
+    assert keys == {"blocks", "temperature", "ema", "every", "share", "noise", "pq_rate", "gate_rate", "similarity"}
 
 
 def test_the_server_keeps_one_copy_of_the_uploads_and_the_rows_of_those_who_stayed_away() -> None:

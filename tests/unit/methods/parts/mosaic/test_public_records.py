@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from befit.cli.inspect import _check_rows
 from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.data.registry import build
+from befit.methods.parts.mosaic.align.memory import alignment_bytes
+from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.protocol.check import Context
 from befit.protocol.check import check as check_method
 from befit.protocol.registry import build_method
@@ -53,3 +56,24 @@ def test_two_backbones_with_other_projections_are_refused_by_check_with_the_key_
     assert "differ in their PQ sites" in problem
     assert not host.problems("rela", {"name": "rela", "rank": 2})
     assert check({**config, "families": {}})["families"] == []
+
+
+def test_a_check_says_what_the_server_needs_before_the_first_round() -> None:
+    """Nothing with one backbone; with two what `alignment_bytes` counts, for `max_length` tokens a record."""
+    config = {
+        "benchmark": {"name": "skills", "clients": 2, "train": 4, "val": 1, "test": 1},
+        "model": {"id": "skills-llama-s", "max_length": 32},
+        "adapter": {"targets": ["q_proj", "k_proj", "down_proj"]},
+        "baselines": [],
+        "families": {"other": {"clients": ["drop-first.*"], "model": {"id": "skills-llama"}}},
+        "method": {"name": "fedmosaic", "rank": 2, "blocks": 1},
+        "evaluate": {"newcomers": False},
+    }
+    found = check(config)
+    host = Host(load_experiment(config))
+    shapes = {backbone.name: backbone.model.shapes for backbone in host.backbones.values()}
+    expected = alignment_bytes(shapes, 2, 1, Alignment(), 32)
+    assert found["opening_mib"] == expected / 2**20 > 0
+    assert dict(_check_rows(found))["before the first round"].startswith(f"{expected / 2**20:,.1f} MiB beside")
+    assert check({**config, "families": {}})["opening_mib"] == 0
+    assert check({**config, "method": "fedit"})["opening_mib"] == 0

@@ -15,7 +15,7 @@ from befit.core.values import Tick
 from befit.methods.parts.mosaic.sketch import SKETCH, Sketch, last_gradient, mean_sketch, newcomer_sketch
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Backbone, Site
-from befit.runs.runner import check
+from befit.runs.runner import check, run
 from tests.conftest import MakeSite, make_site, random_state, tiny_examples, tiny_task
 
 AT = Tick("federate", 1, 4, 7)
@@ -214,7 +214,26 @@ def test_the_layout_declares_it_by_the_shape_of_the_smallest_model() -> None:
 def test_a_warning_says_how_few_records_stand_behind_an_upload(train, every, behind):
     config = {"benchmark": {"name": "digits", "clients": 3}, "train": train, "federation": {"rounds": 2}}
     warned = check({**config, "method": {"name": "rela", "relevance": {"every": every}}})["warnings"]
-    about = [text for text in warned if "relevance.every" in text]
+    about = [text for text in warned if "gradient of" in text]
     assert [f"gradient of {behind} records" in text for text in about] == ([] if behind is None else [True])
     equal = check({**config, "method": {"name": "rela", "mixing": "equal"}})["warnings"]
     assert not any("relevance.every" in text for text in equal)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "instead"), [(8, 10, "1 for 8"), (40, 40, "4 for 10"), (11, 10, ""), (1, 10, "")]
+)
+def test_a_round_that_takes_one_gradient_says_what_takes_more(steps, every, instead, tmp_path, caplog):
+    """The check tells it, and so does a run before its first step."""
+    config = {
+        "benchmark": {"name": "digits", "clients": 3},
+        "train": {"max_steps": steps},
+        "federation": {"rounds": 1},
+        "method": {"name": "rela", "relevance": {"every": every}},
+        "baselines": [],
+    }
+    told = [text for text in check(config)["warnings"] if "takes one gradient" in text]
+    assert len(told) == bool(instead) and all(f"set relevance.every: {instead}, where" in text for text in told)
+    if steps == 8:
+        run({**config, "report": {"plots": False}}, out=tmp_path / "run")
+        assert told[0] in caplog.text

@@ -69,6 +69,8 @@ def train_down(
 class DownSums:
     """All that the closed form of A, the turn of B and their distances need of the tokens, as sums in float64.
 
+    dtype   of the products of a batch of wide inputs, before they are added up. A GPU takes float32: many have one unit
+            for float64 to 64 for float32, and C_jj would take longer than both models' forward passes
     tokens  how many
     C_jj    by site, `sum X_j^T X_j` (d_j, d_j): one matrix for sites that read the same
     C_ji    `sum X_j^T Z_i` (d_j, r), with `Z_i = X_i A_i^T`
@@ -77,6 +79,7 @@ class DownSums:
     x_j     `sum X_j` (d_j,)
     """
 
+    dtype: torch.dtype = torch.float64
     tokens: int = 0
     C_jj: dict[str, Tensor] = field(default_factory=dict)
     C_ji: dict[str, Tensor] = field(default_factory=dict)
@@ -89,15 +92,20 @@ class DownSums:
         done: dict[int, tuple[Tensor, Tensor]] = {}  # by the tensor that several sites may share
         for site, (X_i, X_j) in pairs.items():
             if id(X_j) not in done:
-                wide = X_j.double()
-                done[id(X_j)] = wide, _plus(self.C_jj.get(site), wide.T @ wide)
+                wide = X_j.to(self.dtype)
+                done[id(X_j)] = wide, _plus(self.C_jj.get(site), (wide.T @ wide).double())
             wide, self.C_jj[site] = done[id(X_j)]
             Z_i = (X_i @ pivot[site].T).double()
-            self.C_ji[site] = _plus(self.C_ji.get(site), wide.T @ Z_i)
+            self.C_ji[site] = _plus(self.C_ji.get(site), (wide.T @ Z_i.to(self.dtype)).double())
             self.S_ii[site] = _plus(self.S_ii.get(site), Z_i.T @ Z_i)
             self.z_i[site] = _plus(self.z_i.get(site), Z_i.sum(0))
-            self.x_j[site] = _plus(self.x_j.get(site), wide.sum(0))
+            self.x_j[site] = _plus(self.x_j.get(site), wide.sum(0, dtype=torch.float64))
         self.tokens += len(next(iter(pairs.values()))[0])
+
+    @property
+    def precision(self) -> float:
+        """The relative error of a product."""
+        return torch.finfo(self.dtype).eps
 
     def loss(self, site: str, A: Tensor) -> float:
         """The mean over tokens and ranks of `(Z_i - X_j A^T)^2`, of any A (r, d_j)."""
@@ -122,14 +130,18 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
-def closed_form(C_jj: Tensor, C_ji: Tensor, ridge: float = 1e-6) -> Tensor:
+def closed_form(C_jj: Tensor, C_ji: Tensor, ridge: float = 1e-6, precision: float = 0.0) -> Tensor:
     """The minimiser of `||Z_i - X_j A_j^T||^2` with a ridge, (r, d_j), before projection, in float64.
 
     `A_j = ((C_jj + gamma I)^-1 C_ji)^T`, gamma = ridge * trace(C_jj) / d_j.
+
+    precision  relative error of the entries of C_jj. At every input gamma is at least sqrt(d_j) times that of the
+               input's own power, since eigenvalues below it are not known, and may be negative
     """
     C = C_jj.double()
-    gamma = ridge * C.diagonal().mean()
-    factor = torch.linalg.cholesky(C + gamma * torch.eye(len(C), dtype=C.dtype, device=C.device))
+    power = C.diagonal()
+    gamma = torch.maximum(ridge * power.mean(), precision * math.sqrt(len(C)) * power)
+    factor = torch.linalg.cholesky(C + torch.diag(gamma))
     return torch.cholesky_solve(C_ji.double(), factor).T
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,10 +52,12 @@ class Aligned:
 
 
 def aligned_bases(site: ServerSite, blocks: int, settings: Alignment, seed: int = 0) -> dict[str, State]:
-    """The bases of a federation's backbones, by family: all but the pivot's, which stays.
+    """The bases of a federation's backbones, by family: all but the pivot's, which stays. None where none is aligned.
 
     The pivot is the smallest backbone. Raises ConfigError without backbones or public records at the server.
     """
+    if settings.factors == "none":
+        return {}
     if site.public is None or set(site.backbones) < set(site.families):
         raise ConfigError(["families: different backbones are aligned on public records at the server, which has none"])
     backbones = {family: site.backbones[family] for family in site.families}
@@ -75,16 +78,16 @@ def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignmen
     """From the folder of earlier alignments, if there is one of exactly this; else anew, and kept there."""
     if settings.folder is None:
         return align(paired, pivot, start, settings, seed)
-    about = describe(paired, pivot, settings, seed)
-    known = load(settings.folder, paired.other.key, about)
+    about = describe(paired, pivot, start, settings, seed)
+    known = load(settings.folder, about)
     if known is not None:
         return Aligned(known)
     aligned = align(paired, pivot, start, settings, seed)
-    save(settings.folder, paired.other.key, aligned.arrays, about)
+    save(settings.folder, aligned.arrays, about)
     return aligned
 
 
-def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> dict[str, Any]:
+def describe(paired: Paired, pivot: State, start: State, settings: Alignment, seed: int) -> dict[str, Any]:
     """All that an alignment depends on, in plain data."""
     from befit.core.schema import plain
 
@@ -92,6 +95,7 @@ def describe(paired: Paired, pivot: State, settings: Alignment, seed: int) -> di
     return {
         "pivot": paired.pivot.fingerprint,
         "backbone": paired.other.fingerprint,
+        "bases": [fingerprint(pivot), fingerprint(start)],  # as the run's seed draws them
         "public": paired.digest(),
         "rank": rank,
         "seed": seed,
@@ -105,7 +109,8 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
 
     pivot, start  initial bases, `basis/module/A` (r, d_in) and `/B` (d_out, r), all orthonormal
     Streams over the public records: only one batch of activations and the sums of the sites are in memory. One pass is
-    enough where A has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64.
+    enough where A has its closed form and B sees the same records; its sums are d_j x d_j for every input, in float64
+    (see `DownSums`).
     """
     first, second = ({site: names[side] for site, names in paired.modules.items()} for side in (0, 1))
     device = paired.pivot.model.device  # where the sums are made too
@@ -121,7 +126,9 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
         return paired.batches(count, settings.batch_size, draw)
 
     sums = _down_sums(batches(), A_i) if settings.method == "closed" else None
-    A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
+    A_free = A_0
+    if settings.factors != "B":
+        A_free = _trained(batches, samples, A_i, A_0, settings) if sums is None else _solved(sums, settings)
     A_j = project(A_free)
     candidates = {"start": A_0, "trained": A_free, "projected": A_j}
     if sums is not None and settings.samples_up in (None, samples):
@@ -132,7 +139,9 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
     arrays: State = {}
     for site, name in second.items():
         T, correlations = turn(ups[site].cpu(), settings.ridge, settings.tie)
-        B = start[join(BASIS, name, "B")].double() @ T
+        B = start[join(BASIS, name, "B")].double()
+        if settings.factors != "A":
+            B = B @ T
         condition = float(torch.linalg.cond(B))
         if settings.finish == "polar":
             B = polar(B)
@@ -153,7 +162,7 @@ def align(paired: Paired, pivot: State, start: State, settings: Alignment, seed:
 
 
 def _down_sums(batches: Iterable[Pairs], A_i: Mapping[str, Tensor]) -> DownSums:
-    sums = DownSums()
+    sums = DownSums(torch.float32 if any(A.is_cuda for A in A_i.values()) else torch.float64)
     for pairs in batches:
         sums.add(pairs, A_i)
     return sums
@@ -161,7 +170,10 @@ def _down_sums(batches: Iterable[Pairs], A_i: Mapping[str, Tensor]) -> DownSums:
 
 def _solved(sums: DownSums, settings: Alignment) -> dict[str, Tensor]:
     """A_j of all sites before the projection, in closed form."""
-    return {site: closed_form(C_jj, sums.C_ji[site], settings.ridge).float() for site, C_jj in sums.C_jj.items()}
+    return {
+        site: closed_form(C_jj, sums.C_ji[site], settings.ridge, sums.precision).float()
+        for site, C_jj in sums.C_jj.items()
+    }
 
 
 def _trained(
@@ -219,38 +231,29 @@ def _of(basis: State, modules: Mapping[str, str], factor: str) -> dict[str, Tens
     return {site: basis[join(BASIS, name, factor)] for site, name in modules.items()}
 
 
-def path_of(folder: Path | str, backbone: str) -> Path:
-    return Path(folder) / f"{backbone}.safetensors"
+def path_of(folder: Path | str, about: Mapping[str, Any]) -> Path:
+    """A file for each alignment: any number of seeds, settings and backbones share a folder."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return Path(folder) / f"{digest[:32]}.safetensors"
 
 
-def save(folder: Path | str, backbone: str, arrays: State, about: Mapping[str, Any]) -> None:
+def save(folder: Path | str, arrays: State, about: Mapping[str, Any]) -> None:
     """Write a backbone's aligned basis, its SHA-256 and what it depends on."""
     text = json.dumps({**about, "sha256": fingerprint(arrays)}, sort_keys=True)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    atomic_write(path_of(folder, backbone), to_bytes(arrays, {"about": text}))
+    atomic_write(path_of(folder, about), to_bytes(arrays, {"about": text}))
 
 
-def load(folder: Path | str, backbone: str, about: Mapping[str, Any]) -> State | None:
-    """The basis that was saved for this backbone; None where there is none.
+def load(folder: Path | str, about: Mapping[str, Any]) -> State | None:
+    """The basis that was saved for exactly this; None where there is none.
 
-    Raises PayloadMismatch naming what differs, if it was made for something else or its arrays were changed.
+    Raises PayloadMismatch where the file holds anything else.
     """
-    path = path_of(folder, backbone)
+    path = path_of(folder, about)
     if not path.exists():
         return None
     arrays, metadata = from_bytes(read_bytes(path), str(path))
     saved = parse_json(metadata.get("about", "{}"), str(path), PayloadMismatch)
-    for key, value in about.items():
-        if saved.get(key) != value:
-            raise PayloadMismatch(
-                f"{path} was aligned with another {key}: {_short(saved.get(key))}, and this run has "
-                f"{_short(value)}; use another align.folder, or remove the file"
-            )
-    if saved.get("sha256") != fingerprint(arrays):
-        raise PayloadMismatch(f"{path}: its arrays are not those that were saved; remove the file to align anew")
+    if saved != {**about, "sha256": fingerprint(arrays)}:
+        raise PayloadMismatch(f"{path}: is not the alignment that was saved there; remove the file to align anew")
     return arrays
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

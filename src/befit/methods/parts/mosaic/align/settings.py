@@ -13,6 +13,7 @@ from befit.core.schema import Mark
 class Alignment:
     """The basis of every backbone, aligned to the smallest one's on public records (FedMosaic, Algorithms 3, 4).
 
+    factors     which of them are aligned: "both", "A", "B" or "none"; what is not stays orthonormal and random
     method      A by its "closed" form, or "train" it by mini-batches, as the paper does
     samples     public records for A; null takes all
     samples_up  public records for B; null takes as many as for A
@@ -26,6 +27,7 @@ class Alignment:
     folder      where aligned factors are kept and looked for; null aligns anew for every run
     """
 
+    factors: Literal["both", "A", "B", "none"] = "both"
     method: Literal["closed", "train"] = "closed"
     samples: int | None = 5000
     samples_up: int | None = None
@@ -37,6 +39,14 @@ class Alignment:
     tie: float = 0.0
     finish: Literal["none", "polar"] = "none"
     folder: Annotated[str | None, Mark.SERVER] = None
+
+    @property
+    def records(self) -> int:
+        """How many public records go through both models in all; 0 where it depends on how many there are."""
+        down, up = self.samples or 0, self.samples_up or self.samples or 0
+        if self.method == "closed" and self.samples_up in (None, self.samples):
+            return down  # one pass is enough
+        return down * (self.epochs if self.method == "train" else 1) + up
 
     def __post_init__(self) -> None:
         counts = {

@@ -180,6 +180,36 @@ def test_the_closed_form_is_the_least_squares_solution_and_no_training_is_better
         assert float(site_losses({"s": (X_i, X_j)}, pivot, {"s": other})["s"]) > best
 
 
+@pytest.mark.parametrize("tokens", [300, 40], ids=["enough tokens", "fewer than dimensions"])
+@pytest.mark.parametrize("outlier", [1.0, 100.0])
+def test_products_in_float32_are_added_up_in_float64_and_fit_as_well(tokens: int, outlier: float) -> None:
+    """96 inputs that 12 hidden ones decide but for a hundredth, three a hundred times as large, as language
+    models have them. What float32 leaves of the least eigenvalues is below zero here."""
+    generator = draw(5)
+    hidden = torch.randn(tokens, 12, generator=generator)
+    X_i, X_j = (
+        hidden @ torch.randn(12, 96, generator=generator) + 0.01 * torch.randn(tokens, 96, generator=generator)
+        for _ in range(2)
+    )
+    X_j[:, :3] *= outlier
+    pivot = {"s": orthonormal((R, 96), draw(1))}
+    narrow, wide = DownSums(torch.float32), DownSums()
+    for sums in (narrow, wide):
+        for rows in torch.arange(tokens).split(70):
+            sums.add({"s": (X_i[rows], X_j[rows])}, pivot)
+    assert not torch.equal(narrow.C_jj["s"], wide.C_jj["s"])
+    for part in ("C_jj", "C_ji", "S_ii", "z_i", "x_j"):
+        one, other = (getattr(sums, part)["s"] for sums in (narrow, wide))
+        assert one.dtype == torch.float64 and float((one - other).norm() / other.norm()) < 1e-6, part
+    found, expected = (
+        wide.loss("s", closed_form(sums.C_jj["s"], sums.C_ji["s"], 1e-9, sums.precision)) for sums in (narrow, wide)
+    )
+    assert abs(found - expected) < 1e-3 * float(wide.S_ii["s"].trace()) / tokens / R
+    if tokens < 96:
+        with pytest.raises(torch.linalg.LinAlgError):
+            closed_form(narrow.C_jj["s"], narrow.C_ji["s"], 1e-9)
+
+
 def two_sites() -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
     """Inputs of two sites of other widths, the pivot's A, and a start that is far from orthonormal."""
     X_i, X_j = inputs()

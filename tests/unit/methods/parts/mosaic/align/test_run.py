@@ -13,14 +13,18 @@ import torch
 
 from befit.adapters.keys import EVERYTHING, slot, split
 from befit.adapters.pq import BASIS
+from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError, DataError, PayloadMismatch
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.core.wire import from_bytes, to_bytes
+from befit.data.registry import build
 from befit.methods.parts.mosaic.align import run
 from befit.methods.parts.mosaic.align.features import Paired
 from befit.methods.parts.mosaic.align.run import Aligned, align, align_or_load, aligned_bases
 from befit.methods.parts.mosaic.align.settings import Alignment
 from befit.methods.parts.mosaic.bank import BASES
+from befit.runs.host import Host
+from befit.runs.loading import resolve_model
 from tests.conftest import assert_same, federated, tiny_examples
 from tests.unit.methods.parts.mosaic.test_mosaic import LARGE, MIDDLE, SMALL, THREE, Federation, start
 
@@ -97,6 +101,43 @@ def test_aligned_factors_have_the_shapes_of_their_backbone_and_orthonormal_rows(
         model = federation.backbones[one].model
         model.reset()
         assert_same(model.dump(slot(BASIS)), pivot if one == SMALL else initial)
+
+
+@pytest.mark.parametrize("factors", ["A", "B"])
+def test_one_of_the_factors_may_stay_random(federation: Federation, factors: str) -> None:
+    """Rows of Table 32: A as when both are aligned, since it comes first, or B for an A that is not."""
+    made, whole, initial = aligned(federation, factors=factors), aligned(federation), bases(federation)[1]
+    for key, value in made.arrays.items():
+        left = split(key)[2] != factors
+        torch.testing.assert_close(value, initial[key], rtol=0, atol=1e-5) if left else None
+        assert left or not torch.allclose(value, initial[key], atol=1e-2)
+        if factors == split(key)[2] == "A":
+            assert torch.equal(value, whole.arrays[key])
+    if factors == "B":
+        assert any(not torch.allclose(value, whole.arrays[key], atol=1e-2) for key, value in made.arrays.items())
+
+
+def test_where_nothing_is_aligned_every_backbone_keeps_its_own_and_no_model_is_run(federation: Federation) -> None:
+    site = replace(federation.server_site, public=None)
+    assert aligned_bases(site, 2, Alignment(factors="none")) == {}
+
+
+def test_models_for_images_are_aligned_on_records_of_text_alone() -> None:
+    """ChatbotIT on DRAKE (Table 27)."""
+    text = {
+        "conversation": [{"role": "user", "content": "how many are"}, {"role": "assistant", "content": "two of four"}]
+    }
+    two = build("digits-vqa-hetero", None, {"train": 1, "test": 1})
+    settings = {"name": "fedmosaic", "rank": 2, "blocks": 1, "align": {"batch_size": 4}}
+    config = {"benchmark": "digits-vqa-hetero", "model": {"max_length": 64}, "method": settings}
+    federation = replace(two, public=tuple({"id": f"p{n}", "images": [], "form": "open", **text} for n in range(8)))
+    host = Host(resolve_model(load_experiment(config)), federation)
+    method = host.build(settings)
+    (basis,) = method.server_init(host.install(method)).part(BASES).parts().values()
+    large = max(host.backbones.values(), key=lambda one: one.parameters)
+    start = large.model.dump(slot(BASIS))
+    assert basis.arrays.keys() == start.keys()
+    assert all(not torch.allclose(value, start[key], atol=1e-2) for key, value in basis.arrays.items())
 
 
 def test_a_finish_by_the_polar_factor_is_orthonormal_and_none_need_not_be(federation: Federation) -> None:
@@ -181,31 +222,56 @@ def test_a_client_gets_its_aligned_basis_once_and_keeps_it() -> None:
     assert_same(federated(federation.method).dispatch(federation.server, newcomer, AT).arrays, expected)
 
 
-def test_an_alignment_is_found_again_and_one_of_something_else_is_refused(
+def test_a_folder_keeps_an_alignment_for_everything_that_decides_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seeds, settings, public records and bases of their own each get a file, which is found again."""
     pair, (pivot, initial) = paired(federation), bases(federation)
     settings = Alignment(folder=str(tmp_path / "kept"))
-    made = align_or_load(pair, pivot, initial, settings, 0)
-    (path,) = (tmp_path / "kept").iterdir()
-    assert path.name == f"{LARGE}.safetensors"
+    other = Paired.of(pair.pivot, pair.other, lambda key: tiny_examples("llama", 61, 5), 2)
+    turned = {key: -value for key, value in pivot.items()}
+    calls = [
+        (pair, pivot, initial, settings, 0),
+        (pair, pivot, initial, settings, 1),
+        (pair, pivot, initial, replace(settings, ridge=0.1), 0),
+        (other, pivot, initial, settings, 0),
+        (pair, turned, initial, settings, 0),
+        (pair, pivot, {key: -value for key, value in initial.items()}, settings, 0),
+    ]
+    made = [align_or_load(*call).arrays for call in calls]
+    assert len(list((tmp_path / "kept").iterdir())) == len(calls)
+    for one, call in zip(made, calls, strict=True):
+        assert_same(one, align(*call).arrays)
     with monkeypatch.context() as patch:
         patch.setattr(run, "align", None)
-        assert_same(align_or_load(pair, pivot, initial, settings, 0).arrays, made.arrays)
-    with pytest.raises(PayloadMismatch, match="aligned with another seed: 0, and this run has 1"):
-        align_or_load(pair, pivot, initial, settings, 1)
-    with pytest.raises(PayloadMismatch, match="another alignment"):
-        align_or_load(pair, pivot, initial, replace(settings, ridge=0.1), 0)
-    other = Paired.of(pair.pivot, pair.other, lambda key: tiny_examples("llama", 61, 5), 2)
-    with pytest.raises(PayloadMismatch, match="another public"):
-        align_or_load(other, pivot, initial, settings, 0)
+        for one, call in zip(made, calls, strict=True):
+            assert_same(align_or_load(*call).arrays, one)
+    path = run.path_of(tmp_path / "kept", run.describe(*calls[0]))
     arrays, metadata = from_bytes(path.read_bytes())
     about = json.loads(metadata["about"])
     assert about["rank"] == 4 and len(about["modules"]) == 14 and len(about["public"]) == 64
-    arrays[min(arrays)] = arrays[min(arrays)] + 1
-    path.write_bytes(to_bytes(arrays, metadata))
-    with pytest.raises(PayloadMismatch, match="not those that were saved"):
-        align_or_load(pair, pivot, initial, settings, 0)
+    changed = {**arrays, min(arrays): arrays[min(arrays)] + 1}
+    foreign = run.path_of(tmp_path / "kept", run.describe(*calls[1])).read_bytes()
+    for data in (to_bytes(changed, metadata), foreign):
+        path.write_bytes(data)
+        with pytest.raises(PayloadMismatch, match="not the alignment that was saved there"):
+            align_or_load(*calls[0])
+
+
+def test_runs_of_several_seeds_share_a_folder_and_each_gets_what_it_would_without(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """A run's seed draws the pivot's basis too, and another run's factors are aligned to another one."""
+    site, kept = federation.server_site, Alignment(folder=str(tmp_path))
+    for seed in (0, 1):
+        starts = {}
+        for key, one in federation.backbones.items():
+            one.model.install(federation.method.layout, seed)
+            starts[key] = one.model.dump(EVERYTHING)
+        seeded = replace(site, starts=starts)
+        assert_same(aligned_bases(seeded, 2, kept)[LARGE], aligned_bases(seeded, 2, Alignment())[LARGE])
+    for one in federation.backbones.values():
+        one.model.install(federation.method.layout, 0)
 
 
 def test_what_cannot_be_aligned_is_refused_with_the_reason(federation: Federation) -> None:
