@@ -366,7 +366,6 @@ def _text_config(backbone: nn.Module) -> object:
 
 def head_children(backbone: nn.Module) -> set[str]:
     """Names of the model's children that make up its task head."""
-    """Names of the model's children that make up its task head."""
     prefix = getattr(backbone, "base_model_prefix", "")
     if not prefix or not hasattr(backbone, prefix):
         return set()

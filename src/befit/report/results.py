@@ -60,7 +60,7 @@ class Summary(TypedDict, total=False):
     cpu_seconds         processor time at the clients, beside the wall's in `seconds`
     server_cpu_seconds  processor time at the server; before the first round `opening_cpu_seconds` of it, with the most
                         memory that the process held until then
-    over_time           A_last and A_AUC (FedMosaic, section 6), see `befit.runs.results`
+    over_time           A_last and A_AUC of FedMosaic, see `befit.runs.results`
     """
 
     scored: int

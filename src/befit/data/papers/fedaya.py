@@ -1,4 +1,4 @@
-"""`fedaya-38`: the clients of FedLLM-Bench's Fed-Aya (FedP2EFT, Tables 6 and 10), and `aya-users`."""
+"""`fedaya-38`: the clients of FedLLM-Bench's Fed-Aya (FedP2EFT, Tables 6, 7, 10 and 11), and `aya-users`."""
 
 from __future__ import annotations
 

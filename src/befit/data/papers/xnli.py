@@ -1,4 +1,4 @@
-"""`xnli-600`: 15 languages of XNLI, 20 clients and 20 newcomers each (FedP2EFT, Tables 3, 8, 9)."""
+"""`xnli-600`: 15 languages of XNLI, 20 clients and 20 newcomers each (FedP2EFT, Tables 3, 4, 8 and 9)."""
 
 from __future__ import annotations
 

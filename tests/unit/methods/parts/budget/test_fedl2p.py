@@ -39,7 +39,7 @@ def prepared(seed: int = 0):
 @pytest.mark.parametrize(
     ("linears", "tensors", "numbers"), [(74, 148, 40_096), (197, 392, 89_584), (74, 74, 32_548), (197, 196, 69_592)]
 )
-def test_networks_of_the_papers_models_have_the_sizes_of_section_8(linears: int, tensors: int, numbers: int) -> None:
+def test_networks_of_the_papers_models_have_the_sizes_of_their_shapes(linears: int, tensors: int, numbers: int) -> None:
     assert ratenet_parameters(linears, tensors) == numbers
 
 

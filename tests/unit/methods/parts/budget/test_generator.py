@@ -178,7 +178,7 @@ def test_a_new_generator_says_the_lower_bound_of_everything_and_has_the_stated_s
         (197, 196, 16, 2_785_565),
     ],
 )
-def test_generators_of_the_papers_models_have_the_sizes_of_section_8(
+def test_generators_of_the_papers_models_have_the_sizes_of_their_shapes(
     linears: int, modules: int, rank: int, numbers: int
 ) -> None:
     assert generator_parameters(linears, modules, rank) == numbers

@@ -170,7 +170,7 @@ def test_a_parity_round_fits_the_generator_to_unclamped_scales() -> None:
     assert means == pytest.approx({"recommended": LOW, "parity": coarse}, rel=4e-3)
 
 
-def test_gradients_of_the_penalties_are_those_of_section_2_3() -> None:
+def test_gradients_of_the_penalties_are_those_by_hand() -> None:
     """dL_s/dlam = -n / lam^2, dL_p/dlam = 1 / lam + 100, dL_s/dB[j, k] = sign(B[j, k]) / lam[k], zero at B = 0."""
     B = torch.tensor([[1.0, -4.0], [0.0, 2.0]], requires_grad=True)
     lam = torch.tensor([[0.5, 2.0]], requires_grad=True)
@@ -180,7 +180,7 @@ def test_gradients_of_the_penalties_are_those_of_section_2_3() -> None:
     assert by_lam.tolist() == [[102.0, 100.5]]
 
 
-def test_the_task_gives_scales_no_gradient_while_B_is_zero_and_then_that_of_section_2_3() -> None:
+def test_the_task_gives_scales_no_gradient_while_B_is_zero_and_then_that_of_the_layers_output() -> None:
     """dL/dlam[k] = s sum_t (B[:, k] g_t) (A[k] x_t), with g_t the gradient of the layer's output."""
     site, names = prepared(True)
     layer, key = site.model.layers[names[0]], join(SCALES, names[0], "lambda")
