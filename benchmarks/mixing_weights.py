@@ -1,15 +1,16 @@
-"""Time of Potara's statistics and weights on all clients, over the time of its training, at the demo's settings."""
+"""Time of Potara's statistics and weights on all clients over its training, in configs/digits-potara.yaml."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from befit.cli.run import demo_config
+from befit.config.experiment import load_experiment
 from befit.runs.directory import read_lines
 from befit.runs.runner import run
-from common import publish, spread
+from common import HERE, publish, spread
 
+CONFIG = HERE.parent / "configs" / "digits-potara.yaml"
 PAPER = {
     "CIFAR-100, ViT-B/16": 52.06 / (0.83 * 3600),
     "Commonsense, Llama-3.2-3B": 0.46 / 5.92,
@@ -21,7 +22,7 @@ def main() -> None:
     found = []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
-            run({**demo_config(), "baselines": [], "evaluate": {"every": 0}}, out=Path(folder) / "run")
+            run(load_experiment(CONFIG, ["baselines=[]", "evaluate.every=0"]), out=Path(folder) / "run")
             ledger = [line for line in read_lines(Path(folder) / "run" / "ledger.jsonl") if line["purpose"] == "train"]
         weights = sum(line["seconds"] for line in ledger if line["stage"] == "merge")
         training = sum(line["seconds"] for line in ledger if line["stage"] != "merge")
@@ -40,8 +41,9 @@ def main() -> None:
     publish(
         "mixing_weights",
         "Mixing weights",
-        "Statistics, weight and merge on all clients (stage `merge`) over the training of both branches, at the demo's "
-        "settings; medians of three runs. The paper's figures are from its own backbones and hardware.",
+        "Statistics, weight and merge on all clients (stage `merge`) over the training of both branches, at the "
+        "settings of `configs/digits-potara.yaml`; medians of three runs. The paper's figures are from its own "
+        "backbones and hardware.",
         ["run", "training (s)", "weights (s)", "ratio"],
         rows,
         found,

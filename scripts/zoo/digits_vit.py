@@ -17,11 +17,26 @@ EPOCHS, BATCH, RATE, NOISE, SEED = 60, 50, 1e-3, 0.35, 0
 
 def train_digits_vit() -> torch.nn.Module:
     """A ViT of 136,138 parameters after 60 epochs of AdamW on 500 images."""
-    from transformers import ViTConfig, ViTForImageClassification
-
     images, labels = public_digits()
     pixels = torch.roll(torch.from_numpy(images)[:, None], 1, dims=-1)  # (500, 1, 8, 8)
     targets = torch.from_numpy(labels)
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = new_digits_vit()
+        optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
+        model.train()
+        for _ in range(EPOCHS):
+            for batch in torch.randperm(len(targets)).split(BATCH):
+                noisy = (pixels[batch] + NOISE * torch.randn(len(batch), 1, 8, 8)).clamp(0, 1)
+                loss = F.cross_entropy(model(pixel_values=noisy).logits, targets[batch])
+                descend(loss, optimiser)
+    return model.eval()
+
+
+def new_digits_vit() -> torch.nn.Module:
+    """A ViT for images of 8 x 8, untrained."""
+    from transformers import ViTConfig, ViTForImageClassification
+
     config = ViTConfig(
         hidden_size=64,
         num_hidden_layers=4,
@@ -33,17 +48,7 @@ def train_digits_vit() -> torch.nn.Module:
         id2label={i: str(i) for i in range(10)},
         label2id={str(i): i for i in range(10)},
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        model = ViTForImageClassification(config)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
-        model.train()
-        for _ in range(EPOCHS):
-            for batch in torch.randperm(len(targets)).split(BATCH):
-                noisy = (pixels[batch] + NOISE * torch.randn(len(batch), 1, 8, 8)).clamp(0, 1)
-                loss = F.cross_entropy(model(pixel_values=noisy).logits, targets[batch])
-                descend(loss, optimiser)
-    return model.eval()
+    return ViTForImageClassification(config)
 
 
 def main() -> None:

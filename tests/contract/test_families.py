@@ -16,7 +16,7 @@ from befit.config.experiment import load_experiment
 from befit.core.errors import ConfigError
 from befit.core.values import Payload
 from befit.protocol.federate import Schedule, federate
-from befit.protocol.method import Method, describe, shared_prefix_of
+from befit.protocol.method import Method, describe, shared_stages_of
 from befit.protocol.per_family import ByFamily, each_family
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
@@ -91,7 +91,7 @@ def test_grouping_says_all_that_the_method_says() -> None:
     assert said - {"trainable"} <= vars(ByFamily).keys()  # which is final, and read from the plan
     alone = build_method({"name": "fedp2eft", "base": {"name": "fedit"}})
     grouped = each_family(alone, 2)
-    assert shared_prefix_of(grouped) == shared_prefix_of(alone) and shared_prefix_of(alone) is not None
+    assert shared_stages_of(grouped) == shared_stages_of(alone) != {}
     assert describe(grouped) == describe(alone)
 
 

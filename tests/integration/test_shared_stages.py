@@ -15,7 +15,7 @@ from befit.core.errors import NotTrained
 from befit.protocol.registry import build_method
 from befit.protocol.stage import Exchange
 from befit.runs.runner import run
-from befit.runs.shared_stages import shared_stages_key
+from befit.runs.shared_stages import SharedFolder, shared_stages_keys
 from befit.studies.compare.comparison import Compared, compare, make_plan
 from tests.conftest import federated
 
@@ -89,6 +89,52 @@ def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_p
     assert key([], blocks[0]) == key([], blocks[3]) != key([], {**blocks[3], "weights": "uniform"})
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(every: int, tmp_path: Path) -> None:
+    """Also where all of them are scored after every round: the merge of each is then scored without training again."""
+    events: list[dict[str, Any]] = []
+    methods = {
+        "potara": {"name": "potara", "rank": 2, "statistics": {"samples": 4}},
+        "local": {"name": "local", "rank": 2},
+        "fedit": {"name": "fedit", "rank": 2},
+        "fedavgm": {"name": "fedavgm", "rank": 2},
+    }
+    settings = {**SETTINGS, "federation": {"rounds": 3, "cohort": 2}, "evaluate": {"every": every}}
+    first, *others = methods.values()
+    both = run({**settings, "method": first, "baselines": others}, out=tmp_path / "all", observer=events.append)
+    calls = [(one["run"], one["stage"]) for one in events if one["kind"] == "client"]
+    assert calls.count(("local", "local")) == 9 and calls.count(("fedit", "federate")) == 6
+    assert not {("potara", "local"), ("potara", "federate")} & set(calls)
+    assert calls.count(("fedavgm", "federate")) == 6, "another server step is another stage"
+    assert not (both.path / "shared_stages").exists()
+    for label, block in methods.items():
+        there = both.path if label == "potara" else both.path / "baselines" / label
+        alone = run({**settings, "method": block, "baselines": []}, out=tmp_path / label)
+        mine = {name: data for name, data in traces(there).items() if not name.startswith("baselines")}
+        assert mine == traces(alone.path), label
+
+
+@pytest.mark.parametrize("order", [("fedit", "local", "potara"), ("potara", "fedit", "local")])
+def test_cells_take_a_branch_from_whichever_trained_it_first(order: tuple[str, ...], tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    runs = {name: {"method": {"name": name, "rank": 2}} for name in order}
+    study = {"study": {"title": "Branches"}, "base": SETTINGS, "runs": runs}
+    done = compare(study, out=tmp_path / "all", observer=events.append)
+    assert not done.failures
+    assert sum(trained(events, "federate").values()) == 4 and sum(trained(events, "local").values()) == 6
+    for cell in make_plan(study).cells:
+        (together,) = (done.path / "runs").glob(f"*-{cell.key}")
+        assert traces(together) == traces(run(cell.experiment, out=tmp_path / cell.key).path), cell.label
+
+
+def test_a_run_that_keeps_rounds_of_a_stage_trains_it_itself(tmp_path: Path) -> None:
+    folder = SharedFolder(tmp_path / "shared")
+    run({**SETTINGS, "method": {"name": "fedit", "rank": 2}}, out=tmp_path / "first", shared_stages=folder)
+    keeps = {**SETTINGS, "method": {"name": "fedit", "rank": 2}, "checkpoint": {"keep": [1]}}
+    done = run(keeps, out=tmp_path / "second", shared_stages=folder)
+    assert [path.name for path in (done.path / "kept").iterdir()] == ["00001.safetensors"]
+
+
 def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
     """Which has three rounds, where everything else has two."""
     based = [{**block, "base": {**BASES["FedIT"], "rounds": 3}} for block in OURS.values()]
@@ -99,6 +145,18 @@ def test_methods_of_one_run_share_their_base(tmp_path: Path) -> None:
     alone = run({**SETTINGS, "method": based[0], "baselines": []}, out=tmp_path / "alone")
     mine = {name: data for name, data in traces(both.path).items() if not name.startswith("baselines")}
     assert mine == traces(alone.path)
+
+
+def test_a_method_that_is_scored_during_its_base_trains_that_itself(tmp_path: Path) -> None:
+    """Those scores are of the whole method; one that has something to federate after its base is not scored there."""
+    based = [{**block, "base": BASES["FedIT"]} for block in OURS.values()]
+    settings = {**SETTINGS, "evaluate": {"every": 1}}
+    both = run({**settings, "method": based[0], "baselines": based[1:]}, out=tmp_path / "both")
+    for label, block in {"lora": based[0], "fedp2eft": based[1]}.items():
+        there = both.path if label == "lora" else both.path / "baselines" / label
+        alone = run({**settings, "method": block, "baselines": []}, out=tmp_path / label)
+        mine = {name: data for name, data in traces(there).items() if not name.startswith("baselines")}
+        assert mine == traces(alone.path), label
 
 
 def test_a_base_with_a_failure_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +198,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """Shared stages as a run leaves them, and what a second run comes to from them."""
     path = tmp_path_factory.mktemp("left")
-    run(CONFIG, out=path / "first", shared_stages=path / "shared_stages")
-    return path / "shared_stages", traces(run(CONFIG, out=path / "second", shared_stages=path / "shared_stages").path)
+    folder = SharedFolder(path / "shared_stages")
+    run(CONFIG, out=path / "first", shared_stages=folder)
+    return folder.path, traces(run(CONFIG, out=path / "second", shared_stages=folder).path)
 
 
 CONFIG = {**SETTINGS, "method": {**OURS["LoRA"], "base": BASES["FedIT"]}, "baselines": []}
@@ -154,11 +213,12 @@ def test_damaged_or_foreign_shared_stages_are_made_again(
     shutil.copytree(left[0], tmp_path / "shared_stages")
     (folder,) = (tmp_path / "shared_stages").iterdir()
     DAMAGES[damage](folder)
-    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=tmp_path / "shared_stages").path) == left[1]
+    shared = SharedFolder(tmp_path / "shared_stages")
+    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=shared).path) == left[1]
     assert "is not used, and made again" in caplog.text
     assert traces(folder).keys() == traces(next(left[0].iterdir())).keys(), "whole again, for the next"
     caplog.clear()
-    assert traces(run(CONFIG, out=tmp_path / "again", shared_stages=tmp_path / "shared_stages").path) == left[1]
+    assert traces(run(CONFIG, out=tmp_path / "again", shared_stages=shared).path) == left[1]
     assert "is not used" not in caplog.text
 
 
@@ -166,8 +226,9 @@ def test_a_folder_that_cannot_be_written_costs_no_run(
     left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "shared_stages").write_text("a file")
-    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=tmp_path / "shared_stages").path) == left[1]
-    assert "other runs have to train the same base again" in caplog.text
+    shared = SharedFolder(tmp_path / "shared_stages")
+    assert traces(run(CONFIG, out=tmp_path / "run", shared_stages=shared).path) == left[1]
+    assert "other runs have to train the same stages again" in caplog.text
 
 
 def test_a_comparison_removes_its_own_shared_stages_and_nothing_else(tmp_path: Path) -> None:
@@ -178,13 +239,13 @@ def test_a_comparison_removes_its_own_shared_stages_and_nothing_else(tmp_path: P
     assert [one.name for one in (tmp_path / "shared_stages").iterdir()] == ["mine.txt"]
 
 
-def key(changes: list[str], block: dict[str, Any]) -> str | None:
-    return shared_stages_key(load_experiment({**SETTINGS, "method": block}, changes), block)
+def key(changes: list[str], block: dict[str, Any]) -> dict[int, str]:
+    return shared_stages_keys(load_experiment({**SETTINGS, "method": block}, changes), block)
 
 
 def test_what_decides_the_base_decides_the_key() -> None:
     lora, fedp2eft = ({**block, "base": BASES["FedIT"]} for block in OURS.values())
-    assert key([], lora) == key([], fedp2eft) is not None
+    assert key([], lora) == key([], fedp2eft) != {}
     assert key([], {**lora, "rank": 7, "base": {"name": "fedit", "rank": 2, "alpha": 16.0}}) == key([], lora)
     assert key([], {**lora, "base": {"name": "fedit", "rank": 3}}) != key([], lora)
     assert key([], {**lora, "base": {"name": "fedit", "rank": 2, "rounds": 5}}) != key([], lora)
@@ -195,7 +256,4 @@ def test_what_decides_the_base_decides_the_key() -> None:
     assert key(["train.batch_size=3"], apart) != key([], apart)
     dropping = {**lora, "base": {"name": "fedit", "rank": 2, "dropout": 0.1}}
     assert key([], dropping) == key(["adapter.dropout=0.1"], lora) != key([], lora)
-    assert key([], OURS["LoRA"]) is None, "no base"
-    # Scores after every round of the base would be the whole method's, unless it still has something to federate.
-    assert key(["evaluate.every=1"], lora) is None
-    assert key(["evaluate.every=1"], fedp2eft) is not None
+    assert key([], OURS["LoRA"]) == {}, "no base"

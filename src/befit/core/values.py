@@ -92,8 +92,10 @@ class Payload:
                 parts.setdefault(unquote(name), Payload()).scalars[rest] = value
         return parts
 
-    def split(self, names: Collection[str]) -> tuple[Payload, Payload]:
-        """What is in parts of these names, however deep they lie within other parts; and the rest."""
+    def split(self, names: Collection[str] | None) -> tuple[Payload, Payload]:
+        """What is in parts of these names, however deep they lie within other parts, and the rest; None takes all."""
+        if names is None:
+            return self, Payload()
 
         def inside(key: str) -> bool:
             *path, _ = key.split(_END)

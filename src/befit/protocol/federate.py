@@ -57,6 +57,11 @@ class Journal(Protocol):
 
     def resume(self) -> Checkpoint | None: ...
 
+    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+        """Called before a stage. Where another run has trained it already, and maybe some after it: the rounds of these
+        that have to be scored, and their end. At each, all is as if this run had just got there."""
+        ...
+
     def accepted(self, at: Tick, update: Update) -> None:
         """A reply is as declared; called as replies come, in any order, while its arrays are in memory. Its size is
         judged later, with the others'."""
@@ -92,6 +97,14 @@ def federate(method: Method, engine: Engine, site: ServerSite, schedule: Schedul
     server, done = point.server, (point.stage, point.round)
     del point  # the memory that a run began with is not kept beside the one it has come to
     for index, stage in enumerate(stages):
+        for ahead in journal.taken(index, server) if done < (index, 1) else ():
+            server, done = ahead.server, (ahead.stage, ahead.round)
+            last = stages[ahead.stage]
+            if _scores_now(stages[ahead.stage :], ahead.round, schedule.evaluate_every):
+                at = Tick(last.name, ahead.round, last.rounds or 0, schedule.seed)
+                _score(method, engine, server, schedule, journal, at)
+            if ahead.round == last.rounds:
+                journal.completed(ahead, force=True)
         rounds = stage.rounds or 0
         for first, last in _messages(stage, engine.span, schedule.evaluate_every):
             if (index, last) <= done:

@@ -47,7 +47,7 @@ from befit.adapters.layout import GATE, REFERENCES, Layout, ModelShapes
 from befit.adapters.mixers import Mix
 from befit.adapters.pq import BASIS
 from befit.core.values import Payload, State
-from befit.protocol.stage import Message, SharedPrefix, Stage
+from befit.protocol.stage import Message, SharedStages, Stage
 from befit.protocol.work import PublicWork, Work
 
 if TYPE_CHECKING:
@@ -207,10 +207,9 @@ def federated_stage(stages: Sequence[Stage]) -> Stage | None:
     return next((stage for stage in reversed(stages) if stage.federated), None)
 
 
-def shared_prefix_of(method: Method) -> tuple[SharedPrefix, int] | None:
-    """The shared stages that the plan begins with, if any, and their number."""
-    stages = enumerate(run_stages(method), start=1)
-    return next(((stage.shared_prefix, count) for count, stage in stages if stage.shared_prefix is not None), None)
+def shared_stages_of(method: Method) -> dict[int, SharedStages]:
+    """The stages that other plans may have too, by the number in the plan of the last of each."""
+    return {number: stage.shared for number, stage in enumerate(run_stages(method)) if stage.shared is not None}
 
 
 def describe(method: Method) -> dict[str, object]:

@@ -90,10 +90,13 @@ class ByFamily(Method):
         return self.method.diagnostics
 
     def plan(self) -> Sequence[Stage]:
-        return [
-            replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after if stage.federated else None))
-            for stage in self.method.plan()
-        ]
+        return [self._grouped(stage) for stage in self.method.plan()]
+
+    def _grouped(self, stage: Stage) -> Stage:
+        if self.after is None or not stage.federated:
+            return replace(stage, exchange=_PerFamilyExchange(stage.exchange))
+        # What families learn from each other is not in what the stage says of itself.
+        return replace(stage, exchange=_PerFamilyExchange(stage.exchange, self.after), shared=None)
 
     def check(self, context: Context) -> list[Problem]:
         return self.method.check(context)

@@ -95,22 +95,21 @@ class Message:
 
 
 @dataclass(frozen=True)
-class SharedPrefix:
-    """The first stages of a plan, where they are those of another method: runs that begin with them do them once.
+class SharedStages:
+    """Stages whose result does not depend on the rest of the plan: runs that have the same ones train them once.
 
-    block     configuration of that other method, with its defaults
-    parts     names of the parts of a memory that these stages read and write, all else being the method's own; None
-              where they have all of it
-    settings  the settings in which those stages differ from the run, by block of the configuration
+    block     what decides the result beside the settings of the run, such as the configuration of another method
+    count     how many stages they are: the one that says so, and those right before it
+    clients   names of the parts of a client's memory that they read and write; None where all of it is theirs
+    server    the same of the server's memory
+    settings  the settings in which they differ from the run, by block of the configuration
     """
 
     block: Mapping[str, Any]
-    parts: tuple[str, ...] | None = None
+    count: int = 1
+    clients: tuple[str, ...] | None = None
+    server: tuple[str, ...] | None = None
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-
-    def divide(self, memory: Payload) -> tuple[Payload, Payload]:
-        """A memory's parts that these stages read and write, and the parts of the method itself."""
-        return (memory, Payload()) if self.parts is None else memory.split(self.parts)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Stage:
              download. `aggregate` then gives what the server holds for this newcomer alone
     lasts    whether clients deploy from what its server sends in later stages too, or only from what they keep
     trains   what a client trains in it, for reports and estimates; None where a method does not say
-    shared_prefix  the shared stages of which this is the last, if there are any
+    shared   the shared stages of which this is the last, if there are any
     """
 
     name: str
@@ -136,7 +135,7 @@ class Stage:
     who: Literal["cohort", "newcomer"] = "cohort"
     lasts: bool = True
     trains: Selector | None = None
-    shared_prefix: SharedPrefix | None = None
+    shared: SharedStages | None = None
 
     @property
     def federated(self) -> bool:

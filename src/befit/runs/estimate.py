@@ -22,7 +22,7 @@ from befit.data.federation import SPLITS, Federation
 from befit.models import skeleton
 from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
-from befit.protocol.method import Method, shared_prefix_of
+from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
 from befit.runs.clients import check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.loading import load_federation, resolve_model, trains_head
@@ -243,8 +243,8 @@ def _wide(method: Method, shapes: ModelShapes) -> list[str]:
 
 def _with_largest_batch(experiment: Experiment, methods: Sequence[Method]) -> Experiment:
     """With the largest batch of the run, which may be that of a method's base."""
-    prefixes = [beginning[0].settings for method in methods if (beginning := shared_prefix_of(method)) is not None]
-    largest = max((settings.get("train", {}).get("batch_size", 0) for settings in prefixes), default=0)
+    shared = [stages.settings for method in methods for stages in shared_stages_of(method).values()]
+    largest = max((settings.get("train", {}).get("batch_size", 0) for settings in shared), default=0)
     if largest <= experiment.train.batch_size:
         return experiment
     return replace(experiment, train=replace(experiment.train, batch_size=largest))

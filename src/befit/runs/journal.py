@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from befit.protocol.engine import Checkpoint, Memories
 from befit.protocol.store import write_payload
 from befit.runs.directory import RunDirectory
 from befit.runs.local import peak_memory_mib
-from befit.runs.outbound import Outbound
+from befit.runs.shared_stages import StageCache
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RunJournal:
 
     metrics.jsonl holds only what repeats exactly; what a run took goes to ledger.jsonl.
 
-    committed  called with every checkpoint, once it is durable
+    cache      where stages that other runs have too are taken from and left
     keep       stages, by their number, and rounds after which the server's state is kept in `kept/`
     wire       dtype of floating-point arrays when they travel, for the list of what left clients
     stages     names of the run's stages, in order
@@ -59,22 +59,22 @@ class RunJournal:
         store: Memories,
         name: str,
         observer: Observer | None,
-        committed: Callable[[Checkpoint, Outbound], None] | None = None,
+        cache: StageCache | None = None,
         keep: Container[tuple[int, int]] = (),
         wire: torch.dtype = torch.float32,
         stages: Sequence[str] = (),
         weights: Weights | None = None,
     ) -> None:
-        self._committed, self._keep, self._wire = committed, keep, wire
+        self._cache, self._keep, self._wire = cache, keep, wire
         self._stages, self._weights = stages, weights
         self._directory, self._store, self._name, self._observer = directory, store, name, observer
-        self._bytes_up = self._bytes_down = 0
         self._untrained: list[str] = []
         self._point, self.outbound = directory.restore(store)
-        for line in directory.read("ledger"):
-            if line["purpose"] == "train":
-                self._bytes_up += line["bytes_up"]
-                self._bytes_down += line["bytes_down"]
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        spent = [line for line in self._directory.read("ledger") if line["purpose"] == "train"]
+        self._bytes_up, self._bytes_down = (sum(line[name] for line in spent) for name in ("bytes_up", "bytes_down"))
 
     @property
     def spool(self) -> Path:
@@ -82,6 +82,11 @@ class RunJournal:
 
     def resume(self) -> Checkpoint | None:
         return self._point
+
+    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+        for point in self._cache.take(stage, server, self.outbound) if self._cache else ():
+            self._count_bytes()
+            yield point
 
     def accepted(self, at: Tick, update: Update) -> None:
         self.outbound.note(update, at.stage, self._wire)
@@ -170,7 +175,9 @@ class RunJournal:
             self._directory.log("metrics", {"kind": "weights", **where, "values": values})
         if (point.stage, point.round) in self._keep:
             write_payload(kept_path(self._directory.path, point.round), point.server)
+        if self._cache is not None:
+            self._cache.note(point)
         if force or self._directory.due():
             self._directory.commit(point, self._store, self.outbound)
-            if self._committed is not None:
-                self._committed(point, self.outbound)
+            if self._cache is not None:
+                self._cache.leave(point, self.outbound)

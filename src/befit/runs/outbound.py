@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
@@ -90,6 +90,27 @@ class Outbound:
             key = ("any", "further numbers", "any")
         largest, count = mine.get(key, (0, 0))
         mine[key] = max(largest, size), count + 1
+
+    def of_stages(self, stages: Collection[str]) -> Outbound:
+        """What left in the training of these stages: without scores and greetings."""
+        words = {f"{stage}{kind}" for stage in stages for kind in ("", " report", " cost", " failure")}
+        chosen = Outbound()
+        for client, counts in self._arrays.items():
+            if mine := {rows: count for rows, count in counts.items() if rows[0][0] in words}:
+                chosen._arrays[client] = mine
+                chosen._known |= {rows: rows for rows in mine}
+        for client, numbers in self._numbers.items():
+            if own := {key: value for key, value in numbers.items() if key[0] in words}:
+                chosen._numbers[client] = own
+        return chosen
+
+    def add(self, other: Outbound) -> None:
+        """List also what another run lists, of stages that this one has not begun."""
+        self._known |= {rows: self._known.get(rows, rows) for rows in other._known}
+        for client, counts in other._arrays.items():
+            self._arrays.setdefault(client, {}).update({self._known[rows]: count for rows, count in counts.items()})
+        for client, numbers in other._numbers.items():
+            self._numbers.setdefault(client, {}).update(numbers)
 
     def saved(self) -> dict[str, Any]:
         """The same in little space, for a checkpoint; the constructor takes it."""

@@ -50,7 +50,13 @@ from befit.runs.newcomers import measure_newcomers
 from befit.runs.pool import PoolEngine
 from befit.runs.provenance import check_directory, environment, free_directory, identify, locked
 from befit.runs.results import against_baselines, method_results
-from befit.runs.shared_stages import forget_shared_stages, repeated_keys, share_stages, shared_stages_key
+from befit.runs.shared_stages import (
+    SharedFolder,
+    StageCache,
+    forget_shared_stages,
+    repeated_keys,
+    shared_stages_keys,
+)
 from befit.runs.trackers import check_trackers, tracked
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +91,7 @@ def run(
     observer: Observer | None = None,
     host: Host | None = None,
     engines: Engines | None = None,
-    shared_stages: Path | None = None,
+    shared_stages: SharedFolder | None = None,
 ) -> Run:
     """Federate, personalise, export and report.
 
@@ -95,8 +101,8 @@ def run(
     observer  called with an event (a dict with a "kind") whenever something happened
     host      the loaded experiment, for callers that run one more than once
     engines   makes the engine for one method, by its label and block, where clients are not on this machine
-    shared_stages  a folder: stages that other runs begin with too are taken from there, or left there; see
-              `befit.runs.shared_stages`. Methods of this run that begin alike share their stages without it
+    shared_stages  a folder: stages that other runs have too are taken from there, or left there; see
+              `befit.runs.shared_stages`. Methods of this run share their stages without it
 
     Raises ConfigError, DataError, ModelError for what the user can mend, RunError for a directory that cannot be used,
     NotEnoughReplies when too many clients failed.
@@ -135,8 +141,10 @@ def run(
     ):
         identify(path, host)
         write_json(path / "env.json", environment(host))
-        alike = repeated_keys(shared_stages_key(experiment, block) for block in configs.values())
-        folder = shared_stages or (path / "shared_stages" if alike else None)
+        alike = repeated_keys(
+            key for block in configs.values() for key in shared_stages_keys(experiment, block).values()
+        )
+        folder = shared_stages or (SharedFolder(path / "shared_stages", alike) if alike else None)
         baselines = {
             label: run_method(host, configs[label], label, path / "baselines" / label, observer, engines, folder)
             for label in labels
@@ -162,7 +170,7 @@ def run_method(
     path: Path,
     observer: Observer | None,
     engines: Engines | None = None,
-    shared_stages: Path | None = None,
+    shared_stages: SharedFolder | None = None,
 ) -> dict[str, Any]:
     """Run one method in its directory, or finish it where it was interrupted, and return its own results."""
     done = path / "method.json"
@@ -182,19 +190,19 @@ def run_method(
             engine, store = make_engine(host, method, config, directory, cleanup)
         else:
             engine, store = engines(label, config)
-        committed = None
-        if shared_stages is not None and isinstance(store, ClientStore):
-            committed = share_stages(shared_stages, host, method, config, directory, store, server_site)
         kept = {
             (number, round_)
             for number, stage in enumerate(run_stages(method))
             for round_ in experiment.checkpoint.keep
             if stage.federated
         }
+        cache = None
+        if shared_stages is not None and isinstance(store, ClientStore):
+            cache = StageCache(shared_stages, host, method, directory, store, kept)
         wire = getattr(torch, experiment.wire.dtype)
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
-        journal = RunJournal(directory, store, label, observer, committed, kept, wire, names, weights)
+        journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
 
         def greet() -> None:
             """List what clients said of themselves when they joined; a site that has not come has said nothing."""

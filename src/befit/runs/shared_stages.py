@@ -1,7 +1,7 @@
-"""Runs that begin with the same stages train them once: their result is kept in a folder, from which other runs start.
+"""Stages that several runs have are trained once: their result is kept in a folder, from which other runs take it.
 
-Such a run starts as one that was interrupted right after those stages. It ends with the same bytes in its adapters and
-metrics as one that trained all stages itself.
+A run that takes a stage goes on as one that was interrupted right after it. It ends with the same bytes in its adapters
+and metrics as one that trained all stages itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from typing import Any
 from befit.config.experiment import Experiment
 from befit.core.errors import PayloadMismatch, RunError
 from befit.core.names import folder_name
-from befit.core.storage import read_bytes, read_json, write_json
+from befit.core.storage import log_line, read_bytes, read_json, read_lines, write_json
+from befit.core.values import Payload
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import resolved_stages
-from befit.protocol.method import Method, federated_stage, run_stages, shared_prefix_of
+from befit.protocol.method import Method, federated_stage, run_stages, shared_stages_of
 from befit.protocol.registry import build_method
-from befit.protocol.site import ServerSite
-from befit.protocol.stage import SharedPrefix
+from befit.protocol.stage import SharedStages, Stage
 from befit.protocol.store import ClientStore, read_payload, write_payload
 from befit.runs.directory import LOGS, RunDirectory
 from befit.runs.host import Host
@@ -37,126 +37,211 @@ _LOG = logging.getLogger(__name__)
 _ABOUT = "shared_stages.json"
 
 
-def shared_stages_key(experiment: Experiment, block: Mapping[str, Any]) -> str | None:
-    """Hash of all that decides the result of a plan's shared prefix; None for a plan without one.
+@dataclass(frozen=True)
+class SharedFolder:
+    """Where runs leave and find the result of stages that others have too, each in a folder with the name of its key.
 
-    None also where scores of the whole method are taken during those stages: the prefix alone does not decide those.
+    keys  of those stages that some other run has; None where that is not known, and all may be of use
     """
-    method = build_method(block)
-    if (beginning := shared_prefix_of(method)) is None:
-        return None
-    prefix, count = beginning
-    if experiment.evaluate.every and federated_stage(run_stages(method)[count:]) is None:
-        return None
-    blocks: dict[str, Any] = {
-        name: replace(getattr(experiment, name), **changes) for name, changes in prefix.settings.items()
-    }
-    return settings_hash(replace(experiment, method=dict(prefix.block), baselines=[], **blocks))
+
+    path: Path
+    keys: Collection[str] | None = None
 
 
-def repeated_keys(keys: Iterable[str | None]) -> set[str]:
+def shared_stages_keys(experiment: Experiment, block: Mapping[str, Any]) -> dict[int, str]:
+    """A hash of all that decides the result of each of a plan's shared stages, by the number of the last of them."""
+    return {number: _key(experiment, shared) for number, shared in shared_stages_of(build_method(block)).items()}
+
+
+def _key(experiment: Experiment, shared: SharedStages) -> str:
+    changed = {name: replace(getattr(experiment, name), **changes) for name, changes in shared.settings.items()}
+    return settings_hash(replace(experiment, method=dict(shared.block), baselines=[], **changed))
+
+
+def repeated_keys(keys: Iterable[str]) -> set[str]:
     """The keys that come more than once."""
-    return {key for key, count in Counter(keys).items() if key is not None and count > 1}
+    return {key for key, count in Counter(keys).items() if count > 1}
 
 
-def share_stages(
-    folder: Path,
-    host: Host,
-    method: Method,
-    block: Mapping[str, Any],
-    directory: RunDirectory,
-    store: ClientStore,
-    site: ServerSite,
-) -> Callable[[Checkpoint, Outbound], None] | None:
-    """Let a new run start after its shared stages, if `folder` has their result.
+class StageCache:
+    """What a run takes from a folder of shared stages, and leaves there.
 
-    Returns what has to be called with every checkpoint of the run, so that other runs find that result; None where the
-    plan has no shared stages.
+    kept  stages, by their number, and rounds after which this run needs the server's memory for itself
     """
-    beginning, key = shared_prefix_of(method), shared_stages_key(host.experiment, block)
-    if beginning is None or key is None:
-        return None
-    prefix, count = beginning
-    limits = host.experiment.federation.rounds, host.experiment.limit.rounds
-    end = count - 1, resolved_stages(method, *limits)[count - 1].rounds or 0
-    shared = _Shared(folder / key, host, method, prefix, end)
-    shared.begin(directory, store, site)
-    return lambda point, outbound: shared.keep(point, directory, store, outbound)
+
+    def __init__(
+        self,
+        folder: SharedFolder,
+        host: Host,
+        method: Method,
+        directory: RunDirectory,
+        store: ClientStore,
+        kept: Container[tuple[int, int]],
+    ) -> None:
+        experiment = host.experiment
+        self._host, self._method, self._directory, self._store = host, method, directory, store
+        stages = resolved_stages(method, experiment.federation.rounds, experiment.limit.rounds)
+        self._each: dict[int, _Shared] = {}
+        for number, shared in shared_stages_of(method).items():
+            key = _key(experiment, shared)
+            if folder.keys is None or key in folder.keys:
+                each = stages[number + 1 - shared.count : number + 1]
+                self._each[number] = _Shared(folder.path / key, shared, each, number)
+        self._kept, self._every = kept, experiment.evaluate.every
+
+    def take(self, stage: int, server: Payload, outbound: Outbound) -> Iterator[Checkpoint]:
+        """The result of the stages that begin with this one, if the folder has it: their rounds that are scored, and
+        their end, each with the run's memories and logs as they are then.
+
+        A folder that is damaged, or of other data or weights, is removed: this run then trains those stages itself.
+        """
+        found = [shared for shared in self._each.values() if shared.first == stage and shared.path.exists()]
+        for shared in found:
+            if (scored := self._scored(shared)) is not None:
+                yield from self._taken(shared, scored, server, outbound)
+                return
+
+    def _scored(self, shared: _Shared) -> list[int] | None:
+        """The rounds before the last that this run scores; None where that takes more than the folder has."""
+        if any((number, round_) in self._kept for number, round_ in shared.all_rounds()):
+            return None
+        plan, end = run_stages(self._method), (shared.last, shared.rounds)
+        scored = [
+            round_
+            for number, round_ in shared.all_rounds()
+            if self._every and round_ % self._every == 0 and (number, round_) != end
+            if federated_stage(plan[number + 1 :]) is None
+        ]
+        return scored if shared.keeps_rounds or not scored else None
+
+    def _taken(self, shared: _Shared, scored: list[int], server: Payload, outbound: Outbound) -> Iterator[Checkpoint]:
+        try:
+            shared.verify(self._host)
+            states = {round_: read_payload(shared.server(round_)) for round_ in scored}
+            states[shared.rounds] = read_payload(shared.server())
+            lines = {name: read_lines(shared.path / name) for name in LOGS}
+            left = Outbound(read_json(shared.path / "outbound.json"))
+            for info in self._host.infos:
+                if (path := shared.client(info.id)).exists():
+                    memory = self._store.load(info.id) or self._method.client_init(self._host.site(info))
+                    _, own = memory.split(shared.stages.clients)
+                    self._store.save(info.id, read_payload(path) | own)
+        except (OSError, RunError, PayloadMismatch) as problem:
+            _LOG.warning("%s is not used, and made again: %s", shared.path, problem)
+            shutil.rmtree(shared.path, ignore_errors=True)
+            self._directory.restore(self._store)
+            return
+        _, own = server.split(shared.stages.server)
+        for round_, state in states.items():
+            ends = round_ == shared.rounds
+            for name, rest in lines.items():
+                until = next((n for n, line in enumerate(rest) if line["round"] > round_ and not ends), len(rest))
+                for line in rest[:until]:
+                    self._directory.log(name.removesuffix(".jsonl"), line)
+                del rest[:until]
+            if ends:
+                outbound.add(left)
+            yield Checkpoint(shared.last, round_, state | own)
+
+    def note(self, point: Checkpoint) -> None:
+        """Called after every round: keep what a run that scores this one needs of it."""
+        shared = self._each.get(point.stage)
+        if shared is None or not shared.keeps_rounds or shared.path.exists():
+            return
+        if self._every and point.round % self._every == 0 and point.round < shared.rounds:
+            with _costing_others_only():
+                write_payload(shared.server(point.round, shared.draft), point.server.split(shared.stages.server)[0])
+
+    def leave(self, point: Checkpoint, outbound: Outbound) -> None:
+        """Called with every checkpoint: put the result of shared stages into the folder, once they are done.
+
+        A folder that cannot be written costs the others their time, and this run nothing.
+        """
+        shared = self._each.get(point.stage)
+        if shared is None or point.round != shared.rounds or shared.path.exists():
+            return
+        metrics, names = self._directory.read("metrics"), [stage.name for stage in shared.each]
+        if any(line["kind"] == "failure" and line["stage"] in names for line in metrics):
+            return  # of a client, maybe for want of memory: another run should try for itself
+        lines = {
+            "metrics.jsonl": [
+                line for line in metrics if line["stage"] in names and line["kind"] in ("train", "diagnostic")
+            ],
+            "ledger.jsonl": [
+                line for line in self._directory.read("ledger") if line["stage"] in names and line["purpose"] != "score"
+            ],
+        }
+        draft, stages = shared.draft, shared.stages
+        with _costing_others_only():
+            draft.mkdir(parents=True, exist_ok=True)
+            for name, chosen in lines.items():
+                (draft / name).write_bytes(b"".join(map(log_line, chosen)))
+            write_payload(draft / shared.server().name, point.server.split(stages.server)[0])
+            for info in self._host.infos if stages.clients != () else ():
+                if (memory := self._store.load(info.id)) is not None:
+                    write_payload(shared.client(info.id, draft), memory.split(stages.clients)[0])
+            write_json(draft / "outbound.json", outbound.of_stages(names).saved())
+            write_json(draft / _ABOUT, {"on": data_and_weights(self._host), "files": _hashes(draft)})
+            with contextlib.suppress(OSError):  # another run was first
+                draft.rename(shared.path)
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _costing_others_only() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RunError) as problem:
+        _LOG.warning("other runs have to train the same stages again, since they cannot be kept: %s", problem)
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """One run's shared stages, and the folder where runs leave and find their result."""
+    """Shared stages of one run, the number of the last of them, and the folder where runs leave and find the result."""
 
     path: Path
-    host: Host
-    method: Method
-    prefix: SharedPrefix
-    end: tuple[int, int]
+    stages: SharedStages
+    each: list[Stage]
+    last: int
 
-    def begin(self, directory: RunDirectory, store: ClientStore, site: ServerSite) -> None:
-        """Put the folder's content into the directory of a new run, as its first checkpoint.
+    @property
+    def first(self) -> int:
+        return self.last + 1 - len(self.each)
 
-        A folder that is damaged, or of other data or weights, is removed: this run then does those stages itself.
-        """
-        if directory.begun or not self.path.exists():
-            return
-        directory.restore(store)  # removes what a crash left before the first checkpoint
-        try:
-            self._verify()
-            outbound = Outbound(read_json(self.path / "outbound.json"))
-            _copy_logs(self.path, directory.path)
-            for info in self.host.infos:
-                if (path := self._client(self.path, info.id)).exists():
-                    _, own = self.prefix.divide(self.method.client_init(self.host.site(info)))
-                    store.save(info.id, read_payload(path) | own)
-            _, own = self.prefix.divide(self.method.server_init(site))
-            server = read_payload(self.path / "server.safetensors") | own
-        except (OSError, RunError, PayloadMismatch) as problem:
-            _LOG.warning("%s is not used, and made again: %s", self.path, problem)
-            shutil.rmtree(self.path, ignore_errors=True)
-            directory.restore(store)
-            return
-        directory.commit(Checkpoint(*self.end, server), store, outbound)
+    @property
+    def rounds(self) -> int:
+        """Of the last stage."""
+        return self.each[-1].rounds or 0
 
-    def keep(self, point: Checkpoint, directory: RunDirectory, store: ClientStore, outbound: Outbound) -> None:
-        """Called with every checkpoint: put the result of the shared stages into the folder, once they are done.
+    @property
+    def keeps_rounds(self) -> bool:
+        """Whether the server's memory says all of what a round came to."""
+        return self.stages.clients == () and len(self.each) == 1
 
-        A folder that cannot be written costs the others their time, and this run nothing.
-        """
-        if (point.stage, point.round) != self.end or self.path.exists():
-            return
-        if any(line["kind"] == "failure" for line in directory.read("metrics")):
-            return  # of a client, maybe for want of memory: another run should try for itself
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed, and had this number
-        try:
-            _copy_logs(directory.path, draft)
-            write_payload(draft / "server.safetensors", self.prefix.divide(point.server)[0])
-            for info in self.host.infos:
-                if (memory := store.load(info.id)) is not None:
-                    write_payload(self._client(draft, info.id), self.prefix.divide(memory)[0])
-            write_json(draft / "outbound.json", outbound.saved())
-            write_json(draft / _ABOUT, {"on": data_and_weights(self.host), "files": _hashes(draft)})
-            with contextlib.suppress(OSError):  # another run was first
-                draft.rename(self.path)
-        except (OSError, RunError) as problem:
-            _LOG.warning("other runs have to train the same base again, since it cannot be kept: %s", problem)
-        shutil.rmtree(draft, ignore_errors=True)
+    @property
+    def draft(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}")
 
-    def _verify(self) -> None:
+    def all_rounds(self) -> Iterator[tuple[int, int]]:
+        for number, stage in enumerate(self.each, start=self.first):
+            yield from ((number, round_) for round_ in range(1, (stage.rounds or 0) + 1))
+
+    def server(self, round_: int | None = None, folder: Path | None = None) -> Path:
+        """The server's memory after a round; at the end without one."""
+        return (folder or self.path) / ("server.safetensors" if round_ is None else f"server.{round_}.safetensors")
+
+    def client(self, client: str, folder: Path | None = None) -> Path:
+        return (folder or self.path) / "clients" / f"{folder_name(client)}.safetensors"
+
+    def verify(self, host: Host) -> None:
         """Raise RunError unless the folder is whole, and of the data and weights that this run has."""
         about, hashes = read_json(self.path / _ABOUT), _hashes(self.path)
         if not (isinstance(about, dict) and isinstance(listed := about.get("files"), dict)):
             raise RunError(f"{_ABOUT} is damaged")
-        if about.get("on") != data_and_weights(self.host):
+        if about.get("on") != data_and_weights(host):
             raise RunError("it is of other data, clients or weights")
         if different := sorted(name for name in {*hashes, *listed} if hashes.get(name) != listed.get(name)):
             raise RunError(f"{different[0]} is missing, new or damaged")
-
-    @staticmethod
-    def _client(folder: Path, client: str) -> Path:
-        return folder / "clients" / f"{folder_name(client)}.safetensors"
 
 
 def forget_shared_stages(folder: Path, keys: Iterable[str]) -> None:
@@ -175,9 +260,3 @@ def _hashes(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != _ABOUT
     }
-
-
-def _copy_logs(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for name in LOGS:
-        shutil.copyfile(source / name, target / name)

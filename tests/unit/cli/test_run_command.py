@@ -8,9 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from befit.cli.main import app
+from befit.cli.run import other_seeds
 from befit.config.experiment import load_experiment
 from befit.core.storage import read_sealed
 from befit.core.yamlfile import parse_yaml
+from befit.report.numbers import gain_text
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 DEMO = Path(__file__).parents[3] / "src" / "befit" / "cli" / "demo.yaml"
@@ -149,7 +151,27 @@ def test_benchmark_arguments_are_checked_with_the_rest():
 
 def test_the_demo_is_the_documented_experiment():
     shipped = load_experiment(parse_yaml(DEMO.read_text()), ["name=same"])
-    assert shipped == load_experiment(CONFIGS / "digits-potara.yaml", ["name=same"])
+    assert shipped == load_experiment(CONFIGS / "scanners-potara.yaml", ["name=same"])
+
+
+def test_what_the_demo_says_of_other_seeds_is_the_published_study_of_its_settings():
+    """Study and demo have the same blocks; the sentence has the study's numbers."""
+    root = Path(__file__).parents[3]
+    demo, study = (parse_yaml(path.read_text()) for path in (DEMO, root / "studies" / "offline" / "scanners.yaml"))
+    for block in ("model", "train"):
+        assert demo[block] == study["base"][block]
+    assert {**demo["benchmark"], "seed": None} == {**study["base"]["benchmark"], "seed": None}
+    assert demo["federation"]["rounds"] == study["base"]["federation"]["rounds"]
+    ours = {**study["base"]["method"], **study["runs"]["Potara"]["method"]}
+    assert demo["method"] == ours and demo["baselines"] == [study["runs"]["Local"]["method"], {"name": "fedit"}]
+    assert study["runs"]["FedIT"] == "fedit" and demo["benchmark"]["seed"] not in study["seeds"]
+    published = json.loads((root / "benchmarks" / "results" / "offline_scanners.json").read_text())
+    against = {run["label"]: run["against"] for run in published["runs"]}
+    said = other_seeds()
+    assert published["seeds"] == study["seeds"] and "over 20 other seeds (1 to 20)" in said
+    for label in ("FedIT", "Potara"):
+        assert f"{label} {gain_text(against[label]['t']['mean'], 'accuracy')} points" in said
+        assert f"{against[label]['signed']['better'] / 20:.1f} of 10 sites gained" in said
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ class Notes:
 
     def resume(self) -> Checkpoint | None:
         return None
+
+    def taken(self, stage: int, server: Payload) -> Iterator[Checkpoint]:
+        return iter(())
 
     def accepted(self, at: Tick, update: Update) -> None:
         self.outbound.note(update, at.stage, torch.float32)

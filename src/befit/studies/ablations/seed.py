@@ -34,7 +34,7 @@ from befit.runs.host import Host
 from befit.runs.journal import kept_path
 from befit.runs.provenance import settings_hash
 from befit.runs.runner import pick_threads, threads
-from befit.runs.shared_stages import forget_shared_stages, shared_stages_key
+from befit.runs.shared_stages import SharedFolder, forget_shared_stages, shared_stages_keys
 from befit.studies.compare.cells import Cell
 from befit.studies.compare.execute import Runner, find_folder
 from befit.tasks.base import batches, inference
@@ -86,7 +86,9 @@ class Seed:
         """The directory of a finished run of a method; it is run unless it was before. Raises whatever stopped it."""
         cell = self._cell(label, block)
         path = find_folder(self.root, cell)
-        self.runner(cell, path, lambda event: self.tell({**event, "run": self.label(label)}), self.root / "shared")
+        self.runner(
+            cell, path, lambda event: self.tell({**event, "run": self.label(label)}), SharedFolder(self.root / "shared")
+        )
         return path
 
     def _cell(self, label: str, block: Mapping[str, Any]) -> Cell:
@@ -106,8 +108,7 @@ class Seed:
                 wanted = ", ".join(map(str, sorted(missing)))
                 _LOG.warning("the run in %s did not keep rounds %s; the branches are trained anew", path, wanted)
                 shutil.rmtree(path)
-                key = shared_stages_key(self.experiment, block)
-                forget_shared_stages(self.root / "shared", [key] if key else [])
+                forget_shared_stages(self.root / "shared", shared_stages_keys(self.experiment, block).values())
                 settings = replace(self.experiment.checkpoint, keep=tuple(sorted({*self.keep, *kept})))
                 return replace(self, experiment=replace(self.experiment, checkpoint=settings)).run(FEDERATED, block)
         return self.run(FEDERATED, block)

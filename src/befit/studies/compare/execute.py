@@ -17,7 +17,7 @@ from befit.config.experiment import Experiment, to_dict
 from befit.runs.directory import finished
 from befit.runs.host import Host
 from befit.runs.runner import run, shared
-from befit.runs.shared_stages import forget_shared_stages, repeated_keys, shared_stages_key
+from befit.runs.shared_stages import SharedFolder, forget_shared_stages, repeated_keys, shared_stages_keys
 from befit.runs.workers import Worker
 from befit.studies.compare.cells import Cell
 
@@ -65,21 +65,20 @@ def execute(cells: Sequence[Cell], out: Path, jobs: int, tell: Tell) -> list[Cel
 
 
 class _SharedStages:
-    """Which cells begin with the same stages, and where they leave and find what those come to."""
+    """Which cells have the same stages, and where they leave and find what those come to."""
 
     def __init__(self, cells: Sequence[Cell], left: Sequence[int], out: Path) -> None:
         self.path = out / "shared_stages"
-        keys = [shared_stages_key(cell.experiment, cell.experiment.method) for cell in cells]
-        self.alike = repeated_keys(keys)  # of finished cells too: what they left may still be there
-        self.keys = {number: key for number in left if (key := keys[number]) in self.alike}
+        keys = [set(shared_stages_keys(cell.experiment, cell.experiment.method).values()) for cell in cells]
+        self.alike = repeated_keys(key for own in keys for key in own)  # finished cells may have left theirs
+        self.keys = {number: shared for number in left if (shared := keys[number] & self.alike)}
 
-    def folder(self, number: int) -> Path | None:
-        return self.path if number in self.keys else None
+    def folder(self, number: int) -> SharedFolder | None:
+        return SharedFolder(self.path, self.keys[number]) if number in self.keys else None
 
-    def missing(self, number: int) -> str | None:
-        """The key of what another cell could make for this one, and has not made yet."""
-        key = self.keys.get(number)
-        return None if key is None or (self.path / key).exists() else key
+    def missing(self, number: int) -> set[str]:
+        """The keys of what another cell could make for this one, and has not made yet."""
+        return {key for key in self.keys.get(number, ()) if not (self.path / key).exists()}
 
 
 class Runner:
@@ -97,7 +96,9 @@ class Runner:
         self._host = host
         return host
 
-    def __call__(self, cell: Cell, path: Path, observer: Tell, shared_stages: Path | None = None) -> float | None:
+    def __call__(
+        self, cell: Cell, path: Path, observer: Tell, shared_stages: SharedFolder | None = None
+    ) -> float | None:
         """The cell's mean over clients; `shared_stages` is the folder of shared stages. Raises whatever stopped it."""
         host, self._host = self.host(cell.experiment), None
         done = run(cell.experiment, out=path, resume=True, observer=observer, host=host, shared_stages=shared_stages)
@@ -162,11 +163,11 @@ def _in_workers(
 
     def give(worker: Worker) -> None:
         """The next cell: one that need not do what another does at this moment, then one with the worker's data."""
-        making = {shared_stages.missing(n) for _, n in busy.values()} - {None}
+        making = {key for _, n in busy.values() for key in shared_stages.missing(n)}
         number = min(
             waiting,
             key=lambda n: (
-                shared_stages.missing(n) in making,
+                not making.isdisjoint(shared_stages.missing(n)),
                 shared(cells[n].experiment) != ready[worker],
                 waiting.index(n),
             ),
@@ -179,7 +180,10 @@ def _in_workers(
         task = {"label": cell.label, "seed": cell.seed, "key": cell.key, "experiment": to_dict(cell.experiment)}
         path = str(find_folder(out, cell))
         with contextlib.suppress(OSError):  # a process that is gone is noticed when it should answer
-            worker.send({**task, "path": path, "shared_stages": None if folder is None else str(folder)})
+            shared_stages_task = (
+                None if folder is None else {"path": str(folder.path), "keys": sorted(folder.keys or ())}
+            )
+            worker.send({**task, "path": path, "shared_stages": shared_stages_task})
 
     try:
         for _ in range(jobs):

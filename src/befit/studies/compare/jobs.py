@@ -37,6 +37,7 @@ def main() -> None:
     logger.addHandler(Forward(logging.WARNING))
     logger.propagate = False
     from befit.config.experiment import load_experiment
+    from befit.runs.shared_stages import SharedFolder
     from befit.studies.compare.cells import Cell
     from befit.studies.compare.execute import Runner, failure_text
 
@@ -45,7 +46,8 @@ def main() -> None:
         task = tasks.get()
         try:
             cell = Cell(task["label"], task["seed"], load_experiment(task["experiment"]), task["key"])
-            shared_stages = None if task["shared_stages"] is None else Path(task["shared_stages"])
+            folder = task["shared_stages"]
+            shared_stages = None if folder is None else SharedFolder(Path(folder["path"]), set(folder["keys"]))
             mean = runner(
                 cell, Path(task["path"]), lambda event: line.send({"kind": "event", "event": event}), shared_stages
             )

@@ -23,7 +23,7 @@ from befit.methods.parts.budget.rates import RATES, VALIDATION
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.settings import BaseSettings, TrainSettings
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, Personal, SharedPrefix, Stage
+from befit.protocol.stage import Exchange, Message, Personal, SharedStages, Stage
 
 MethodBlock = Annotated[dict[str, Any] | None, Mark.METHOD]
 
@@ -121,16 +121,17 @@ def base_stages(block: Mapping[str, Any] | None, base: Method | None) -> list[St
             down=stage.down.without(_OURS),
             rounds=own.rounds if stage.rounds is None else stage.rounds,
             lasts=False,
-            shared_prefix=None,  # the base's own; the one of this plan ends with the next stage
+            shared=None,  # the base's own; those of this plan end with the next stage
         )
         for stage in run_stages(base)
     ]
     last = federated_stage(stages)
     down = Message() if last is None else last.down
-    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, shared_prefix=_shared_prefix(block))]
+    shared = _shared(block, len(stages) + 1)
+    return [*stages, Stage(BASE, _Fix(base), None, down, 1, trains=NOTHING, shared=shared)]
 
 
-def _shared_prefix(block: Mapping[str, Any]) -> SharedPrefix:
+def _shared(block: Mapping[str, Any], count: int) -> SharedStages:
     """Those stages, for runs that share them."""
     from befit.protocol.registry import check_method
 
@@ -141,7 +142,7 @@ def _shared_prefix(block: Mapping[str, Any]) -> SharedPrefix:
         "train": _otherwise(given.get("train") or {})[0],
         "adapter": {} if dropout is None else {"dropout": dropout},
     }
-    return SharedPrefix({**check_method(options, "base")[0], **kept}, (BASE, FIXED), settings)
+    return SharedStages({**check_method(options, "base")[0], **kept}, count, (BASE, FIXED), (BASE, FIXED), settings)
 
 
 def base_slots(client: Payload) -> tuple[str, ...]:

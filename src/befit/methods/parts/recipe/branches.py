@@ -12,14 +12,13 @@ from typing import Protocol
 from befit.adapters.keys import NOTHING, Selector, slot
 from befit.adapters.layout import Layout, Slot
 from befit.core.errors import IncompatibleAdapters
-from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, State, Tick
 from befit.merge.merge import Merge
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.method import Diagnostic, Needs, Use
 from befit.protocol.site import Site
-from befit.protocol.stage import Personal, SharedPrefix, Stage
+from befit.protocol.stage import Personal, Stage
 from befit.train.loop import Pass
 
 WEIGHT = Diagnostic(
@@ -71,18 +70,7 @@ def two_branches(
     splits: tuple[str, ...],
     diagnostics: tuple[Diagnostic, ...],
 ) -> Recipe:
-    """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`.
-
-    The rule decides nothing of the two branches, so runs that differ in it alone train them once.
-    """
-    branches = {
-        "name": "two branches",
-        "rank": rank,
-        "alpha": alpha,
-        "rounds_local": rounds_local,
-        "rounds_fedit": rounds_fedit,
-        "weights": plain(weights),
-    }
+    """Train alone, then FedIT, both from one initial adapter, and merge the two at each client by `rule`."""
     return Recipe(
         layout=Layout((Slot("shared", rank, alpha), Slot("personal", rank, alpha), merged)),
         before=(alone(rounds_local),),
@@ -92,7 +80,6 @@ def two_branches(
         then=(MergeBranches(rule),),
         use=Use(("merged",)),
         rounds=rounds_fedit,
-        shared_prefix=SharedPrefix(branches),
         needs=Needs(splits=tuple(dict.fromkeys(("train", *splits)))),
         diagnostics=diagnostics,
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from befit.adapters.instance import omega, summaries
 from befit.adapters.keys import NOTHING, Selector, slot, slot_of, split, union
-from befit.adapters.layout import REFERENCES, Layout
+from befit.adapters.layout import REFERENCES, Layout, Slot
 from befit.adapters.state import fingerprint, rename
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.protocol.method import Diagnostic
 from befit.protocol.site import Site
-from befit.protocol.stage import Message, Personal, Stage
+from befit.protocol.stage import Message, Personal, SharedStages, Stage
 from befit.train.loop import Pass, train
 
 if TYPE_CHECKING:
@@ -38,6 +38,19 @@ class PersonalStage(Protocol):
 def trained(passes: Iterable[Pass]) -> Selector:
     """Everything that some of the passes train."""
     return union(dict.fromkeys(one.trainable for one in passes))
+
+
+def plain_slot(passes: Sequence[Pass]) -> str | None:
+    """The slot that is trained, where one pass trains one slot by the task's loss and nothing else; else None."""
+    if len(passes) != 1 or len(passes[0].active) != 1:
+        return None
+    (ours,), (name,) = passes, passes[0].active
+    return name if ours == Pass(slot(name), (name,), name=ours.name, keep_optimiser=ours.keep_optimiser) else None
+
+
+def described(trained: Slot, passes: Sequence[Pass]) -> dict[str, Any]:
+    """Such a slot and pass, for a hash."""
+    return {"slot": repr(trained), "passes": [[ours.name, ours.keep_optimiser] for ours in passes]}
 
 
 def start_of(layout: Layout, initial: State, backbone: str) -> str:
@@ -69,7 +82,16 @@ class LocalTraining:
 
     def stage(self, recipe: Recipe) -> Stage:
         down = recipe.download if self.receives else Message()
-        return Stage(self.name, _LocalTraining(self, recipe), None, down, self.rounds, trains=trained(self.passes))
+        exchange, shared = _LocalTraining(self, recipe), self._shared(recipe)
+        return Stage(self.name, exchange, None, down, self.rounds, trains=trained(self.passes), shared=shared)
+
+    def _shared(self, recipe: Recipe) -> SharedStages | None:
+        """The stage itself where a plan begins with it: it is then the same in every recipe with such a slot."""
+        name = plain_slot(self.passes)
+        if name is None or self.receives or self not in recipe.before[:1]:
+            return None
+        about = described(recipe.layout.slot(name), self.passes)
+        return SharedStages({"name": "alone", **about, "stage": self.name, "rounds": self.rounds}, server=())
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from befit.adapters.keys import NOTHING, Selector, select, slot, slot_of
 from befit.adapters.layout import Layout
 from befit.adapters.state import rename
 from befit.core.errors import NotTrained
+from befit.core.schema import plain
 from befit.core.values import ClientInfo, Payload, Scalar, Tick, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.merge.server_opt import ServerOptimiser
-from befit.methods.parts.recipe.personal import PersonalStage, start_of, trained
+from befit.methods.parts.recipe.personal import PersonalStage, described, plain_slot, start_of, trained
 from befit.methods.parts.recipe.route import Broadcast, Route
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
-from befit.protocol.stage import Exchange, Message, SharedPrefix, Stage
+from befit.protocol.stage import Exchange, Message, SharedStages, Stage
 from befit.protocol.work import Work
 from befit.train.loop import Pass, train
 
@@ -39,7 +40,6 @@ class Recipe(Method):
     then    personal stages after it
     use     what is deployed
     rounds  rounds of the federated stage; None takes the configuration's
-    shared_prefix  set where other methods begin with the same stages, up to the federated one
     diagnostics  how reports show what clients report
     """
 
@@ -55,7 +55,6 @@ class Recipe(Method):
     in_sequence: bool = False
     start: tuple[str, str] | None = None
     after: ServerOptimiser | None = None
-    shared_prefix: SharedPrefix | None = None
     needs: Needs = field(default_factory=Needs)
     diagnostics: tuple[Diagnostic, ...] = ()
 
@@ -67,7 +66,7 @@ class Recipe(Method):
             down=self.download,
             rounds=self.rounds,
             trains=trained(self.passes),
-            shared_prefix=self.shared_prefix,
+            shared=self._shared(),
         )
         return [
             *(stage.stage(self) for stage in self.before),
@@ -109,6 +108,18 @@ class Recipe(Method):
         for rounds in (self.rounds, *(stage.rounds for stage in (*self.before, *self.then))):
             if rounds is not None and rounds < 1:
                 raise ValueError(f"a stage needs at least one round, got {rounds}")
+
+    def _shared(self) -> SharedStages | None:
+        """The federated stage, where it averages one slot and leaves nothing at the clients: it is then the same in
+        every recipe with such a slot, whatever comes before and after."""
+        name = plain_slot(self.passes)
+        if name is None or self.share != slot(name) or self.route != Broadcast() or self.start is not None:
+            return None
+        if self.passes[0].keep_optimiser:
+            return None
+        server = {"merge": plain(self.merge), "after": plain(self.after), "rounds": self.rounds}
+        block = {"name": "averaging", **described(self.layout.slot(name), self.passes), **server}
+        return SharedStages(block, clients=())
 
     @property
     def download(self) -> Message:
