@@ -12,7 +12,7 @@ from befit.core.storage import write_json
 from common import HERE, RESULTS
 
 SAID = HERE.parent / "src" / "befit" / "cli" / "demo_seeds.json"
-RUNS = ("FedIT", "Potara")
+RUNS = ("FedIT", "Potara", "FedDPA")
 
 
 def said(results: dict[str, Any]) -> dict[str, Any]:

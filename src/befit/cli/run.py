@@ -31,7 +31,7 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ten sites with few handwritten digits each: alone, FedIT and Potara compared, in about a minute on a laptop.
+    """Ten sites with few handwritten digits each: alone, FedIT, Potara and FedDPA compared, in a minute on a laptop.
 
     Everything it needs comes with befit: no download, no GPU.
     """

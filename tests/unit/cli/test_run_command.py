@@ -151,7 +151,7 @@ def test_benchmark_arguments_are_checked_with_the_rest():
 
 def test_the_demo_is_the_documented_experiment():
     shipped = load_experiment(parse_yaml(DEMO.read_text()), ["name=same"])
-    assert shipped == load_experiment(CONFIGS / "scanners-potara.yaml", ["name=same"])
+    assert shipped == load_experiment(CONFIGS / "scanners.yaml", ["name=same"])
 
 
 def test_what_the_demo_says_of_other_seeds_is_the_published_study_of_its_settings():
@@ -162,14 +162,15 @@ def test_what_the_demo_says_of_other_seeds_is_the_published_study_of_its_setting
         assert demo[block] == study["base"][block]
     assert {**demo["benchmark"], "seed": None} == {**study["base"]["benchmark"], "seed": None}
     assert demo["federation"]["rounds"] == study["base"]["federation"]["rounds"]
-    ours = {**study["base"]["method"], **study["runs"]["Potara"]["method"]}
-    assert demo["method"] == ours and demo["baselines"] == [study["runs"]["Local"]["method"], {"name": "fedit"}]
-    assert study["runs"]["FedIT"] == "fedit" and demo["benchmark"]["seed"] not in study["seeds"]
+    rows = [study["runs"][label] for label in ("Local", "FedIT", "Potara")]
+    assert demo["baselines"] == [{"name": row} if isinstance(row, str) else row["method"] for row in rows]
+    assert demo["method"] == {**study["base"]["method"], "name": study["runs"]["FedDPA"]}
+    assert demo["benchmark"]["seed"] not in study["seeds"]
     published = json.loads((root / "benchmarks" / "results" / "offline_scanners.json").read_text())
     against = {run["label"]: run["against"] for run in published["runs"]}
     said = other_seeds()
     assert published["seeds"] == study["seeds"] and "over 20 other seeds (1 to 20)" in said
-    for label in ("FedIT", "Potara"):
+    for label in ("FedIT", "Potara", "FedDPA"):
         assert f"{label} {gain_text(against[label]['t']['mean'], 'accuracy')} points" in said
         assert f"{against[label]['signed']['better'] / 20:.1f} of 10 sites gained" in said
 
