@@ -53,6 +53,6 @@ def test_every_ablation_works_on_branches_whose_training_was_killed(tmp_path: Pa
         for suffix in ("json", "csv", "md", "html"):
             assert (out / name / f"ablation.{suffix}").stat().st_size > 200
         assert "<svg" in (out / name / "ablation.html").read_text()
-    assert len(list((out / "shared").iterdir())) == 1
+    assert len(list((out / "shared").iterdir())) == 2, "one folder for each branch"
     undisturbed = ablate("potara-damping", CONFIG, out=tmp_path / "other")
     assert json.loads((out / "potara-damping" / "ablation.json").read_text())["rows"] == undisturbed.results["rows"]

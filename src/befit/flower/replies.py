@@ -83,10 +83,13 @@ COLUMNS = frozenset(
         "gain",
         "gain_over_local",
         "info",
+        "on_others",
+        "over_time",
         "reason",
         "seconds",
         "train_examples",
         "updates",
+        "weights",
     }
 )
 

@@ -14,6 +14,7 @@ from befit.adapters.keys import split
 from befit.adapters.lowrank import Pair
 from befit.adapters.state import check_same, weighted_mean
 from befit.core.errors import ConfigError, PayloadMismatch
+from befit.core.schema import check_values, parameters_of
 from befit.core.values import State, Update
 from befit.merge.clients import MergeContext, entries_of, finite_states, is_factor, modules_of, to_scale
 from befit.merge.fisher import fisher_mean
@@ -91,7 +92,10 @@ class Merge:
     precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        if problems := check_values(parameters_of(type(self)), given)[1]:
+            raise ConfigError(problems, "the merge")
+        problems = list[str]()
         for option in fields(self):
             rules, spaces = _MEANINGFUL.get(option.name, (None, None))
             value = getattr(self, option.name)

@@ -120,6 +120,21 @@ def check_ranks(module: ModuleUpdates) -> None:
         )
 
 
+def _finite(modules: Modules) -> Modules:
+    """The same modules. Raises PayloadMismatch at the first with a number that is not finite."""
+
+    def checked() -> Iterator[ModuleUpdates]:
+        for module in modules():
+            for number, pair in enumerate(module.pairs):
+                if not all(bool(factor.isfinite().all()) for factor in pair):
+                    raise PayloadMismatch(
+                        f"{module.name}: update {number} has numbers that are not finite; leave it out"
+                    )
+            yield module
+
+    return checked
+
+
 @dataclass(frozen=True)
 class Knots:
     """A shared left basis (KnOTS, Stoica et al. 2025).
@@ -152,6 +167,7 @@ def merge_updates(
     In a shared basis, a linear rule is the average of products, for which no basis is needed, and Iso-C of
     `Sigma V_k^T` is Iso-C of that average.
     """
+    modules = _finite(modules)
     if isinstance(rule, Isotropic) and isinstance(space, Knots) and space.merged == "v":
         yield from _isotropic_directions(modules, space, rule, weights, alpha)
     elif isinstance(rule, Isotropic):

@@ -132,7 +132,7 @@ def _unmet(method: Method, context: Context) -> Iterator[str]:
 def without_examples(splits: Iterable[str], federation: Federation) -> Iterator[str]:
     """What is missing, and how to mend it, for every split of which some client has no examples."""
     for split in splits:
-        if empty := [client.id for client in federation.clients if not len(getattr(client, split))]:
+        if empty := [client.id for client in federation.clients if not getattr(client, split)]:
             mend = " (val_fraction, of data or of the benchmark, holds some out)" if split == "val" else ""
             yield f"needs {split} examples at every client; {empty[0]} has none{mend}"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from befit.adapters.layout import Layout
+from befit.adapters.layout import Layout, ModelShapes
 from befit.core.values import ClientInfo, Payload, Tick, Update
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.stage import Exchange, Stage
@@ -106,6 +106,9 @@ class ByFamily(Method):
 
     def public_work(self) -> PublicWork:
         return self.method.public_work() if self.after is None else self.after.work
+
+    def opening_bytes(self, shapes: Mapping[str, ModelShapes], tokens: int) -> int:
+        return self.method.opening_bytes(shapes, tokens)
 
     def server_init(self, site: ServerSite) -> Payload:
         return Payload.of_parts({family: self.method.server_init(site.only(family)) for family in site.families})

@@ -13,7 +13,7 @@ from befit.core.errors import DataError
 from befit.tasks.base import Batch, Record, record_name
 from befit.tasks.classification import Classification
 from befit.tasks.examples import StackedExamples
-from befit.tasks.images import ImagePreprocessor
+from befit.tasks.images import WHOLE, ImagePreprocessor
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,5 @@ class ImageClassification(Classification):
         for record, where in zip(records, names, strict=True):
             if "image" not in record:
                 raise DataError(f"{where} has no image; its fields are {', '.join(record) or 'none'}")
-            self.preprocessor.check(record["image"], where)
+            self.preprocessor.check(record["image"], where, whole=len(records) <= WHOLE)
         return ImageExamples({}, [record["image"] for record in records], names, self.preprocessor)

@@ -34,6 +34,7 @@ from befit.core.errors import DataError, brief
 # Those that PIL reads by itself: PostScript, for one, it would give to an interpreter.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 _RATIO, _PIXELS = 30, 2**24  # pixels for a byte, as no photograph has, in a picture that takes half a second to read
+WHOLE = 1000  # images of a split that are all read before training, so that a damaged one is found then
 KEPT = 2**30  # bytes of images that one process keeps as tensors
 # ITU-R BT.601, the weights that PIL uses for "L", so that an array and the same picture as a file agree.
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -75,11 +76,13 @@ class ImagePreprocessor:
             )
         return values.float()
 
-    def check(self, image: Any, where: str = "the image") -> None:
-        """Raise DataError for an image that cannot be read, as far as its head says: no picture is decoded."""
+    def check(self, image: Any, where: str = "the image", whole: bool = True) -> None:
+        """Raise DataError for an image that cannot be read; of a picture only its head is, unless `whole`."""
         image = _stored(image)
         if isinstance(image, (str, PathLike, bytes)) and not _is_array(image):
-            with _opened(image, where):
+            with _opened(image, where) as picture:
+                if whole:
+                    picture.load()
                 return
         with_channels(read_image(image, where), self.channels, where)
 
@@ -201,8 +204,17 @@ def _opened(source: str | PathLike[str] | bytes, where: str) -> Iterator[Image.I
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as picture:
                 size = len(source) if isinstance(source, bytes) else os.stat(source).st_size
                 if picture.width * picture.height > max(_PIXELS, _RATIO * size):
-                    raise ValueError(f"{size} bytes unpack to {picture.width} x {picture.height} pixels")
+                    raise Image.DecompressionBombWarning
                 yield picture
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{where}: there is no file {name}; correct the path, which counts from the data file"
+        ) from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{where}: cannot read {name}: it has more than {_PIXELS:,} pixels and more than {_RATIO} for each of its "
+            "bytes, as no photograph has; save it smaller"
+        ) from error
     except Exception as error:  # whatever a damaged picture makes PIL raise
         raise DataError(f"{where}: cannot read {name} as a picture: {brief(error)}; save it as .png or .jpg") from error
 

@@ -16,6 +16,7 @@ from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options
 from befit.tasks.examples import pad_right
 from befit.tasks.generation import greedy, stop_tokens
+from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
@@ -60,8 +61,9 @@ class VQA(CausalLM):
     def prepare(self, records: Sequence[Record]) -> VqaExamples:
         dialogues = self.read(records)
         images = [self._images(record, record_name(record, row)) for row, record in enumerate(records)]
+        whole = sum(len(each.stored) for each in images) <= WHOLE
         for each in images:
-            each.check()
+            each.check(whole)
         prompts = self._prompts(records, dialogues, images)
         judged = [judging(record, record_name(record, row)) for row, record in enumerate(records)]
         examples = self._examples([dialogue[:2] for dialogue in dialogues], images)

@@ -40,10 +40,10 @@ class Images:
     def names(self) -> list[str]:
         return [f"{self.where}, image {number}" for number in range(1, len(self.stored) + 1)]
 
-    def check(self) -> None:
-        """Raise DataError for one that cannot be read, as far as its head says."""
+    def check(self, whole: bool) -> None:
+        """Raise DataError for one that cannot be read; of a picture only its head is, unless `whole`."""
         for image, name in zip(self.stored, self.names, strict=True):
-            self.preprocessor.check(image, name)
+            self.preprocessor.check(image, name, whole)
 
     @property
     def pixels(self) -> Tensor:

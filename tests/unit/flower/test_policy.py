@@ -64,7 +64,7 @@ def test_every_setting_has_one_place_and_no_place_is_of_a_setting_that_is_gone()
 def test_every_argument_of_a_benchmark_has_one_place() -> None:
     known = {one.name: one for name in registry.names() for one in parameters_of(registry.get(name).build)}
     assert known.keys() == ARGUMENTS | PLACES
-    assert {name for name in ARGUMENTS if not harmless(known[name].type)} == {"languages"}
+    assert {name for name in ARGUMENTS if not harmless(known[name].type)} == {"languages", "looks"}
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -13,6 +13,8 @@ from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.schema import check_values, parameters_of
 from befit.core.values import ClientInfo, Payload, State, Update
 from befit.merge.merge import Merge, MergeContext
+from befit.merge.rules import Elementwise, Isotropic
+from befit.merge.spaces import Delta, Knots, ModuleUpdates, merge_updates
 from befit.protocol.registry import METHODS, check_method, register
 from tests.unit.merge.oracle import random_updates
 
@@ -236,3 +238,19 @@ def test_a_registered_method_takes_a_merge_from_yaml() -> None:
         assert not problems and built == Merge(rule="ties") and resolved["merge"]["rule"] == "ties"
     finally:
         METHODS.pop("a-test-of-merges", None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("space", [Knots(), Delta()])
+@pytest.mark.parametrize("rule", [Elementwise(), Isotropic()])
+def test_updates_that_are_not_finite_are_refused_by_module_and_number(value: float, space: Any, rule: Any) -> None:
+    good, bad = (torch.ones(4, 2), torch.ones(2, 3)), (torch.ones(4, 2), torch.full((2, 3), value))
+    module = ModuleUpdates("block.00.q_proj", [good, bad], [1.0, 1.0])
+    with pytest.raises(PayloadMismatch, match=r"block.00.q_proj: update 1 has numbers that are not finite"):
+        list(merge_updates(lambda: [module], space, rule, [1.0, 1.0], lambda *_: torch.Generator()))
+
+
+@pytest.mark.parametrize("option", [{"iso_mean": "foo"}, {"knots_input": "x"}, {"split": "Q"}, {"density": "all"}])
+def test_python_may_not_give_a_value_that_a_configuration_may_not(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        Merge(space="knots", rule="ties", **option)

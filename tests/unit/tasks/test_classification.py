@@ -251,7 +251,7 @@ def test_a_checkpoint_that_normalises_does_so_for_every_form_of_an_image(tmp_pat
         (np.zeros((8, 8), dtype=np.int64), "must hold uint8 or floats"),
         (np.zeros((8,)), "must have shape"),
         (np.zeros((8, 8, 2)), "takes 1 channels and the image has 2"),
-        ("missing.png", "cannot read missing.png as a picture"),
+        ("missing.png", "there is no file missing.png"),
         ("missing.npy", "cannot read missing.npy as a NumPy array"),
         (b"not a picture", "cannot read the encoded image as a picture"),
         (None, "must be a path, bytes, a PIL image or an array, got NoneType"),

@@ -18,7 +18,7 @@ from befit.core.errors import DataError
 from befit.runs.estimate import estimate, images_mib
 from befit.runs.host import Host
 from befit.runs.runner import run
-from befit.tasks import images, make_task
+from befit.tasks import image_classification, images, make_task
 from befit.tasks.images import KEPT, Cache, ImagePreprocessor
 from tests.unit.tasks.test_vqa import save_llava
 
@@ -126,9 +126,15 @@ def test_what_a_head_shows_is_refused_before_anything_is_trained(image: Any, kep
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_what_only_its_end_shows_is_refused_by_name_when_it_is_read(kind: str, kept: Cache) -> None:
+def test_what_only_its_end_shows_is_refused_by_name_early_in_small_splits_else_when_it_is_read(
+    kind: str, kept: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = make_task("image-classification", ImagePreprocessor(3, SIDE, SIDE), ("a", "b"))
-    made = task.prepare([{"id": "odd", "image": half(kind), "label": 0}])
+    records = [{"id": "odd", "image": half(kind), "label": 0}]
+    with pytest.raises(DataError, match=r"record 'odd' \(position 0\): cannot read the encoded image"):
+        task.prepare(records)
+    monkeypatch.setattr(image_classification, "WHOLE", 0)
+    made = task.prepare(records)
     with pytest.raises(DataError, match=r"record 'odd' \(position 0\): cannot read the encoded image"):
         made.batch([0])
     assert not kept.held

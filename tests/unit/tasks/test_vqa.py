@@ -179,7 +179,10 @@ def test_images_that_are_not_square_are_padded_and_not_cropped(task):
         (record("a", "b", metric="accuracy"), "metric must be one of exact_match"),
         (record("<image> " * 16 + "a", "b", images=range(16)), "its first question has 70 tokens"),
         (record("a", "b", "<image> " * 14, "c", images=range(14)), "an image cannot be cut"),
-        ({"images": ["none.png"], "conversation": record("<image> a", "b")["conversation"]}, "image 1: cannot read"),
+        (
+            {"images": ["none.png"], "conversation": record("<image> a", "b")["conversation"]},
+            "image 1: there is no file",
+        ),
     ],
 )
 def test_records_that_cannot_be_used_are_refused_by_name(task, given, message):

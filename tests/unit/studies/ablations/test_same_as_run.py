@@ -58,7 +58,8 @@ def trained(events: list[dict[str, Any]]) -> set[str]:
 
 
 def test_a_later_ablation_trains_nothing_and_measures_the_same(sweep: Finished, root: Path) -> None:
-    (shared,) = (root / "shared").iterdir()
+    shared = root / "shared"
+    assert len(list(shared.iterdir())) == 2, "one folder for each branch"
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*")}
     events: list[dict[str, Any]] = []
     config = {
@@ -86,7 +87,7 @@ def test_what_changes_the_branches_trains_others(change: dict[str, Any], tmp_pat
     short = {"federation": {"rounds": 1}, "method": {**CONFIG["method"], "rounds_local": 1}}
     for config in ({**CONFIG, **short}, {**CONFIG, **short, **change}):
         ablate("potara-weight-sweep", config, out=tmp_path, options={"step": 1.0})
-    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert len(list((tmp_path / "shared").iterdir())) == 4, "two branches each"
 
 
 def test_rounds_that_were_not_kept_are_trained_again_with_a_warning(
