@@ -19,7 +19,7 @@ from befit.adapters.state import fingerprint
 from befit.core.errors import ConfigError, PayloadMismatch
 from befit.core.jsonfile import parse_json
 from befit.core.seeds import derive_seed
-from befit.core.storage import atomic_write, read_bytes
+from befit.core.storage import atomic_write, check_folder, read_bytes
 from befit.core.values import State
 from befit.core.wire import from_bytes, to_bytes
 from befit.methods.parts.mosaic.align.factors import (
@@ -78,9 +78,11 @@ def align_or_load(paired: Paired, pivot: State, start: State, settings: Alignmen
     """From the folder of earlier alignments, if there is one of exactly this; else anew, and kept there."""
     if settings.folder is None:
         return align(paired, pivot, start, settings, seed)
+    check_folder(Path(settings.folder))
     about = describe(paired, pivot, start, settings, seed)
     known = load(settings.folder, about)
     if known is not None:
+        _LOG.info("aligned factors are taken from %s", path_of(settings.folder, about))
         return Aligned(known)
     aligned = align(paired, pivot, start, settings, seed)
     save(settings.folder, aligned.arrays, about)
@@ -240,7 +242,6 @@ def path_of(folder: Path | str, about: Mapping[str, Any]) -> Path:
 def save(folder: Path | str, arrays: State, about: Mapping[str, Any]) -> None:
     """Write a backbone's aligned basis, its SHA-256 and what it depends on."""
     text = json.dumps({**about, "sha256": fingerprint(arrays)}, sort_keys=True)
-    Path(folder).mkdir(parents=True, exist_ok=True)
     atomic_write(path_of(folder, about), to_bytes(arrays, {"about": text}))
 
 
@@ -252,8 +253,11 @@ def load(folder: Path | str, about: Mapping[str, Any]) -> State | None:
     path = path_of(folder, about)
     if not path.exists():
         return None
-    arrays, metadata = from_bytes(read_bytes(path), str(path))
-    saved = parse_json(metadata.get("about", "{}"), str(path), PayloadMismatch)
+    try:
+        arrays, metadata = from_bytes(read_bytes(path), str(path))
+        saved = parse_json(metadata.get("about", "{}"), str(path), PayloadMismatch)
+    except PayloadMismatch as error:
+        raise PayloadMismatch(f"{error}; remove the file to align anew") from error
     if saved != {**about, "sha256": fingerprint(arrays)}:
         raise PayloadMismatch(f"{path}: is not the alignment that was saved there; remove the file to align anew")
     return arrays

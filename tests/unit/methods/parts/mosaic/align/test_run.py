@@ -14,7 +14,7 @@ import torch
 from befit.adapters.keys import EVERYTHING, slot, split
 from befit.adapters.pq import BASIS
 from befit.config.experiment import load_experiment
-from befit.core.errors import ConfigError, DataError, PayloadMismatch
+from befit.core.errors import ConfigError, DataError, PayloadMismatch, RunError
 from befit.core.values import ClientInfo, Payload, State, Tick
 from befit.core.wire import from_bytes, to_bytes
 from befit.data.registry import build
@@ -256,6 +256,12 @@ def test_a_folder_keeps_an_alignment_for_everything_that_decides_it(
         path.write_bytes(data)
         with pytest.raises(PayloadMismatch, match="not the alignment that was saved there"):
             align_or_load(*calls[0])
+    path.write_bytes(foreign[:50])
+    with pytest.raises(PayloadMismatch, match="remove the file to align anew"):
+        align_or_load(*calls[0])
+    (tmp_path / "a file").write_text("mine")
+    with pytest.raises(RunError, match="not a folder"):
+        align_or_load(pair, pivot, initial, replace(settings, folder=str(tmp_path / "a file")), 0)
 
 
 def test_runs_of_several_seeds_share_a_folder_and_each_gets_what_it_would_without(
