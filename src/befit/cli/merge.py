@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from befit.merge.files import MergedModule, Report
+    from befit.merge.merge import Merge
 
 SHOWN_MODULES = 16  # more are summed up by their name within a block
 
@@ -44,6 +45,14 @@ def merge(
     rank: Annotated[
         str | None, typer.Option("--rank", metavar="N|full", help="Rank of the result. Default: the largest rank.")
     ] = None,
+    further: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="OPTION=VALUE",
+            help="Any other option of method.merge: split=B, iso_mean=full, knots_input=v, sign=frequency, …",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of DARE.")] = 0,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
@@ -65,9 +74,9 @@ def merge(
         import torch
 
         from befit.merge.files import merge_checkpoints
-        from befit.merge.merge import Merge
 
-        how = Merge(rule=rule, space=space, density=density, trim_scope=trim_scope, scale=scale, rank=_rank(rank))
+        named = {"rule": rule, "space": space, "density": density, "trim_scope": trim_scope, "scale": scale}
+        how = _how({**named, "rank": _rank(rank)}, further or ())
         torch_type = None if dtype is None else getattr(torch, dtype)
         with _progress(quiet=as_json) as (console, tell), warnings_to(console):
             report = merge_checkpoints(
@@ -86,6 +95,19 @@ def merge(
         print_json(_as_json(report))
     else:
         _show(report)
+
+
+def _how(named: dict[str, Any], further: Sequence[str]) -> Merge:
+    """The merge that the command line asks for; `further` are options without a flag of their own."""
+    from befit.config.overrides import apply_overrides
+    from befit.core.schema import check_values, parameters_of
+    from befit.merge.merge import Merge
+
+    problems = apply_overrides(named, further)
+    values, mistakes = check_values(parameters_of(Merge), named, "--set ", "befit merge")
+    if problems := [*problems, *mistakes]:
+        raise ConfigError(problems, "the command")
+    return Merge(**values)
 
 
 def _rank(text: str | None) -> int | None:

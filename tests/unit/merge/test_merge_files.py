@@ -457,6 +457,21 @@ def test_the_command_prints_a_table_or_json_and_nothing_else(tmp_path: Path) -> 
     assert peft.PeftConfig.from_pretrained(tmp_path / "b").r == 5  # type: ignore[attr-defined]
 
 
+def test_the_command_takes_every_option_of_a_merge(tmp_path: Path) -> None:
+    folders = [make_adapter(tmp_path / f"{k}", k) for k in range(2)]
+    done = call(
+        *folders, "--out", tmp_path / "a", "--rule", "iso-c", "--set", "iso_mean=full", "--set", "split=B", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    assert {key: json.loads(done.stdout)["merge"][key] for key in ("iso_mean", "split")} == {
+        "iso_mean": "full",
+        "split": "B",
+    }
+    wrong = call(*folders, "--out", tmp_path / "b", "--set", "iso_mean=foo", "--set", "splitt=B")
+    assert wrong.exit_code == 2 and not (tmp_path / "b").exists()
+    assert "--set iso_mean" in wrong.stderr and "Did you mean: split" in wrong.stderr
+
+
 def test_many_modules_are_shown_by_what_they_are_called_in_their_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
