@@ -89,7 +89,7 @@ def test_merges_of_two_branches_train_them_once_and_are_what_each_is_alone(tmp_p
     assert key([], blocks[0]) == key([], blocks[3]) != key([], {**blocks[3], "weights": "uniform"})
 
 
-@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(every: int, tmp_path: Path) -> None:
     """Also where all of them are scored after every round: the merge of each is then scored without training again."""
     events: list[dict[str, Any]] = []
@@ -114,7 +114,9 @@ def test_a_run_trains_each_branch_once_with_the_methods_that_are_one_of_them(eve
         assert mine == traces(alone.path), label
 
 
-@pytest.mark.parametrize("order", [("fedit", "local", "potara"), ("potara", "fedit", "local")])
+@pytest.mark.parametrize(
+    "order", [("potara", "fedit", "local"), pytest.param(("fedit", "local", "potara"), marks=pytest.mark.slow)]
+)
 def test_cells_take_a_branch_from_whichever_trained_it_first(order: tuple[str, ...], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     runs = {name: {"method": {"name": name, "rank": 2}} for name in order}
@@ -194,6 +196,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+QUICK = ("cut", "other data", "no list")
+
+
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """Shared stages as a run leaves them, and what a second run comes to from them."""
@@ -206,7 +211,9 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, byte
 CONFIG = {**SETTINGS, "method": {**OURS["LoRA"], "base": BASES["FedIT"]}, "baselines": []}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES]
+)
 def test_damaged_or_foreign_shared_stages_are_made_again(
     damage: str, left: tuple[Path, dict[str, bytes]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
