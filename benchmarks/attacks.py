@@ -30,7 +30,7 @@ import torch
 from befit.adapters.keys import select, slot
 from befit.config.experiment import load_experiment
 from befit.core.seeds import derive_seed
-from befit.core.values import ClientInfo, Failure, Payload, Score, State, Tick, Update
+from befit.core.values import ClientInfo, Cost, Failure, Payload, Score, State, Tick, Update
 from befit.protocol.engine import Checkpoint
 from befit.protocol.federate import Schedule, federate, final_download
 from befit.protocol.method import Method, run_stages
@@ -174,6 +174,9 @@ class Memo:
 
     def failed(self, failure: Failure) -> None:
         self.refused += failure.kind == "refused"
+
+    def served(self, stage: str, round_: int, cost: Cost) -> None:
+        pass
 
     def event(self, event: dict[str, Any]) -> None:
         pass
