@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,6 +138,14 @@ def publish(name: str, title: str, note: str, headers: Sequence[str], rows: Sequ
     section = "\n".join(lines)
     put_section(DOCUMENT, name, section)
     print(section, file=sys.stdout)
+
+
+def in_fresh_process(script: str, *words: object) -> dict[str, Any]:
+    """What a script prints as JSON in its last line, run by itself on one thread."""
+    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, script, *map(str, words)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 def put_section(document: Path, name: str, section: str) -> None:

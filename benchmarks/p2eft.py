@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 from befit.core.values import Payload, Tick
 from befit.protocol.registry import build_method
 from befit.runs.host import Host
-from common import experiment, federation, peak_mib, publish, resident_mib, spread
+from common import experiment, federation, in_fresh_process, peak_mib, publish, resident_mib, spread
 
 EXAMPLES, RANK = 100, 16
 METHODS: dict[str, dict[str, Any]] = {
@@ -53,10 +50,7 @@ def one_round(where: Host, block: dict[str, Any]) -> dict[str, float]:
 
 def alone(kind: str, name: str) -> dict[str, Any]:
     """What a fresh process measures."""
-    command = [sys.executable, __file__, "--one", kind, name]
-    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
-    return json.loads(output.splitlines()[-1])
+    return in_fresh_process(__file__, "--one", kind, name)
 
 
 def main() -> None:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -28,7 +25,7 @@ from befit.protocol.registry import build_method
 from befit.protocol.site import Site
 from befit.runs.host import Host
 from befit.runs.loading import load_federation
-from common import publish, resident_mib, spread
+from common import in_fresh_process, publish, resident_mib, spread
 
 RANKS = (2, 16)
 METHODS: dict[str, dict[str, Any]] = {
@@ -118,11 +115,8 @@ def measure(model: str, device: str, name: str, rank: int, answers: int, tokens:
 
 def alone(name: str, rank: int, options: argparse.Namespace) -> dict[str, Any]:
     """What a fresh process measures."""
-    command = [sys.executable, __file__, "--one", name, str(rank), "--model", options.model, "--device", options.device]
-    command += ["--answers", str(options.answers), "--tokens", str(options.tokens)]
-    single = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    output = subprocess.run(command, check=True, capture_output=True, text=True, env=single).stdout
-    return json.loads(output.splitlines()[-1])
+    asked = ("--model", options.model, "--device", options.device, "--answers", options.answers)
+    return in_fresh_process(__file__, "--one", name, rank, *asked, "--tokens", options.tokens)
 
 
 def main() -> None:
