@@ -6,9 +6,12 @@ but not the clients' ones: there has to be something left to adapt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from scripts.zoo.training import descend, ship
+from torch import Tensor
 
 from befit.data.offline.digits import public_digits
 
@@ -19,16 +22,23 @@ def train_digits_vit() -> torch.nn.Module:
     """A ViT of 136,138 parameters after 60 epochs of AdamW on 500 images."""
     images, labels = public_digits()
     pixels = torch.roll(torch.from_numpy(images)[:, None], 1, dims=-1)  # (500, 1, 8, 8)
-    targets = torch.from_numpy(labels)
+    return trained(pixels, torch.from_numpy(labels), EPOCHS, lambda batch: noisy(batch, NOISE))
+
+
+def noisy(pixels: Tensor, size: float) -> Tensor:
+    return (pixels + size * torch.randn(pixels.shape)).clamp(0, 1)
+
+
+def trained(pixels: Tensor, targets: Tensor, epochs: int, seen: Callable[[Tensor], Tensor]) -> torch.nn.Module:
+    """A new ViT after so many epochs of AdamW on what `seen` makes of each batch of images (batch, 1, 8, 8)."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         model = new_digits_vit()
         optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
         model.train()
-        for _ in range(EPOCHS):
+        for _ in range(epochs):
             for batch in torch.randperm(len(targets)).split(BATCH):
-                noisy = (pixels[batch] + NOISE * torch.randn(len(batch), 1, 8, 8)).clamp(0, 1)
-                loss = F.cross_entropy(model(pixel_values=noisy).logits, targets[batch])
+                loss = F.cross_entropy(model(pixel_values=seen(pixels[batch])).logits, targets[batch])
                 descend(loss, optimiser)
     return model.eval()
 

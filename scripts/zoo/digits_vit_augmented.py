@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scripts.zoo.digits_vit import new_digits_vit
-from scripts.zoo.training import descend, ship
+from scripts.zoo.digits_vit import noisy, trained
+from scripts.zoo.training import ship
 from torch import Tensor
 
 from befit.data.offline.digits import public_digits
 
-EPOCHS, BATCH, RATE, SEED = 400, 50, 1e-3, 0
+EPOCHS = 400
 TURN, SCALE, SHIFT, CONTRAST, INVERTED, NOISE = 0.6, 0.15, 0.25, 0.5, 0.25, 0.15
 
 
@@ -35,23 +35,13 @@ def augmented(images: Tensor) -> Tensor:
     contrast = (1 + uniform(count, CONTRAST)).view(-1, 1, 1, 1)
     inverted = (torch.rand(count) < INVERTED).view(-1, 1, 1, 1)
     seen = (0.5 + contrast * (moved - 0.5)).clamp(0, 1)
-    return (torch.where(inverted, 1 - seen, seen) + NOISE * torch.randn(images.shape)).clamp(0, 1)
+    return noisy(torch.where(inverted, 1 - seen, seen), NOISE)
 
 
 def train_digits_vit_augmented() -> torch.nn.Module:
     """The ViT of `digits-vit` after 400 epochs of AdamW on 500 images that differ every time."""
     images, labels = public_digits()
-    pixels, targets = torch.from_numpy(images)[:, None], torch.from_numpy(labels)
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        model = new_digits_vit()
-        optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
-        model.train()
-        for _ in range(EPOCHS):
-            for batch in torch.randperm(len(targets)).split(BATCH):
-                loss = F.cross_entropy(model(pixel_values=augmented(pixels[batch])).logits, targets[batch])
-                descend(loss, optimiser)
-    return model.eval()
+    return trained(torch.from_numpy(images)[:, None], torch.from_numpy(labels), EPOCHS, augmented)
 
 
 def main() -> None:
