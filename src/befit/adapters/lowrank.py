@@ -180,8 +180,8 @@ def subspace_alignment(own: Sequence[Pair], merged: Sequence[Pair], rank_rule: R
     update (SAR, Marczak et al. 2025); in [0, 1], and 0 for a module where either update is zero.
 
     rank_rule  how many vectors: the fewest with 95 % of the squared singular values ("energy") or of their root
-               ("norm"); the fewest that leave an error of 5 %, `||dW - Pi dW||_F <= 0.05 ||dW||_F` ("error", equation
-               6 of the paper), which is 99.75 % of the squares; "reference" as the released script, the root and one
+               ("norm"); the fewest that leave an error of 5 %, `||dW - Pi dW||_F <= 0.05 ||dW||_F` ("error", as
+               the paper has it), which is 99.75 % of the squares; "reference" as the released script, the root and one
                vector fewer
     """
     ratios = [_alignment(mine, other, rank_rule) for mine, other in zip(own, merged, strict=True)]

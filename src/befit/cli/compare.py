@@ -12,6 +12,7 @@ from befit.cli.output import (
     Imports,
     Json,
     Quiet,
+    Trial,
     each_warning,
     messages,
     only_json,
@@ -28,8 +29,6 @@ from befit.report.table import Table
 if TYPE_CHECKING:
     from befit.studies.compare.comparison import Compared
     from befit.studies.compare.plan import Plan
-
-TRIAL_HELP = "Try everything once: one seed, round and step, two clients of each family, four records for each task."
 
 
 def compare(
@@ -56,7 +55,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Finished runs there are used. Default: runs/NAME.")
     ] = None,
-    trial: Annotated[bool, typer.Option("--trial", help=TRIAL_HELP)] = False,
+    trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,

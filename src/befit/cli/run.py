@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from befit.cli.output import Imports, Json, Overrides, Quiet, print_json, screen, show_table, show_written, training
+from befit.cli.output import (
+    Imports,
+    Json,
+    Overrides,
+    Quiet,
+    Trial,
+    print_json,
+    screen,
+    show_table,
+    show_written,
+    training,
+)
 from befit.cli.progress import Progress
 from befit.core.storage import read_json
 from befit.report.numbers import gain_text
@@ -70,13 +81,7 @@ def run(
     overrides: Overrides = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    trial: Annotated[
-        bool,
-        typer.Option(
-            "--trial",
-            help="Try everything once: one round of one step, two clients of each family, four records for each task.",
-        ),
-    ] = False,
+    trial: Trial = False,
     imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -109,7 +109,7 @@ class FedP2EFT(OnBase):
         ]
 
     def check(self, context: Context) -> list[Problem]:
-        return [*self.kept.check(context), *few_steps(context, self.epochs)]
+        return [*super().check(context), *self.kept.check(context), *few_steps(context, self.epochs)]
 
     def work(self) -> tuple[Work, ...]:
         return (Work((BUDGETED, SCALES), WEIGHTS | slot(SCALES)),)  # the scales' slot uses A and B of the other

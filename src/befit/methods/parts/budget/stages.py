@@ -21,6 +21,7 @@ from befit.methods.parts.budget.base import (
     MethodBlock,
     base_slots,
     base_stages,
+    check_training,
     fixed,
     load_base,
     make_base,
@@ -31,6 +32,7 @@ from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
 from befit.methods.parts.budget.search import Search, search
+from befit.protocol.check import Context, Problem
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
 from befit.protocol.stage import Message, Personal, Stage
@@ -188,6 +190,9 @@ class OnBase(Method):
 
     def own_stages(self) -> list[Stage]:
         raise NotImplementedError
+
+    def check(self, context: Context) -> list[Problem]:
+        return check_training(self.base, context.train)
 
     def plan(self) -> Sequence[Stage]:
         return [*base_stages(self.base, self.before), *self.own_stages()]
