@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--model", default="skills-llama", help="a language model that ships, a folder or a hub id")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--answers", type=int, default=8, help="answers at once")
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "RANK"), help="measure one process and print JSON")
     options = parser.parse_args()
     if options.one:
