@@ -213,6 +213,19 @@ class Failure(TypedDict):
     traceback: str
 
 
+class ChosenSettings(TypedDict):
+    """Settings that were chosen before: the file, its hash, the seeds that it rests on, and the settings by run.
+
+    changed  what the command changed on top of them
+    """
+
+    file: str
+    sha256: str
+    seeds: list[int]
+    settings: dict[str, dict[str, Any]]
+    changed: list[str]
+
+
 class Comparison(TypedDict):
     """compare.json. `reference` is the label of the run that the others are compared with."""
 
@@ -233,4 +246,5 @@ class Comparison(TypedDict):
     budgets: list[Budgets]
     wins: list[Wins]
     failures: list[Failure]
+    chosen: ChosenSettings | None
     sentences: list[str]

@@ -22,7 +22,17 @@ from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
 from befit.studies.compare.other_metrics import other_metrics
 from befit.studies.compare.plan import Plan
-from befit.studies.compare.results import Against, Comparison, Grid, Point, RunScores, SeedScores, SignedTest, TTest
+from befit.studies.compare.results import (
+    Against,
+    ChosenSettings,
+    Comparison,
+    Grid,
+    Point,
+    RunScores,
+    SeedScores,
+    SignedTest,
+    TTest,
+)
 from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
@@ -61,10 +71,23 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
+        "chosen": _chosen(plan),
         "sentences": [],
     }
     results["sentences"] = sentences(results)
     return results
+
+
+def _chosen(plan: Plan) -> ChosenSettings | None:
+    if plan.chosen is None:
+        return None
+    return {
+        "file": plan.chosen.file,
+        "sha256": plan.chosen.sha256,
+        "seeds": list(plan.chosen.seeds),
+        "settings": {label: dict(one) for label, one in plan.chosen.settings.items()},
+        "changed": list(plan.changed),
+    }
 
 
 def _adjust(tests: Sequence[TTest] | Sequence[SignedTest]) -> None:
@@ -245,6 +268,13 @@ def sentences(results: Comparison) -> list[str]:
     lines += [f"{listing(labels)}: {remark}" for remark, labels in told.items()]
     if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
         lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
+    if (chosen := results["chosen"]) is not None:
+        seeds = listing([str(seed) for seed in chosen["seeds"]])
+        lines.append(
+            f"Settings were chosen on validation examples of seeds {seeds}: {chosen['file']}, sha256 "
+            f"{chosen['sha256'][:12]}"
+            + (f"; the command changed {listing(chosen['changed'])}." if chosen["changed"] else ".")
+        )
     lines += _limits(results, len(verdicts))
     if results["failures"]:
         lines.append(f"Without results, and missing here: {count_text(len(results['failures']), 'cell')}.")
