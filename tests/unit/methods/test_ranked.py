@@ -121,6 +121,13 @@ def test_hetlora_weighs_padded_factors_by_the_norm_of_the_whole_update() -> None
     assert 0.55 < share < 0.95
 
 
+def test_without_decay_and_pruning_and_weighed_by_examples_it_is_the_mean_of_padded_factors() -> None:
+    plain = ranked("hetlora", weights="examples", decay=0.0, prune=False)
+    updates = uploads({"a": 1, "b": 4}, {"a": 10, "b": 30})
+    a, b = (update.payload.arrays for update in updates)
+    assert_near(aggregated(plain, updates), {key: 0.25 * a[key] + 0.75 * b[key] for key in a}, 1e-6)
+
+
 def test_hetlora_counts_everybody_alike_before_anybody_has_learnt_anything() -> None:
     updates = [
         Update(one.client, Payload({k: t * (split(k)[2] == "A") for k, t in one.payload.arrays.items()}))
