@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from befit.protocol.registry import get_method
 from befit.report.results import ALONE
 from befit.studies.compare.cells import Cell, Collector, PlannedRun
 from befit.studies.compare.choice import Candidates, Frozen, add_candidates, frozen
+from befit.studies.compare.claims import Claim, claim_problems
 from befit.studies.compare.grids import GridTable, add_grid
 from befit.studies.compare.study import Head, Study
 
@@ -37,6 +38,7 @@ class Plan:
     reference: str
     chosen: Frozen | None = None
     changed: tuple[str, ...] = ()  # in the command, on top of everything
+    claims: Mapping[str, Claim] = field(default_factory=dict[str, Claim])
 
     @property
     def cells(self) -> list[Cell]:
@@ -128,7 +130,23 @@ def plan_study(
     plan = _planned(collector, study.name, study.head, tables, reference or study.head.reference, study.where)
     if chosen is not None and plan.cells[0].experiment.evaluate.split == "val":
         raise ConfigError(["evaluate.split: val is what settings are chosen on; report them on test"], study.where)
-    return replace(plan, chosen=chosen, changed=tuple(overrides))
+    if problems := claim_problems(study.claims, list(collector.labels)):
+        raise ConfigError(problems, study.where)
+    return replace(plan, chosen=chosen, changed=tuple(overrides), claims=_relabelled(study.claims, collector.labels))
+
+
+def _relabelled(claims: Mapping[str, Claim], labels: Mapping[str, str]) -> dict[str, Claim]:
+    """Claims as contrasts of the runs that are kept: runs with equal settings are one run."""
+    changed: dict[str, Claim] = {}
+    for name, claim in claims.items():
+        sums: list[dict[str, float]] = []
+        for contrast in claim.sums:
+            total: dict[str, float] = {}
+            for label, weight in contrast.items():
+                total[labels[label]] = total.get(labels[label], 0.0) + weight
+            sums.append(total)
+        changed[name] = replace(claim, better={}, order=[], contrasts=sums)
+    return changed
 
 
 def plan_choice(study: Study) -> tuple[Plan, Candidates]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from befit.core.metrics import Spread
 
@@ -213,6 +213,36 @@ class Failure(TypedDict):
     traceback: str
 
 
+class ContrastResult(TypedDict):
+    """A sum of runs' scores with weights, over seeds: mean and SD, 95 % interval, and one-sided p values that it is
+    above and below what the claim asks for; None where fewer than two seeds have all of its runs."""
+
+    weights: dict[str, float]
+    spread: Spread | None
+    low: float | None
+    high: float | None
+    p_above: float | None
+    p_below: float | None
+
+
+class Verdict(TypedDict):
+    """A claim of the study and what its results say of it; p values after Holm's correction for all claims.
+
+    of  what is measured: mean, worst, others or newcomers
+    by  the margin in points of a hundred
+    """
+
+    name: str
+    says: str
+    source: str
+    of: str
+    by: float
+    contrasts: list[ContrastResult]
+    p_shown: float | None
+    p_refuted: float | None
+    verdict: Literal["shown", "refuted", "undecided"]
+
+
 class ChosenSettings(TypedDict):
     """Settings that were chosen before: the file, its hash, the seeds that it rests on, and the settings by run.
 
@@ -246,5 +276,6 @@ class Comparison(TypedDict):
     budgets: list[Budgets]
     wins: list[Wins]
     failures: list[Failure]
+    claims: list[Verdict]
     chosen: ChosenSettings | None
     sentences: list[str]

@@ -17,6 +17,8 @@ grids:
     columns: [train.lr]
     exclude: [{when: {merge: TIES, train.lr: 1e-4}, because: …}]
     paper: {FedAvg: {1e-3: 46.70}}
+claims:
+  federating-pays: {says: Averaging is better than training alone, better: {FedIT: Local}, by: 1.0}
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from befit.config.experiment import add_plugins, names_runs, read_source
 from befit.core.errors import ConfigError, did_you_mean
 from befit.core.plugins import resolve_plugins
 from befit.core.schema import check_values, parameters_of, show
+from befit.studies.compare.claims import Claim
 
-_TOP = ("study", "plugins", "base", "seeds", "choose", "runs", "grids")
+_TOP = ("study", "plugins", "base", "seeds", "choose", "runs", "grids", "claims")
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Study:
     choose: Choose | None = None
     runs: dict[str, RunEntry] = field(default_factory=dict[str, RunEntry])
     grids: dict[str, Grid] = field(default_factory=dict[str, Grid])
+    claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
     axes: dict[str, dict[str, Axis]] = field(default_factory=dict[str, dict[str, Axis]])  # by grid and name
 
 
@@ -170,13 +174,14 @@ def read_study(source: Path | str | Mapping[str, Any], plugins: Sequence[str] = 
     runs = _entries(RunEntry, values.get("runs"), "runs", problems, short="method")
     grids = _entries(Grid, values.get("grids"), "grids", problems)
     axes = {label: _axes(grid, f"grids.{label}", problems) for label, grid in grids.items()}
+    claims = _entries(Claim, values.get("claims"), "claims", problems, owner="a claim")
     if not problems and not runs and not grids:
         problems.append("runs: a study needs runs or grids, such as runs: {Local: local, FedIT: fedit}")
     if choose is not None:
         problems += _choice(choose, runs, grids, seeds)
     if problems:
         raise ConfigError(problems, where)
-    return Study(name or "comparison", where, head, base, base_folder, seeds, choose, runs, grids, axes)
+    return Study(name or "comparison", where, head, base, base_folder, seeds, choose, runs, grids, claims, axes)
 
 
 # The functions below read one part of a study each, and add what is wrong with it to `problems`.
@@ -193,13 +198,15 @@ def _block(kind: Any, value: Any, path: str, problems: list[str], owner: str = "
     return None if mistakes else kind(**checked)
 
 
-def _entries(kind: Any, values: Any, path: str, problems: list[str], short: str = "") -> dict[str, Any]:
+def _entries(
+    kind: Any, values: Any, path: str, problems: list[str], short: str = "", owner: str = "a grid"
+) -> dict[str, Any]:
     """A mapping of named blocks. Where `short` is given, a text stands for a block with only that key."""
     if not isinstance(values, Mapping):
         if values is not None:
             problems.append(f"{path}: must be a mapping from a name to what it is, got {show(values)}")
         return {}
-    owner = "a run" if short else "a grid"
+    owner = "a run" if short else owner
     blocks = {
         label: _block(
             kind, {short: value} if short and isinstance(value, str) else value, f"{path}.{label}", problems, owner

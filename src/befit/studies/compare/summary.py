@@ -17,6 +17,7 @@ from befit.report.diagnostics import alarm_text
 from befit.report.numbers import count_text, listing, score_text
 from befit.report.table import mean_cell
 from befit.studies.compare.beside import COMPARED
+from befit.studies.compare.claims import scores_by_seed, verdicts
 from befit.studies.compare.collect import Finished, Scores
 from befit.studies.compare.execute import CellFailure
 from befit.studies.compare.grids import GridTable
@@ -71,6 +72,7 @@ def summarise(plan: Plan, runs: Sequence[Finished], failures: Sequence[CellFailu
             {"run": cell.label, "seed": cell.seed, "error": cell.error, "traceback": cell.traceback}
             for cell in failures
         ],
+        "claims": verdicts(plan.claims, scores_by_seed(runs)),
         "chosen": _chosen(plan),
         "sentences": [],
     }
@@ -268,6 +270,10 @@ def sentences(results: Comparison) -> list[str]:
     lines += [f"{listing(labels)}: {remark}" for remark, labels in told.items()]
     if unclear := sum(reading == "no difference shown" for reading in verdicts.values()):
         lines.append(f"No difference from {reference} is shown for {count_text(unclear, 'run')}.")
+    if claims := results["claims"]:
+        words = {word: sum(one["verdict"] == word for one in claims) for word in ("shown", "refuted", "undecided")}
+        counted = ", ".join(f"{count} {word}" for word, count in words.items())
+        lines.append(f"Of {count_text(len(claims), 'claim')}: {counted}.")
     if (chosen := results["chosen"]) is not None:
         seeds = listing([str(seed) for seed in chosen["seeds"]])
         lines.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
@@ -35,6 +35,7 @@ def all_tables(results: Comparison) -> list[Table]:
         *(grid_table(results, grid) for grid in results["tables"]),
         *budget_tables(results, basis_note(results)),
         *(table for table in wins if not table.detail),
+        *([claims_table(results)] if results["claims"] else []),
         summary_table(results),
         *([difference_table(results)] if len(results["runs"]) > 1 else []),
         *other_tables(results),
@@ -84,6 +85,59 @@ def _grid_note(results: Comparison, grid: Grid) -> str:
                 reasons.setdefault(reason, []).append(f"{', '.join(labels)} / {', '.join(column)}")
     parts += [f"Left out: {'; '.join(cells)}: {reason}." for reason, cells in reasons.items()]
     return " ".join(filter(None, parts))
+
+
+_OF = {"mean": "", "worst": "worst client", "others": "others' examples", "newcomers": "newcomers"}
+
+
+def claims_table(results: Comparison) -> Table:
+    """Every claim with its contrasts, a row each."""
+    rows = []
+    for claim in results["claims"]:
+        for number, one in enumerate(claim["contrasts"]):
+            first = number == 0
+            rows.append(
+                [
+                    claim["name"] if first else "",
+                    contrast_text(one["weights"]),
+                    _OF[claim["of"]],
+                    Cell(one["spread"]["mean"], difference(results["metric"])) if one["spread"] else None,
+                    _interval(one["low"], one["high"], results["metric"]),
+                    f"{claim['by']:g}",
+                    claim["verdict"] if first else "",
+                ]
+            )
+    headers = ["claim", "contrast", "of", "mean", "95 % interval", "margin", "verdict"]
+    says = " ".join(f"{claim['name']}: {claim['says']}{_made_in(claim['source'])}." for claim in results["claims"])
+    note = (
+        "Contrasts over seeds. Shown: above the margin; refuted: below it; one-sided t tests at 5 %, adjusted by "
+        f"Holm's method for all claims. {says}"
+    )
+    return Table("Claims", headers, rows, note)
+
+
+def _made_in(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def contrast_text(weights: Mapping[str, float]) -> str:
+    """
+    >>> contrast_text({"A": 1.0, "B": -1.0}), contrast_text({"A": 0.5, "B": -1.0, "C": 0.5})
+    ('A - B', '0.5 A - B + 0.5 C')
+    """
+    text = ""
+    for label, weight in weights.items():
+        size = "" if abs(weight) == 1 else f"{abs(weight):g} "
+        sign = ("-" if weight < 0 else "") if not text else (" - " if weight < 0 else " + ")
+        text += f"{sign}{size}{label}"
+    return text
+
+
+def _interval(low: float | None, high: float | None, metric: str) -> str | None:
+    if low is None or high is None:
+        return None
+    scale = 100 if is_share(metric) else 1
+    return f"{scale * low:+.1f} to {scale * high:+.1f}"
 
 
 def _source(results: Comparison) -> str:
