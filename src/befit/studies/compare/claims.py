@@ -1,10 +1,10 @@
 """What a study claims, before it is run, and whether its results show it, refute it, or leave it open.
 
 A claim is about contrasts: sums of runs' scores with weights that add up to zero, such as {Potara: 1, Local: -1}, or
-{Potara: 1, FedIT: -1, Potara far: -1, FedIT far: 1} for a crossing. Seeds are the repetitions. A claim is *shown* where
-every contrast is shown to be above `by`, *refuted* where one is shown to be below it, else *undecided*. Tests are
-one-sided t tests at 5 %, adjusted by Holm's method for all claims of the study; a claim of several contrasts is shown by
-the largest of their p values (Berger 1982) and refuted by the smallest times their number.
+{Potara: 1, FedIT: -1, Potara far: -1, FedIT far: 1} for a crossing. Seeds are the repetitions. A claim is *shown*
+where every contrast is shown to be above `by`, *refuted* where one is shown to be below it, else *undecided*. Tests
+are one-sided t tests at 5 %, adjusted by Holm's method for all claims of the study; a claim of several contrasts is
+shown by the largest of their p values (Berger 1982) and refuted by the smallest times their number.
 """
 
 from __future__ import annotations
