@@ -11,6 +11,7 @@ from befit.core.metrics import Measure
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
@@ -133,6 +134,6 @@ def _update(
         devices = [site.model.device] if site.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(tick.seed_for(site.info.id, "dropout"))
-            memory, reply = stage.exchange.client_update(memory, received, site, tick)
+            memory, reply = finish(stage.exchange.client_update(memory, received, site, tick))
     assert memory is not None
     return memory, reply

@@ -15,6 +15,7 @@ from befit.adapters.keys import NOTHING, Selector
 from befit.core.values import ClientInfo, Payload, TensorSpec, Tick, Update
 
 if TYPE_CHECKING:
+    from befit.protocol.jobs import Steps, Updated
     from befit.protocol.site import ServerSite, Site
 
 Specs = dict[str, TensorSpec]
@@ -28,8 +29,12 @@ class Exchange(ABC):
         """What this client receives. Must not change `server`."""
 
     @abstractmethod
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
-        """The client's new memory and its reply. The model starts bare; stored tensors must not be written to."""
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated] | Updated:
+        """The client's new memory and its reply. The model starts bare; stored tensors must not be written to.
+
+        A generator may ask for training in between, which is then done for several clients at once where that pays; see
+        `befit.protocol.jobs`.
+        """
 
     @abstractmethod
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:

@@ -20,6 +20,7 @@ from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import budgeted_layout
 from befit.methods.parts.budget.search import Prior, Search, column_norms, search
 from befit.methods.parts.budget.stages import load_scales
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
 from befit.protocol.settings import TrainSettings
 from befit.runs.peft_io import write_adapter
@@ -164,7 +165,7 @@ def test_a_parity_round_fits_the_generator_to_unclamped_scales() -> None:
         clients = Clients(method)
         site = replace(clients.fresh("a"), budget=replace(BUDGET, max_steps=1))
         received = Payload(select(clients.initial, slot(GENERATOR)))
-        federated(method).client_update(Payload(), received, site, Tick("generate", 1, 2, 0))
+        finish(federated(method).client_update(Payload(), received, site, Tick("generate", 1, 2, 0)))
         means[preset] = site.report["scale_mean"]
     coarse = float((torch.tensor(LOW).bfloat16() - 1e-2).float())  # the released code's scales have 8 bits
     assert means == pytest.approx({"recommended": LOW, "parity": coarse}, rel=4e-3)
@@ -229,7 +230,9 @@ def test_a_round_gives_the_received_generator_no_gradient_and_leaves_it() -> Non
     clients = Clients(method)
     sent = {key: value.clone() for key, value in select(clients.initial, slot(GENERATOR)).items()}
     received = Payload({key: value.clone() for key, value in sent.items()})
-    _, reply = federated(method).client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
+    _, reply = finish(
+        federated(method).client_update(Payload(), received, clients.fresh("a"), Tick("generate", 1, 2, 0))
+    )
     assert_same(received.arrays, sent)
     assert all(value.grad is None and not value.requires_grad for value in received.arrays.values())
     assert sum(value.numel() for value in reply.arrays.values()) * 4 == sum(
