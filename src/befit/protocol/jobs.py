@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 from befit.core.values import Payload
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from befit.adapters.model import AdaptedModel
 
 Result = TypeVar("Result")
@@ -52,7 +53,7 @@ class Job(Protocol):
         ...
 
 
-Done = tuple[Any, "Tensor", "Tensor"]  # a result or the error in its place, the model after it, and the random numbers
+Done = tuple[Any, Tensor, Tensor]  # a result or the error in its place, the model after it, and the random numbers
 Steps = Generator[Job, Any, Result]
 
 
@@ -63,14 +64,18 @@ def finish(update: Steps[Result] | Result) -> Result:
     try:
         job = next(update)
         while True:
-            try:
-                result = job.alone()
-            except Exception as error:
-                job = update.throw(error)
-            else:
-                job = update.send(result)
-    except StopIteration as done:
-        return done.value
+            job = done_alone(update, job)
+    except StopIteration as over:
+        return over.value
+
+
+def done_alone(update: Steps[Result], job: Job) -> Job:
+    """Do an update's job by itself, and hand the update its result, or the error; returns its next job."""
+    try:
+        result = job.alone()
+    except Exception as error:
+        return update.throw(error)
+    return update.send(result)
 
 
 def steps_of(update: Steps[Result] | Result) -> Steps[Result]:
@@ -79,3 +84,15 @@ def steps_of(update: Steps[Result] | Result) -> Steps[Result]:
 
 
 Updated = tuple[Payload, Payload]  # a client's new memory, and its reply
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Of the generator that dropout draws from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from befit.core.errors import RunError
-from befit.core.values import ClientInfo, Clock, Failure, Payload, Score, Tick, Update
+from befit.core.values import ClientInfo, Clock, Cost, Failure, Payload, Score, Tick, Update
 from befit.core.wire import cast, from_bytes, payload_bytes, to_bytes
 from befit.protocol.method import Deployment, Method
-from befit.protocol.serve import deployment, score, serve
+from befit.protocol.serve import deployment, score, serve, serve_together
 from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 
@@ -53,10 +53,12 @@ class LocalEngine:
         eval_batch_size: int = 256,
         rounds: int = 1,
         others: str = "never",
+        fleet: int = 1,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
+        self._fleet = fleet
 
     @classmethod
     def of(cls, host: Host, method: Method, store: ClientStore) -> LocalEngine:
@@ -78,8 +80,31 @@ class LocalEngine:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        for client, request in requests.items():
-            yield self._attempt(client, request, at, self._update)
+        for start in range(0, len(requests), self._fleet):
+            clients = list(requests)[start : start + self._fleet]
+            if len(clients) == 1:
+                yield self._attempt(clients[0], requests[clients[0]], at, self._update)
+            else:
+                yield from self.together({client: requests[client] for client in clients}, at)
+
+    def together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+        """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
+        clock = Clock()
+        sent = {client: self._encode(request) for client, request in requests.items()}
+        sites = {client: self._sites(self._infos[client]) for client in requests}
+        calls = [(sites[client], self._decode(sent[client])) for client in requests]
+        replies = serve_together(self._method, calls, self._store, at)
+        whole = clock.cost()
+        share = replace(whole, seconds=whole.seconds / len(calls), cpu_seconds=whole.cpu_seconds / len(calls))
+        for client, reply in zip(requests, replies, strict=True):
+            down = payload_bytes(sent[client])
+            if isinstance(reply, Exception):
+                cost = replace(share, bytes_down=down, peak_memory_mib=peak_memory_mib())
+                yield self._failure(client, reply, at, cost)
+                continue
+            encoded = self._encode(reply)
+            cost = replace(share, bytes_up=payload_bytes(encoded), bytes_down=down, peak_memory_mib=peak_memory_mib())
+            yield Update(self._infos[client], self._decode(encoded), dict(sites[client].report), cost)
 
     def score(self, requests: Mapping[str, Payload], at: Tick, split: str) -> Iterator[Score | Failure]:
         for client, request in requests.items():
@@ -96,12 +121,15 @@ class LocalEngine:
         sent = self._encode(request)
         try:
             return act(client, sent, at, clock)
-        except (RunError, MemoryError):
-            raise
         except Exception as error:
-            cost = clock.cost(0, payload_bytes(sent), peak_memory_mib())
-            text = "".join(traceback.format_exception(error))
-            return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
+            return self._failure(client, error, at, clock.cost(0, payload_bytes(sent), peak_memory_mib()))
+
+    def _failure(self, client: str, error: Exception, at: Tick, cost: Cost) -> Failure:
+        """What went wrong at a client. Raises what is the run's end."""
+        if isinstance(error, (RunError, MemoryError)):
+            raise error
+        text = "".join(traceback.format_exception(error))
+        return Failure(client, at.stage, at.last, type(error).__name__, str(error), text, cost)
 
     def _update(self, client: str, sent: Payload, at: Tick, clock: Clock) -> Update:
         site = self._sites(self._infos[client])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from befit.adapters.keys import Selector, slot
-from befit.adapters.mixers import Mix, forward_passes
+from befit.adapters.mixers import ByInput, Mix, forward_passes
 from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
 from befit.protocol.work import Work
 from befit.train.blend import Blend
 from befit.train.optim import MOMENTS, dump_moments, learning_rate, load_moments, make_optimiser
-from befit.train.terms import Guide, Term
+from befit.train.terms import Guide, Laned, Term, task_loss
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -52,6 +52,23 @@ class Pass:
     blend: Blend | None = None
     rates: tuple[tuple[Selector, float], ...] = ()
     after: Callable[[int, Mapping[str, Tensor]], None] | None = None
+
+    @property
+    def lone(self) -> str:
+        """Why clients take this pass one by one; empty where several can at once, see `befit.train.fleet`."""
+        terms = [term for term in self.terms if not isinstance(term, Laned)]
+        if terms:
+            return f"its term {type(terms[0]).__name__} is written for one client"
+        return "its slots are weighed by each input" if isinstance(self.mixer, ByInput) else ""
+
+    @property
+    def rated(self) -> list[tuple[Selector, float]]:
+        """What it trains, by multiple of the learning rate: first all that has the budget's."""
+        rest, groups = self.trainable, []
+        for chosen, multiple in self.rates:
+            groups.append((rest & chosen, multiple))
+            rest = rest & ~chosen
+        return [(rest, 1.0), *groups]
 
     @property
     def work(self) -> tuple[Work, ...]:
@@ -120,7 +137,26 @@ class Training:
 
     def optimisers(self) -> list[torch.optim.Optimizer]:
         """One for each pass, over the model's parameters."""
-        return [make_optimiser(_groups(self.model, current), self.site.budget) for current in self.passes]
+        return [
+            make_optimiser(
+                [{"params": self.model.parameters(chosen), "multiple": rate} for chosen, rate in current.rated],
+                self.site.budget,
+            )
+            for current in self.passes
+        ]
+
+    @property
+    def kin(self) -> Hashable:
+        from befit.train.fleet import kin_of
+
+        return kin_of(self)
+
+    def together(
+        self, others: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]
+    ) -> Sequence[tuple[TrainingReport | Exception, Tensor, Tensor]]:
+        from befit.train.fleet import train_together
+
+        return train_together([self, *others], starts, draws)
 
     def run(self, optimisers: Sequence[torch.optim.Optimizer], learner: Learner) -> list[Tensor]:
         """Take all steps of all passes; the sum of each pass's task losses."""
@@ -188,9 +224,9 @@ class _Alone:
     def backward(self, index: int, batch: Batch) -> Tensor:
         site = self._asked.site
         logits = site.logits(batch)
-        task_loss = site.task.loss(logits, batch)
-        _objective(task_loss, self._guides[index], self._asked.strengths[index], batch, logits).backward()
-        return task_loss.detach()
+        loss = task_loss(site, logits, batch)
+        objective(loss, self._guides[index], self._asked.strengths[index], batch, logits).backward()
+        return loss.detach()
 
     def clip(self, chosen: Selector, limit: float) -> None:
         torch.nn.utils.clip_grad_norm_(self._asked.model.parameters(chosen), limit)
@@ -241,21 +277,14 @@ def training(
     return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence))
 
 
-def _groups(model: AdaptedModel, current: Pass) -> list[dict[str, Any]]:
-    """What a pass trains, by learning rate: first all that has the budget's."""
-    rest, groups = current.trainable, []
-    for chosen, multiple in current.rates:
-        groups.append({"params": model.parameters(rest & chosen), "multiple": multiple})
-        rest = rest & ~chosen
-    return [{"params": model.parameters(rest), "multiple": 1.0}, *groups]
-
-
-def _objective(task: Tensor, guides: Sequence[Guide], beta: float | None, batch: Batch, logits: Tensor) -> Tensor:
-    """`task + sum of terms`, or `(1 - beta) task + beta * sum of terms`; with beta 0 the task's loss itself."""
-    if beta == 0:
+def objective(
+    task: Tensor, guides: Sequence[Guide], beta: float | Tensor | None, batch: Batch, logits: Tensor
+) -> Tensor:
+    """`task + sum of terms`, or `(1 - beta) task + beta * sum of terms`; with a beta of 0 the task's loss itself."""
+    if not isinstance(beta, Tensor) and beta == 0:
         return task
-    objective = task if beta is None else (1 - beta) * task
+    weighed = task if beta is None else (1 - beta) * task
     for guide in guides:
         term = guide(batch, logits)
-        objective = objective + (term if beta is None else beta * term)
-    return objective
+        weighed = weighed + (term if beta is None else beta * term)
+    return weighed

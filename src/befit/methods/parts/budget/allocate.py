@@ -12,7 +12,7 @@ from torch import Tensor
 from befit.adapters.keys import join, slot
 from befit.core.values import Payload
 from befit.methods.parts.budget.budget import order
-from befit.train.terms import Guide
+from befit.train.terms import Guide, Laned
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -152,7 +152,7 @@ def _start(stored: Tensor | None, leaf: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Orthogonality:
+class Orthogonality(Laned):
     """`weight` times the mean of `||A A^T - I||_F` and `||B^T B - I||_F` over all A and B of one slot (eq. 4)."""
 
     slot: str
@@ -163,11 +163,14 @@ class Orthogonality:
         names = site.model.shapes.targets
         rows = [leaves[join(self.slot, name, "A")] for name in names]
         columns = [leaves[join(self.slot, name, "B")] for name in names]
-        identity = torch.eye(len(rows[0]), device=rows[0].device)
+        identity = torch.eye(rows[0].shape[-2], device=rows[0].device)
 
         def penalty(batch: Batch, logits: Tensor) -> Tensor:
             # Transposed here: a view made outside would not be part of this step's graph.
-            factors = [*rows, *(B.T for B in columns)]
-            return self.weight * torch.stack([(X @ X.T - identity).norm() for X in factors]).mean()
+            factors = [*rows, *(B.mT for B in columns)]
+            apart = [X @ X.mT - identity for X in factors]
+            lanes = site.model.lane_count is not None
+            norms = [each.flatten(1).norm(dim=1) if lanes else each.norm() for each in apart]
+            return self.weight * torch.stack(norms).mean(0)
 
         return penalty

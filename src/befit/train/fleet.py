@@ -1,0 +1,400 @@
+"""Fleets: the trainings of several clients as one forward and backward pass over the backbone that they share.
+
+Each client's adapters are a lane of the model (`befit.adapters.lanes`), and one optimiser steps over all lanes. Rows
+go through the model in buckets: with samples of one size all at once, with texts by length, at most `TOKENS` in each
+bucket, the gradients adding up before the step. Nothing that is random, clipped or accumulated for a client depends on
+who else is there, so that its numbers are those of training alone but for rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from befit.adapters.keys import Selector, union
+from befit.adapters.lanes import Lanes, Rows
+from befit.core.errors import ModelError
+from befit.core.values import State
+from befit.protocol.jobs import random_state, set_random_state
+from befit.tasks.base import Batch, Task
+from befit.train.loop import Training, TrainingReport, objective
+from befit.train.optim import MOMENTS, dump_moments, load_moments
+from befit.train.terms import Laned, task_loss
+
+TOKENS = {"cpu": 1024, "cuda": 16384}  # of a bucket: what is wide enough for a kernel, and what a cache holds
+_LOG = logging.getLogger(__name__)
+_Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
+
+
+def kin_of(asked: Training) -> Hashable:
+    """What trainings have in common that can be one; None for one that can only be a client's own."""
+    model, task = asked.model, asked.site.task
+    used = {name for current in asked.passes for name in current.active}
+    if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
+        return None
+    passes = tuple(
+        (
+            current.trainable.text,
+            current.active,
+            current.mixer,
+            current.name,
+            current.keep_optimiser,
+            current.blend is None,
+            current.after is None,
+            tuple((chosen.text, rate) for chosen, rate in current.rates),
+            tuple(term.alike for term in current.terms if isinstance(term, Laned)),
+        )
+        for current in asked.passes
+    )
+    # Averages that have seen different numbers of steps cannot be stepped by one optimiser.
+    seen = tuple(
+        (key, float(value) if value.dim() == 0 else None)
+        for key, value in sorted(asked.memory.part(MOMENTS).arrays.items())
+    )
+    about = (asked.at, asked.steps, asked.split, asked.in_sequence, asked.site.budget, model.dropout)
+    return (id(model), id(task), passes, seen, about)
+
+
+def train_together(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+    """Train clients of one kin at once, from a snapshot of each one's model and random numbers.
+
+    Whatever goes wrong with several, for want of memory or because of one of them, is tried again with half of them,
+    down to one by one; so nobody pays for another's failure.
+    """
+    if len(asked) == 1:
+        return [_alone(asked[0], starts[0], draws[0])]
+    try:
+        return _fleet(asked, starts, draws)
+    except Exception as error:
+        _LOG.warning(
+            "%d clients cannot train as one and are tried as halves: %s: %s", len(asked), type(error).__name__, error
+        )
+    half = len(asked) // 2
+    return [
+        ended
+        for part in (slice(half), slice(half, None))
+        for ended in train_together(asked[part], starts[part], draws[part])
+    ]
+
+
+def _alone(asked: Training, start: Tensor, draws: Tensor) -> _Ended:
+    model = asked.model
+    model.fill(start)
+    set_random_state(model.device, draws)
+    try:
+        found: TrainingReport | Exception = asked.alone()
+    except Exception as error:
+        found = error
+    return found, model.snapshot(), random_state(model.device)
+
+
+def _fleet(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+    first, model = asked[0], asked[0].model
+    generators = [torch.Generator(model.device).set_state(state) for state in draws]
+    with model.lanes(starts, union(dict.fromkeys(current.trainable for current in first.passes))) as lanes:
+        optimisers, places = first.optimisers(), _places(first, lanes)
+        moments = [one.memory.part(MOMENTS).arrays for one in asked]
+        for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
+            if current.keep_optimiser:
+                own = [_of_pass(state, current.name) for state in moments]
+                load_moments(optimiser, current.name, lanes.beside(own, place))
+        totals = [
+            total.expand(len(asked)).tolist() for total in first.run(optimisers, _Fleet(asked, lanes, generators))
+        ]
+        kept: list[State] = [{} for _ in asked]
+        for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
+            if current.keep_optimiser:
+                states = lanes.apart(dump_moments(optimiser, current.name), place)
+                kept = [known | new for known, new in zip(kept, states, strict=True)]
+        snapshots = lanes.snapshots()
+    ended: list[_Ended] = []
+    for lane, one in enumerate(asked):
+        try:
+            report: TrainingReport | Exception = one.report([total[lane] for total in totals], kept[lane])
+        except Exception as error:
+            report = error
+        ended.append((report, snapshots[lane], generators[lane].get_state()))
+    return ended
+
+
+def _places(asked: Training, lanes: Lanes) -> list[dict[str, list[int]]]:
+    """For every pass, over which arrays of what size each parameter of its optimiser runs."""
+    found = []
+    for current in asked.passes:
+        sizes = [run for chosen, _ in current.rated for run in lanes.state.sizes(chosen)]
+        runs = [[size // lanes.count for size in run] for run in sizes]
+        found.append({f"{current.name}/{index}": run for index, run in enumerate(runs)})
+    return found
+
+
+def _of_pass(moments: Mapping[str, Tensor], name: str) -> State:
+    return {key: value for key, value in moments.items() if key.startswith(f"{name}/")}
+
+
+class _Fleet:
+    """The gradients of several clients."""
+
+    def __init__(self, asked: Sequence[Training], lanes: Lanes, generators: Sequence[torch.Generator]) -> None:
+        self._asked, self._lanes, self._site = asked, lanes, asked[0].site
+        self._draws = _Draws(generators)
+        self._terms = [[_joined(terms) for terms in zip(*each, strict=True)] for each in self._of_passes("terms")]
+        self._guides = [[term.bind(self._site) for term in terms] for terms in self._terms]
+        self._strengths = [self._strength([one.strengths[index] for one in asked]) for index in range(len(self._terms))]
+        self._draws_in: dict[int, bool] = {}
+
+    def _of_passes(self, name: str) -> list[list[Any]]:
+        """An attribute of each pass, of all clients."""
+        passes = zip(*(one.passes for one in self._asked), strict=True)
+        return [[getattr(current, name) for current in each] for each in passes]
+
+    def _strength(self, each: Sequence[float | None]) -> float | Tensor | None:
+        if each[0] is None or not any(each):
+            return each[0]
+        return torch.tensor(each, device=self._site.model.device)
+
+    def batches(self) -> Iterator[_Step]:
+        device = self._site.model.device
+        indices = [one.site.indices(one.split, one.steps, one.at) for one in self._asked]
+        examples = [one.site.examples(one.split) for one in self._asked]
+        for chosen in zip(*indices, strict=True):
+            parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
+            yield _Step(parts, self._site.task, device)
+
+    def backward(self, index: int, step: _Step) -> Tensor:
+        site, guides = self._site, self._guides[index]
+        losses = torch.zeros(len(self._asked), device=site.model.device)
+        self._draws.begin(step)
+        for number, bucket in enumerate(step.buckets):
+            if number == 1:  # what depends on the weights alone counts once
+                pairs = zip(self._terms[index], guides, strict=True)
+                guides = [guide for term, guide in pairs if not term.of_weights]
+            drawing = self._draws.on(bucket) if self._draws_in.get(index, True) else nullcontext()
+            with site.model.whose(bucket.rows), drawing:
+                batch = site.to_device(bucket.batch)
+                logits = site.logits(batch)
+                loss = task_loss(site, logits, batch)
+                objective(loss, guides, self._strengths[index], batch, logits).sum().backward()
+            losses += loss.detach()
+        self._draws_in[index] = self._draws.used  # the same in every step, so it need not be watched for where not
+        return losses
+
+    def clip(self, chosen: Selector, limit: float) -> None:
+        self._lanes.clip(chosen, limit)
+
+    def stepped(self, index: int, step: int) -> None:
+        for lane, one in enumerate(self._asked):
+            current = one.passes[index]
+            if current.after is not None:
+                current.after(step, self._lanes.leaves(lane, current.trainable))
+
+
+def _joined(terms: Sequence[Laned]) -> Any:
+    first, *others = terms
+    return first.joined(others)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Some rows of a step, in one forward pass.
+
+    places  (rows,) of each among all rows of the step, lane by lane
+    width   tokens of a row; 0 where samples have one size
+    """
+
+    batch: Batch
+    rows: Rows
+    places: Tensor
+    width: int
+
+
+class _Step:
+    """One batch of each lane, and how they go through the model together. All of it is computed on the CPU."""
+
+    def __init__(self, parts: Sequence[Batch], task: Task, device: torch.device) -> None:
+        padding = task.padding or {}
+        self.sizes = [len(next(iter(part.values()))) for part in parts]
+        self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
+        self.width = max(self.widths)
+        whole = {
+            key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts]) for key in parts[0]
+        }
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
+        samples = torch.tensor(self.sizes, dtype=torch.float32, device=device)
+        terms = torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]).to(device)
+        self.buckets: list[_Bucket] = []
+        lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
+        for chosen in _cut(lengths, TOKENS[device.type]):
+            width = max(lengths[place] for place in chosen)
+            places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
+            at = torch.tensor(places)
+            batch = {key: value[at] for key, value in whole.items()}
+            if width:
+                batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
+            rows = Rows(
+                owner[at].to(device),
+                torch.tensor(real, dtype=torch.float32, device=device),
+                each,
+                None if lanes is None else torch.tensor(lanes, device=device),
+                samples,
+                terms,
+            )
+            self.buckets.append(_Bucket(batch, rows, at.to(device), width))
+
+
+def _padded(value: Tensor, width: int, filler: int | None) -> Tensor:
+    return value if filler is None else F.pad(value, (0, width - value.shape[1]), value=filler)
+
+
+def _cut(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Rows in buckets of at most `most` tokens, the longest first; all in one where they have no length."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    buckets: list[list[int]] = []
+    for place in order:
+        if buckets and (len(buckets[-1]) + 1) * lengths[buckets[-1][0]] <= most:
+            buckets[-1].append(place)
+        else:
+            buckets.append([place])
+    return buckets
+
+
+def _stretches(
+    chosen: Sequence[int], owner: Sequence[int], count: int
+) -> tuple[list[int], list[int], int, list[int] | None]:
+    """The rows lane by lane, as many of each lane: missing ones are copies, up to a quarter of all; else each row is a
+    stretch of its own.
+
+    -> places, whether each row is no copy, rows of a stretch, the lane of each stretch (None: all lanes in order)
+    """
+    by_lane = [list(each) for _, each in groupby(sorted(chosen), key=lambda place: owner[place])]
+    lanes = [owner[each[0]] for each in by_lane]
+    most = max(map(len, by_lane))
+    if 4 * (most * len(by_lane) - len(chosen)) > len(chosen):
+        places = sorted(chosen)
+        return places, [1] * len(places), 1, [owner[place] for place in places]
+    places = [place for each in by_lane for place in (each * most)[:most]]
+    real = [int(position < len(each)) for each in by_lane for position in range(most)]
+    return places, real, most, None if lanes == list(range(count)) else lanes
+
+
+_OTHERS = frozenset(("bernoulli", "bernoulli_", "rand", "rand_like", "randn", "randint", "randperm", "multinomial"))
+
+
+class _Draws(TorchFunctionMode):
+    """Draws random numbers as every client alone would: with its own generator, for its batch alone, in its order.
+
+    Dropout, the dropout of attention and the noise of gates are drawn for whole batches, and each bucket takes its rows
+    of them. So they are those of training alone to the bit on a CPU, and on any device those that a client has whoever
+    else is there.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        super().__init__()
+        self._generators = generators
+        self._step: _Step | None = None
+        self._bucket: _Bucket | None = None
+        self._drawn: list[Tensor] = []  # for all rows of the step, in the order in which a forward pass asks
+        self._asked = 0
+        self.used = False
+
+    def begin(self, step: _Step) -> None:
+        """A pass over a new batch."""
+        self._step, self._drawn, self.used = step, [], False
+
+    @contextmanager
+    def on(self, bucket: _Bucket) -> Iterator[None]:
+        self._bucket, self._asked = bucket, 0
+        with self:
+            yield
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+            return self._attention(*args, **kwargs)
+        if func is torch.randn_like:
+            return self._noise(args[0])
+        if getattr(func, "__name__", "") in _OTHERS:
+            raise ModelError(f"the model draws random numbers by {func.__name__}, which cannot be told apart by client")
+        return func(*args, **kwargs)
+
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return x
+        kept = self._take(x, lambda shape, generator: _kept(shape, p, generator).to(x.dtype))
+        return x.mul_(kept) if inplace else x * kept
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if enable_gqa:
+            key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            allowed = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if allowed else scores + attn_mask
+        return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+    def _noise(self, like: Tensor) -> Tensor:
+        assert self._bucket is not None
+        rows = like.reshape(len(self._bucket.places), -1, like.shape[-1])  # a gate sees stretches
+        drawn = self._take(rows, lambda shape, one: torch.randn(shape, generator=one, device=like.device))
+        return drawn.reshape(like.shape).to(like.dtype)
+
+    def _take(self, like: Tensor, draw: Callable[[Sequence[int], torch.Generator], Tensor]) -> Tensor:
+        """What this bucket's rows get of numbers drawn for each client's batch."""
+        step, bucket, self.used = self._step, self._bucket, True
+        assert step is not None and bucket is not None
+        tokens = {3: (1,), 4: (2, 3)}.get(like.dim(), ()) if bucket.width else ()
+        copies, left = divmod(len(like), len(bucket.places))
+        if left or any(like.shape[axis] != bucket.width for axis in tokens):
+            raise ModelError(f"random numbers of shape {tuple(like.shape)} cannot be told apart by client")
+        if self._asked == len(self._drawn):
+            self._drawn.append(torch.cat(list(self._of_lanes(like, copies, tokens, draw)), 1))
+        drawn = self._drawn[self._asked][:, bucket.places]
+        self._asked += 1
+        for axis in tokens:
+            drawn = drawn.narrow(axis + 1, 0, bucket.width)
+        return drawn.flatten(0, 1)
+
+    def _of_lanes(
+        self,
+        like: Tensor,
+        copies: int,
+        tokens: Sequence[int],
+        draw: Callable[[Sequence[int], torch.Generator], Tensor],
+    ) -> Iterator[Tensor]:
+        """(copies, rows, …) of each lane's batch, as wide as the widest."""
+        assert self._step is not None
+        for size, width, generator in zip(self._step.sizes, self._step.widths, self._generators, strict=True):
+            shape = [width if axis in tokens else extent for axis, extent in enumerate(like.shape)]
+            drawn = draw((copies * size, *shape[1:]), generator)
+            more = self._step.width - width if tokens else 0
+            ends = [more * (axis in tokens) for axis in reversed(range(like.dim()))]
+            yield F.pad(drawn, [end for last in ends for end in (0, last)]).unflatten(0, (copies, size))
+
+
+def _kept(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:
+    kept = torch.empty(shape, device=generator.device).bernoulli_(1 - p, generator=generator)
+    return kept.div_(1 - p)
