@@ -27,9 +27,9 @@ NAMES = {"digits": "digits ViT", "skills": "skills-llama", "names": "names-bert"
 
 def seconds(where: Host, method: Method, download: Payload, clients: list[str], fleet: int, round_: int) -> float:
     """Processor time of one round."""
-    engine = LocalEngine(method, where.infos, where.site, ClientStore(None), fleet=fleet)
+    engine = LocalEngine(method, where.infos, where.site, ClientStore(None))
     start = time.process_time()
-    for reply in engine.exchange(dict.fromkeys(clients, download), Tick("federate", round_, 1000, 0)):
+    for reply in engine.updates(dict.fromkeys(clients, download), Tick("federate", round_, 1000, 0), fleet):
         assert reply.payload is not None  # a failure has none
     return time.process_time() - start
 

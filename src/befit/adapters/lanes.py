@@ -120,7 +120,8 @@ class Lanes:
 
     def clip(self, chosen: Selector, limit: float) -> None:
         """Scale each lane's gradients of these arrays to a norm of at most `limit`."""
-        gradients = [leaf.grad.view(self.count, -1) for key, leaf in self.state.leaves.items() if chosen(key)]
+        found = [leaf.grad for key, leaf in self.state.leaves.items() if chosen(key)]
+        gradients = [gradient.view(self.count, -1) for gradient in found if gradient is not None]
         norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)  # (lanes,)
         factors = (limit / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:

@@ -211,10 +211,14 @@ class AdaptedModel:
         """A copy of the chosen arrays, on the CPU."""
         return self._state.dump(chosen)
 
+    @cached_property
+    def parameters_of_backbone(self) -> int:
+        return sum(parameter.numel() for parameter in self.backbone.parameters())
+
     @property
     def is_small(self) -> bool:
         """Below ten million parameters: activations are no concern, and operations too short to share by threads."""
-        return sum(parameter.numel() for parameter in self.backbone.parameters()) < 10_000_000
+        return self.parameters_of_backbone < 10_000_000
 
     @property
     def active_slots(self) -> tuple[str, ...]:

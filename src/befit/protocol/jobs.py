@@ -80,7 +80,9 @@ def done_alone(update: Steps[Result], job: Job) -> Job:
 
 def steps_of(update: Steps[Result] | Result) -> Steps[Result]:
     """An update as a generator, whether it is one or not: for one within another."""
-    return (yield from update) if isinstance(update, Generator) else update
+    if not isinstance(update, Generator):
+        return update
+    return (yield from update)
 
 
 Updated = tuple[Payload, Payload]  # a client's new memory, and its reply

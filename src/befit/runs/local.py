@@ -7,9 +7,10 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -23,9 +24,11 @@ from befit.protocol.site import Site
 from befit.protocol.store import ClientStore
 
 if TYPE_CHECKING:
+    from befit.runs.fleets import Fleets
     from befit.runs.host import Host
 
 Reply = TypeVar("Reply", Update, Score)
+Value = TypeVar("Value")
 _PEAK, _PEAK_AT = 0.0, float("-inf")
 
 
@@ -37,6 +40,7 @@ class LocalEngine:
     serialise        turn every payload into bytes and back, as a network would
     eval_batch_size  examples per forward pass when scoring
     rounds           the configuration's, for stages that do not say their own
+    fleets           how many clients train as one; None: each by itself
     others           when to score a client's model on the other clients' examples: see `befit.protocol.serve.score`
     """
 
@@ -53,15 +57,15 @@ class LocalEngine:
         eval_batch_size: int = 256,
         rounds: int = 1,
         others: str = "never",
-        fleet: int = 1,
+        fleets: Fleets | None = None,
     ) -> None:
         self._method, self._infos, self._sites, self._store = method, {i.id: i for i in infos}, sites, store
         self._wire, self._serialise = wire, serialise
         self._eval_batch_size, self._rounds, self._others = eval_batch_size, rounds, others
-        self._fleet = fleet
+        self._fleets = fleets
 
     @classmethod
-    def of(cls, host: Host, method: Method, store: ClientStore) -> LocalEngine:
+    def of(cls, host: Host, method: Method, store: ClientStore, fleets: Fleets | None = None) -> LocalEngine:
         """The engine that the host's configuration describes, for a method that the host has installed."""
         experiment = host.experiment
         return cls(
@@ -74,20 +78,26 @@ class LocalEngine:
             eval_batch_size=experiment.evaluate.batch_size,
             rounds=experiment.federation.rounds,
             others=experiment.evaluate.others,
+            fleets=fleets,
         )
 
     def clients(self) -> Sequence[ClientInfo]:
         return list(self._infos.values())
 
     def exchange(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
-        for start in range(0, len(requests), self._fleet):
-            clients = list(requests)[start : start + self._fleet]
+        size = 1 if self._fleets is None else self._fleets.size(at)
+        replies = self.updates(requests, at, size)
+        return replies if self._fleets is None else self._fleets.watched(at, replies)
+
+    def updates(self, requests: Mapping[str, Payload], at: Tick, size: int) -> Iterator[Update | Failure]:
+        """The clients' updates, `size` clients at once."""
+        for clients in batched(requests, size):
             if len(clients) == 1:
                 yield self._attempt(clients[0], requests[clients[0]], at, self._update)
             else:
-                yield from self.together({client: requests[client] for client in clients}, at)
+                yield from self._together({client: requests[client] for client in clients}, at)
 
-    def together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
+    def _together(self, requests: Mapping[str, Payload], at: Tick) -> Iterator[Update | Failure]:
         """The updates of several clients that train as one, as far as they can. Each has its share of what it took."""
         clock = Clock()
         sent = {client: self._encode(request) for client, request in requests.items()}
@@ -155,6 +165,17 @@ class LocalEngine:
 
     def _decode(self, payload: Payload) -> Payload:
         return cast(payload, torch.float32)
+
+
+def batched(values: Iterable[Value], size: int) -> Iterator[list[Value]]:
+    """The values, at most `size` at a time.
+
+    >>> list(batched("abc", 2))
+    [['a', 'b'], ['c']]
+    """
+    rest = iter(values)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 def peak_memory_mib() -> float:

@@ -169,20 +169,20 @@ class _Fleet:
             parts = [each.batch(rows) for each, rows in zip(examples, chosen, strict=True)]
             yield _Step(parts, self._site.task, device)
 
-    def backward(self, index: int, step: _Step) -> Tensor:
+    def backward(self, index: int, batch: _Step) -> Tensor:
         site, guides = self._site, self._guides[index]
         losses = torch.zeros(len(self._asked), device=site.model.device)
-        self._draws.begin(step)
-        for number, bucket in enumerate(step.buckets):
+        self._draws.begin(batch)
+        for number, bucket in enumerate(batch.buckets):
             if number == 1:  # what depends on the weights alone counts once
                 pairs = zip(self._terms[index], guides, strict=True)
                 guides = [guide for term, guide in pairs if not term.of_weights]
             drawing = self._draws.on(bucket) if self._draws_in.get(index, True) else nullcontext()
             with site.model.whose(bucket.rows), drawing:
-                batch = site.to_device(bucket.batch)
-                logits = site.logits(batch)
-                loss = task_loss(site, logits, batch)
-                objective(loss, guides, self._strengths[index], batch, logits).sum().backward()
+                part = site.to_device(bucket.batch)
+                logits = site.logits(part)
+                loss = task_loss(site, logits, part)
+                objective(loss, guides, self._strengths[index], part, logits).sum().backward()
             losses += loss.detach()
         self._draws_in[index] = self._draws.used  # the same in every step, so it need not be watched for where not
         return losses
@@ -324,7 +324,7 @@ class _Draws(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
             return self._attention(*args, **kwargs)
         if func is torch.randn_like:
-            return self._noise(args[0])
+            return self._noise(*args)
         if getattr(func, "__name__", "") in _OTHERS:
             raise ModelError(f"the model draws random numbers by {func.__name__}, which cannot be told apart by client")
         return func(*args, **kwargs)
