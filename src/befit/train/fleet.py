@@ -73,7 +73,7 @@ def train_together(asked: Sequence[Training], starts: Sequence[Tensor], draws: S
     if len(asked) == 1:
         return [_alone(asked[0], starts[0], draws[0])]
     try:
-        return _fleet(asked, starts, draws)
+        return at_once(asked, starts, draws)
     except Exception as error:
         _LOG.warning(
             "%d clients cannot train as one and are tried as halves: %s: %s", len(asked), type(error).__name__, error
@@ -97,7 +97,8 @@ def _alone(asked: Training, start: Tensor, draws: Tensor) -> _Ended:
     return found, model.snapshot(), random_state(model.device)
 
 
-def _fleet(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+def at_once(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence[Tensor]) -> list[_Ended]:
+    """The same, raising whatever goes wrong with any of them but a loss that is no number."""
     first, model = asked[0], asked[0].model
     generators = [torch.Generator(model.device).set_state(state) for state in draws]
     with model.lanes(starts, union(dict.fromkeys(current.trainable for current in first.passes))) as lanes:
