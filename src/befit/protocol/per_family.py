@@ -51,6 +51,10 @@ class _PerFamilyExchange(Exchange):
     def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated] | Updated:
         return self.exchange.client_update(client, received, site, at)
 
+    @property
+    def asks(self) -> bool:
+        return self.exchange.asks
+
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
         """Every family's updates by themselves; a family without replies keeps its memory."""
         memories: dict[str, Payload] = {}

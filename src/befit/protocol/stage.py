@@ -6,6 +6,7 @@ An exchange computes; a stage says, as data, who takes part and what travels. Th
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,11 @@ class Exchange(ABC):
         A generator may ask for training in between, which is then done for several clients at once where that pays; see
         `befit.protocol.jobs`.
         """
+
+    @property
+    def asks(self) -> bool:
+        """Whether a client's update asks for its training, so that it can be done for several clients at once."""
+        return inspect.isgeneratorfunction(self.client_update)
 
     @abstractmethod
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
