@@ -16,6 +16,11 @@ GAIN = 0.9  # of the time of one by one, below which a fleet is worth its roundi
 _LOG = logging.getLogger(__name__)
 
 
+def largest(wanted: int | Literal["auto"], clients: int, device: str = "cpu") -> int:
+    """How many of so many clients there can be in a fleet."""
+    return min(clients, MOST[device] if isinstance(wanted, str) else wanted)
+
+
 class Fleets:
     """The size of fleets, by stage.
 

@@ -125,7 +125,8 @@ class PoolEngine:
 
         def send(worker: _ClientWorker) -> None:
             clients = queues[worker].popleft()
-            sent = Payload.of_parts({client: requests[client] for client in clients})
+            # Copies: clients may be sent the same arrays, and a message holds every array once.
+            sent = Payload.of_parts({client: _copied(requests[client]) for client in clients})
             header = {"do": do, "clients": clients, "at": asdict(at), "scalars": sent.scalars, **extra}
             worker.send(header, sent.arrays)
             busy[worker.connection] = (worker, clients)
@@ -141,6 +142,10 @@ class PoolEngine:
                 if queues[worker]:
                     send(worker)
                 yield clients, header, arrays
+
+
+def _copied(payload: Payload) -> Payload:
+    return Payload({key: value.clone() for key, value in payload.arrays.items()}, payload.scalars)
 
 
 def _failure(fields: dict[str, Any]) -> Failure:
