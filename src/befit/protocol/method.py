@@ -26,7 +26,7 @@ A method in full, federated averaging of one adapter without any recipe:
 
         def client_update(self, client, received, site, at):
             site.model.load(received.arrays)
-            train(site, [Pass(slot("shared"), ("shared",))], at)
+            yield from training(site, [Pass(slot("shared"), ("shared",))], at)
             return client, Payload(site.model.dump(slot("shared")))
 
         def aggregate(self, server, updates, site, at):
