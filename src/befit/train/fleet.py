@@ -30,7 +30,11 @@ from befit.train.loop import Training, TrainingReport, objective
 from befit.train.optim import MOMENTS, dump_moments, load_moments
 from befit.train.terms import Laned, task_loss
 
-TOKENS = {"cpu": 1024, "cuda": 16384}  # of a bucket: what is wide enough for a kernel, and what a cache holds
+TOKENS = {"cpu": 2048, "cuda": 16384}  # of a bucket at most: beyond, nothing is gained but activations
+WORTH = {
+    "cpu": 160,
+    "cuda": 2048,
+}  # tokens that take as long as a pass with none of them: what a bucket costs by itself
 _LOG = logging.getLogger(__name__)
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
@@ -233,7 +237,7 @@ class _Step:
         terms = torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]).to(device)
         self.buckets: list[_Bucket] = []
         lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
-        for chosen in _cut(lengths, TOKENS[device.type]):
+        for chosen in _cut(lengths, TOKENS[device.type], WORTH[device.type]):
             width = max(lengths[place] for place in chosen)
             places, real, each, lanes = _stretches(chosen, owner.tolist(), len(parts))
             at = torch.tensor(places)
@@ -255,15 +259,29 @@ def _padded(value: Tensor, width: int, filler: int | None) -> Tensor:
     return value if filler is None else F.pad(value, (0, width - value.shape[1]), value=filler)
 
 
-def _cut(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Rows in buckets of at most `most` tokens, the longest first; all in one where they have no length."""
+def _cut(lengths: Sequence[int], most: int, worth: int) -> list[list[int]]:
+    """Rows in buckets, the longest first, that cost least: its tokens with padding, and as much as `worth` tokens for
+    each bucket. One that has more than `most` is divided; rows without a length are all one.
+
+    >>> _cut([9, 2, 2, 2, 9], 100, worth=5), _cut([9, 2, 2, 2, 9], 100, worth=50)
+    ([[0, 4], [1, 2, 3]], [[0, 4, 1, 2, 3]])
+    """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    if not any(lengths):
+        return [order]
+    shorter = [place for place in range(1, len(order)) if lengths[order[place]] < lengths[order[place - 1]]]
+    ends = [0, *shorter, len(order)]
+    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # by its end, the cost of all rows up to it and the last one's start
+    for place, end in enumerate(ends[1:], start=1):
+        tokens = {start: (end - start) * lengths[order[start]] for start in ends[:place]}
+        best[end] = min((best[start][0] + count + worth * -(-count // most), start) for start, count in tokens.items())
     buckets: list[list[int]] = []
-    for place in order:
-        if buckets and (len(buckets[-1]) + 1) * lengths[buckets[-1][0]] <= most:
-            buckets[-1].append(place)
-        else:
-            buckets.append([place])
+    end = len(order)
+    while end:
+        start = best[end][1]
+        rows = max(1, most // lengths[order[start]])
+        buckets = [order[first : min(first + rows, end)] for first in range(start, end, rows)] + buckets
+        end = start
     return buckets
 
 
