@@ -48,6 +48,7 @@ def kin_of(asked: Training) -> Hashable:
     passes = tuple(
         (
             current.trainable.text,
+            current.beside.text,
             current.active,
             current.mixer,
             current.name,
@@ -105,7 +106,7 @@ def at_once(asked: Sequence[Training], starts: Sequence[Tensor], draws: Sequence
     """The same, raising whatever goes wrong with any of them but a loss that is no number."""
     first, model = asked[0], asked[0].model
     generators = [torch.Generator(model.device).set_state(state) for state in draws]
-    with model.lanes(starts, union(dict.fromkeys(current.trainable for current in first.passes))) as lanes:
+    with model.lanes(starts, union(dict.fromkeys(current.reached for current in first.passes))) as lanes:
         optimisers, places = first.optimisers(), _places(first, lanes)
         moments = [one.memory.part(MOMENTS).arrays for one in asked]
         for current, optimiser, place in zip(first.passes, optimisers, places, strict=True):
@@ -199,7 +200,7 @@ class _Fleet:
         for lane, one in enumerate(self._asked):
             current = one.passes[index]
             if current.after is not None:
-                current.after(step, self._lanes.leaves(lane, current.trainable))
+                current.after(step, self._lanes.leaves(lane, current.reached))
 
 
 def _joined(terms: Sequence[Laned]) -> Any:

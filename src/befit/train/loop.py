@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from befit.adapters.keys import Selector, slot
+from befit.adapters.keys import NOTHING, Selector, slot
 from befit.adapters.mixers import ByInput, Mix, forward_passes
 from befit.core.values import Payload, State, Tick
 from befit.protocol.jobs import finish
@@ -40,6 +40,7 @@ class Pass:
     rates           parts that learn at a rate of their own, each with a multiple of the budget's
     after           called with the number of each step, from 0, once it is taken, and what is trained, by key; the
                     step's gradients are still there
+    beside          what gets gradients too, for `after` to train
     """
 
     trainable: Selector
@@ -52,6 +53,12 @@ class Pass:
     blend: Blend | None = None
     rates: tuple[tuple[Selector, float], ...] = ()
     after: Callable[[int, Mapping[str, Tensor]], None] | None = None
+    beside: Selector = NOTHING
+
+    @property
+    def reached(self) -> Selector:
+        """What gets gradients."""
+        return self.trainable if self.beside == NOTHING else self.trainable | self.beside
 
     @property
     def lone(self) -> str:
@@ -169,7 +176,7 @@ class Training:
                     rate = learning_rate(budget, step, self.at)
                     for index in together:
                         current = self.passes[index]
-                        with model.active(*current.active, mixer=current.mixer), model.trainable(current.trainable):
+                        with model.active(*current.active, mixer=current.mixer), model.trainable(current.reached):
                             model.zero_gradients()
                             loss = learner.backward(index, batch)
                         if budget.grad_clip:
@@ -234,7 +241,7 @@ class _Alone:
     def stepped(self, index: int, step: int) -> None:
         current = self._asked.passes[index]
         if current.after is not None:
-            current.after(step, self._asked.model.leaves(current.trainable))
+            current.after(step, self._asked.model.leaves(current.reached))
 
 
 def train(

@@ -30,7 +30,7 @@ from befit.methods.parts.budget.base import (
 from befit.methods.parts.budget.features import features
 from befit.methods.parts.budget.generator import GENERATOR, generate
 from befit.methods.parts.budget.personal import WEIGHTS, Budgets, Limit, fine_tune, pruned, restored, steps_for
-from befit.methods.parts.budget.search import Search, search
+from befit.methods.parts.budget.search import Search, searching
 from befit.protocol.jobs import Steps, Updated
 from befit.protocol.method import Deployment, Diagnostic, Method, Needs, Use
 from befit.protocol.site import ServerSite, Site
@@ -84,9 +84,9 @@ class SearchAlone(Personal):
     def stage(self) -> Stage:
         return Stage("search", self, rounds=1, trains=NOTHING)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         base = load_base(client, site)
-        learnt = search(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
+        learnt = yield from searching(site, at, self.how, steps_for(site, self.epochs, self.rounds), base)
         return client | Payload({LEARNT: learnt}), Payload()
 
 

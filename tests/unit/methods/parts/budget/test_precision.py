@@ -117,13 +117,13 @@ def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch)
         for parameter in site.model.backbone.parameters():
             parameter.add_(1e-3)  # the seed's own weights may live on in what other tests have made
     seen: list[set[int]] = []
-    loss = Site.loss
+    logits = Site.logits
 
     def watching(site: Site, batch: Any) -> Tensor:
         seen.append(copies(site.model.backbone))
-        return loss(site, batch)
+        return logits(site, batch)
 
-    monkeypatch.setattr(Site, "loss", watching)
+    monkeypatch.setattr(Site, "logits", watching)
     generator = Payload(select(site.model.dump(slot(GENERATOR)), slot(GENERATOR)))
     finish(federated(method).client_update(method.client_init(site), generator, site, Tick("generate", 1, 1, 0)))
     assert seen == [{1}] * BUDGET.max_steps
