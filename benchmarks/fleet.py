@@ -95,9 +95,13 @@ def main() -> None:
         for batch_size in options.batch_sizes or BATCHES[kind]
         for row in measure(kind, batch_size, options.clients, options.pairs)
     ]
-    if options.print_only:
-        return
-    found.sort(key=lambda row: (row["backbone"], row["tokens"], row["clients"]))
+    if not options.print_only:
+        show(found)
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Publish the curves, by backbone and tokens of a step."""
+    found.sort(key=lambda row: (row["backbone"], row["batch_size"], row["clients"]))
     rows = [
         [
             f"{NAMES[row['backbone']]}, {row['parameters'] / 1e6:.2f} M",

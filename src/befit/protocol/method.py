@@ -215,7 +215,7 @@ def shared_stages_of(method: Method) -> dict[int, SharedStages]:
 
 def trains_in_fleets(method: Method) -> str:
     """Why clients cannot train as one in any stage; empty where they can, see docs/fleets.md."""
-    reasons = []
+    reasons: list[str] = []
     for stage in method.plan():
         if (stage.trains is not None and stage.trains == NOTHING) or stage.who == "newcomer":
             continue

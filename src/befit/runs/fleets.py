@@ -10,7 +10,7 @@ from befit.adapters.model import AdaptedModel
 from befit.core.values import Failure, Tick, Update
 
 MOST = {"cpu": 16, "cuda": 64}  # clients of a fleet that is chosen by measuring; more gains little
-SMALL = 5_000_000  # parameters of a backbone above which a fleet gains nothing on a CPU
+SMALL = 50_000_000  # parameters of a backbone from which on no fleet is tried on a CPU: twice the largest measured
 TRIALS = 4  # rounds of a stage that are compared, two of each kind; the one before them warms up
 GAIN = 0.9  # of the time of one by one, below which a fleet is worth its rounding
 _LOG = logging.getLogger(__name__)

@@ -120,7 +120,8 @@ def test_a_round_holds_one_copy_of_the_backbone(monkeypatch: pytest.MonkeyPatch)
     logits = Site.logits
 
     def watching(site: Site, batch: Any) -> Tensor:
-        seen.append(copies(site.model.backbone))
+        if site.model.backbone.training:
+            seen.append(copies(site.model.backbone))
         return logits(site, batch)
 
     monkeypatch.setattr(Site, "logits", watching)
