@@ -49,11 +49,27 @@ def arrays(outcome: Outcome) -> dict[tuple[str, str], Tensor]:
     return {(owner, key): value for owner, one in memories.items() if one for key, value in one.arrays.items()}
 
 
-@pytest.mark.parametrize("name", method_names())
+# Terms, gates and settings that no method has by default.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "guidance, distilled": {"guide": "function", "similarity": "cosine", "keep_optimiser": True},
+    "guidance, Jensen-Shannon": {"guide": "function", "kd_direction": "js", "beta": 0.5},
+    "guidance, aligned": {"guide": "parametric", "align": "procrustes", "beta": 0.3},
+    "guidance, products": {"guide": "parametric", "penalty": "product", "similarity": "min"},
+    "hetlora, ranks": {"ranks": {"client-00": 2, "client-01": 5}, "decay": 0.1},
+    "rela, noisy gate": {"gate": "noisy-input"},
+    "fedmosaic, cores": {"blocks": 2, "gate": "input", "gate_rate": 3.0},
+    "lora, base with dropout": {"base": {"name": "fedit", "rounds": 1, "dropout": 0.4, "train": {"lr": 0.02}}},
+    "bayestune, parity": {"preset": "parity"},
+    "fedprox, strong": {"mu": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", [*method_names(), *OPTIONS])
 def test_clients_that_train_as_one_come_to_what_they_come_to_alone(
     name: str, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rounds, so that what is kept from the first one counts."""
+    method = built(name.partition(",")[0], **OPTIONS.get(name, {}))
     sizes: list[int] = []
     real = fleet.at_once
 
@@ -63,11 +79,11 @@ def test_clients_that_train_as_one_come_to_what_they_come_to_alone(
         return ended
 
     monkeypatch.setattr(fleet, "at_once", counted)
-    alone = play(name, rounds=2)
+    alone = play(method, rounds=2)
     assert not sizes
-    together = play(name, rounds=2, engine_class=AtOnce)
+    together = play(method, rounds=2, engine_class=AtOnce)
     assert set(sizes) == (set() if name in ONE_BY_ONE else {3})
-    assert (trains_in_fleets(built(name)) == "") == bool(sizes)
+    assert (trains_in_fleets(method) == "") == bool(sizes)
     expected, found = arrays(alone), arrays(together)
     assert expected.keys() == found.keys()
     assert not together.journal.failures

@@ -65,7 +65,7 @@ def kin_of(asked: Training) -> Hashable:
         (key, float(value) if value.dim() == 0 else None)
         for key, value in sorted(asked.memory.part(MOMENTS).arrays.items())
     )
-    about = (asked.at, asked.steps, asked.split, asked.in_sequence, asked.site.budget, model.dropout)
+    about = (asked.at, asked.steps, asked.split, asked.in_sequence, asked.site.budget, asked.dropout)
     return (id(model), id(task), passes, seen, about)
 
 

@@ -113,6 +113,7 @@ class Training:
 
     passes     those that take part in this round
     strengths  of their blends, see `Blend.strength`
+    dropout    the adapters'
     """
 
     site: Site
@@ -123,6 +124,7 @@ class Training:
     memory: Payload
     split: str
     in_sequence: bool
+    dropout: float
 
     @property
     def model(self) -> AdaptedModel:
@@ -170,7 +172,7 @@ class Training:
         model, budget = self.model, self.site.budget
         totals: list[Tensor] = []
         everything = list(range(len(self.passes)))
-        with model.training(True):
+        with model.training(True), model.dropping(self.dropout):
             for together in ([index] for index in everything) if self.in_sequence else (everything,):
                 for step, batch in enumerate(learner.batches()):
                     rate = learning_rate(budget, step, self.at)
@@ -281,7 +283,8 @@ def training(
     now = tuple(current for current in passes if current.first_round <= at.round)
     strengths = tuple(current.blend.strength(site, at) if current.blend else None for current in now)
     count = site.budget.max_steps if steps is None else steps
-    return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence))
+    dropout = site.model.dropout
+    return (yield Training(site, now, strengths, at, count, memory or Payload(), split, in_sequence, dropout))
 
 
 def objective(
