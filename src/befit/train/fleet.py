@@ -226,6 +226,9 @@ class _Step:
     """One batch of each lane, and how they go through the model together. All of it is computed on the CPU."""
 
     def __init__(self, parts: Sequence[Batch], task: Task, device: torch.device) -> None:
+        def there(values: Tensor) -> Tensor:
+            return values.to(device, non_blocking=True)  # the device need not have finished what it is doing
+
         padding = task.padding or {}
         self.sizes = [len(next(iter(part.values()))) for part in parts]
         self.widths = [part["attention_mask"].shape[1] if "attention_mask" in part else 0 for part in parts]
@@ -234,8 +237,8 @@ class _Step:
             key: torch.cat([_padded(part[key], self.width, padding.get(key)) for part in parts]) for key in parts[0]
         }
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor(self.sizes))
-        samples = torch.tensor(self.sizes, dtype=torch.float32, device=device)
-        terms = torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]).to(device)
+        samples = there(torch.tensor(self.sizes, dtype=torch.float32))
+        terms = there(torch.stack([each.sum() for each in task.terms(whole).split(self.sizes)]))
         self.buckets: list[_Bucket] = []
         lengths = whole["attention_mask"].sum(1).tolist() if self.width else [0] * len(owner)
         for chosen in _cut(lengths, TOKENS[device.type], WORTH[device.type]):
@@ -246,14 +249,14 @@ class _Step:
             if width:
                 batch = {key: value[:, :width] if key in padding else value for key, value in batch.items()}
             rows = Rows(
-                owner[at].to(device),
-                torch.tensor(real, dtype=torch.float32, device=device),
+                there(owner[at]),
+                there(torch.tensor(real, dtype=torch.float32)),
                 each,
-                None if lanes is None else torch.tensor(lanes, device=device),
+                None if lanes is None else there(torch.tensor(lanes)),
                 samples,
                 terms,
             )
-            self.buckets.append(_Bucket(batch, rows, at.to(device), width))
+            self.buckets.append(_Bucket(batch, rows, there(at), width))
 
 
 def _padded(value: Tensor, width: int, filler: int | None) -> Tensor:
