@@ -195,6 +195,16 @@ class AdaptedModel:
         return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.backbone.modules())
 
     @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed anew in the backward pass."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.backbone.modules())
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether the backbone has dropout of its own."""
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.backbone.modules())
+
+    @property
     def dropout(self) -> float:
         """The adapters'."""
         return self._router.dropout

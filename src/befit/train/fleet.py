@@ -30,10 +30,7 @@ from befit.train.optim import MOMENTS, dump_moments, load_moments
 from befit.train.terms import Laned, task_loss
 
 TOKENS = {"cpu": 2048, "cuda": 16384}  # of a bucket at most: beyond, nothing is gained but activations
-WORTH = {
-    "cpu": 160,
-    "cuda": 2048,
-}  # tokens that take as long as a pass with none of them: what a bucket costs by itself
+WORTH = {"cpu": 160, "cuda": 2048}  # how many tokens take as long as what a bucket costs by itself
 _LOG = logging.getLogger(__name__)
 _Ended = tuple[TrainingReport | Exception, Tensor, Tensor]
 
@@ -44,6 +41,8 @@ def kin_of(asked: Training) -> Hashable:
     used = {name for current in asked.passes for name in current.active}
     if task.padding is None or any(current.lone for current in asked.passes) or model.lone(*used):
         return None
+    if model.recomputes and (asked.dropout or model.drops):
+        return None  # a second forward pass, in the middle of the backward one, would draw other numbers
     passes = tuple(
         (
             current.trainable.text,

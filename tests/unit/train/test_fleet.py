@@ -17,6 +17,7 @@ from befit.adapters.layout import Layout, Slot, lora
 from befit.adapters.mixers import ByInput
 from befit.adapters.model import AdaptedModel
 from befit.core.values import Payload, Tick
+from befit.models.backbone import checkpoint_activations
 from befit.protocol.jobs import random_state
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
@@ -263,6 +264,19 @@ def test_what_is_written_for_one_client_trains_alone() -> None:
     site.model.backbone.register_module("norm", nn.BatchNorm1d(3))
     again = make_site("vit", model=AdaptedModel(site.model.unwrap(), head=True))
     assert asked(again, [SHARED]).kin is None
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_activations_are_computed_anew_in_a_fleet_unless_anything_is_drawn() -> None:
+    sites = clients("bert", (8, 8))
+    checkpoint_activations(sites[0].model.backbone, "bert")
+    assert_alike(*both_ways(sites, [SHARED]))
+    with sites[0].model.dropping(0.1):
+        assert asked(sites[0], [SHARED]).kin is None
+    sites = clients("bert", (8, 8), dropout=0.1)
+    assert asked(sites[0], [SHARED]).kin is not None
+    checkpoint_activations(sites[0].model.backbone, "bert")
+    assert asked(sites[0], [SHARED]).kin is None
 
 
 def test_a_fleet_leaves_the_model_as_it_found_it() -> None:
