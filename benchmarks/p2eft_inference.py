@@ -21,6 +21,7 @@ import torch
 
 from befit.config.experiment import load_experiment
 from befit.core.values import Payload, Tick, Update
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment, run_stages
 from befit.protocol.registry import build_method
 from befit.protocol.site import Site
@@ -64,7 +65,9 @@ def adapted(where: Host, block: dict[str, Any]) -> tuple[Site, Deployment]:
         at = Tick(stage.name, 1, 1, 0)
         received = stage.exchange.dispatch(state, info, at)
         site.model.reset()
-        memory, reply = stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
+        memory, reply = finish(
+            stage.exchange.client_update(memory, Payload(received.arrays, received.scalars), site, at)
+        )
         if stage.federated:
             state = stage.exchange.aggregate(state, [Update(info, reply)], server, at)
     site.model.reset()

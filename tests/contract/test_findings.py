@@ -19,6 +19,7 @@ from befit.cost.compare import compare
 from befit.methods.parts.recipe.personal import LocalTraining
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.protocol.federate import resolved_stages
+from befit.protocol.jobs import finish
 from befit.protocol.method import Use
 from befit.protocol.registry import build_method
 from befit.protocol.store import ClientStore
@@ -130,7 +131,7 @@ def answering(play: Play, host: Host, change: Any) -> Failure:
     real = type(exchange).client_update
 
     def update(client: Payload, received: Payload, site: Any, at: Tick) -> tuple[Payload, Payload]:
-        memory, reply = real(exchange, client, received, site, at)
+        memory, reply = finish(real(exchange, client, received, site, at))
         return memory, change(reply)
 
     object.__setattr__(exchange, "client_update", update)

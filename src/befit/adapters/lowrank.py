@@ -148,9 +148,9 @@ def align(pair: Pair, to: Pair) -> Pair:
     """
     B, A = pair
     B_to, A_to = to
-    u, _, vh = torch.linalg.svd((A_to @ A.T + B_to.T @ B).double())
+    u, _, vh = torch.linalg.svd((A_to @ A.mT + B_to.mT @ B).double())
     rotation = (u @ vh).to(A.dtype)
-    return B @ rotation.T, rotation @ A
+    return B @ rotation.mT, rotation @ A
 
 
 # How alike two adapters are, from products of their factors (Piorczynski et al. 2025, Table 3).

@@ -1,8 +1,8 @@
 """HETLoRA (Cho et al. 2024): clients of different ranks in one adapter, padded with zeros and weighed by their norm."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,7 +17,7 @@ from befit.core.values import State, Update
 from befit.merge.merge import Merge, MergeContext
 from befit.methods.parts.recipe.ranked import Ranked, rank_problems
 from befit.protocol.registry import register
-from befit.train.terms import Guide, Term
+from befit.train.terms import Guide, Laned, Term
 
 if TYPE_CHECKING:
     from befit.protocol.site import Site
@@ -106,12 +106,23 @@ class SelfPruning:
 
 
 @dataclass(frozen=True)
-class RankDecay:
-    """`weight * sum over modules of ||B[:, start:stop]||_F ||A[start:stop]||_F`."""
+class RankDecay(Laned):
+    """`weight * sum over modules of ||B[:, start:stop]||_F ||A[start:stop]||_F`.
+
+    others  start and stop of the clients that follow it beside this one
+    """
 
     start: int
     stop: int
     weight: float
+    others: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def alike(self) -> Hashable:
+        return type(self), self.weight
+
+    def joined(self, others: "Sequence[RankDecay]") -> "RankDecay":
+        return replace(self, others=tuple((one.start, one.stop) for one in others))
 
     def bind(self, site: "Site") -> Guide:
         leaves = site.model.leaves(slot("shared"))
@@ -119,7 +130,19 @@ class RankDecay:
         def penalty(batch: "Batch", logits: Tensor) -> Tensor:
             return self.weight * _tail(leaves, self.start, self.stop)
 
-        return penalty
+        if site.model.lane_count is None:
+            return penalty
+        pairs = [(A, leaves[f"{key.rpartition('/')[0]}/B"]) for key, A in leaves.items() if split(key)[2] == "A"]
+        within = torch.zeros(pairs[0][0].shape[:2], device=site.model.device)  # (lanes, rank), 1 from start to stop
+        for lane, (start, stop) in enumerate([(self.start, self.stop), *self.others]):
+            within[lane, start:stop] = 1
+
+        def in_lanes(batch: "Batch", logits: Tensor) -> Tensor:
+            rows, columns = within[:, :, None], within[:, None]
+            norms = [(A * rows).flatten(1).norm(dim=1) * (B * columns).flatten(1).norm(dim=1) for A, B in pairs]
+            return self.weight * torch.stack(norms).sum(0)
+
+        return in_lanes
 
 
 def _tail(state: State, start: int, stop: int) -> Tensor:

@@ -137,6 +137,7 @@ class RunResults(TypedDict, total=False):
     costs: dict[str, dict[str, dict[str, Any]]]
     failures: list[dict[str, Any]]
     diagnostics: list[Shown]
+    fleet: dict[str, int]
 
 
 def newcomers_of(results: RunResults) -> RunResults | None:

@@ -41,6 +41,7 @@ from befit.report.results import RunResults
 from befit.runs.artifacts import export_name, write_client
 from befit.runs.clients import family_experiment
 from befit.runs.directory import RunDirectory, finished
+from befit.runs.fleets import Fleets
 from befit.runs.groups import Rows, by_budget, by_group, by_record
 from befit.runs.host import Host
 from befit.runs.journal import Observer, RunJournal, untrained_text
@@ -184,10 +185,12 @@ def run_method(
         _LOG.warning("method %s: %s", label, problem)
     server_site = host.install(method)
     directory = RunDirectory(path, experiment.checkpoint.every_s)
+    fleets: Fleets | None = None
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(directory.close)
         if engines is None:
-            engine, store = make_engine(host, method, config, directory, cleanup)
+            fleets = Fleets(experiment.engine.fleet, host.model, directory.notes)
+            engine, store = make_engine(host, method, config, directory, cleanup, fleets)
         else:
             engine, store = engines(label, config)
         kept = {
@@ -203,6 +206,8 @@ def run_method(
         names = [stage.name for stage in run_stages(method)]
         weights = method.influence if len(host.infos) <= WEIGHED else None
         journal = RunJournal(directory, store, label, observer, cache, kept, wire, names, weights)
+        if fleets is not None:
+            fleets.told = journal.event
 
         def greet() -> None:
             """List what clients said of themselves when they joined; a site that has not come has said nothing."""
@@ -251,6 +256,8 @@ def run_method(
     ]
     results["failures"] += newcomers.pop("failures", [])
     results["cost"] = relative_costs(host, method)
+    if fleets is not None and fleets.chosen():
+        results["fleet"] = fleets.chosen()
     if method.diagnostics:
         results["diagnostics"] = plain(method.diagnostics)
     if newcomers:
@@ -309,16 +316,21 @@ def export_clients(
 
 
 def make_engine(
-    host: Host, method: Method, config: Mapping[str, Any], directory: RunDirectory, cleanup: contextlib.ExitStack
+    host: Host,
+    method: Method,
+    config: Mapping[str, Any],
+    directory: RunDirectory,
+    cleanup: contextlib.ExitStack,
+    fleets: Fleets,
 ) -> tuple[LocalEngine | PoolEngine, Memories]:
     """One process or several, as the configuration says, and where the clients' memories are."""
     settings = host.experiment.engine
     workers = min(settings.workers, len(host.infos))
     if workers == 1:
         store = directory.store(settings.store == "memory")
-        return LocalEngine.of(host, method, store), store
+        return LocalEngine.of(host, method, store, fleets), store
     pool = cleanup.enter_context(
-        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers)
+        PoolEngine(host.experiment, config, host.infos, directory.path / "state" / "clients", workers, fleets)
     )
     return pool, pool.store()
 

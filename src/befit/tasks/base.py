@@ -65,6 +65,17 @@ class Task(ABC):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The scalar to train on, float32: mean over samples, or over all answer tokens of the batch."""
 
+    def terms(self, batch: Batch) -> Tensor:
+        """(batch,) how many terms of equal weight each sample has in `loss`: its sum of `sample_losses` over all terms
+        of the batch is `loss`."""
+        raise NotImplementedError
+
+    @property
+    def padding(self) -> Mapping[str, int] | None:
+        """What stands in each array of a batch, (batch, tokens), beyond a sample's end: nothing where all samples have
+        one size. None where the batches of several clients cannot be one; a task that says otherwise has `terms`."""
+        return None
+
     @abstractmethod
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The logits that the loss is of, (rows, classes), and the sample that each row belongs to, (rows,) int64."""

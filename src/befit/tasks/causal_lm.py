@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -145,6 +145,13 @@ class CausalLM(Task):
                 self.tokenizer.model_max_length,
             )
         self.unreadable += count
+
+    def terms(self, batch: Batch) -> Tensor:
+        return (batch["labels"][:, 1:] != IGNORED).sum(1).float()
+
+    @property
+    def padding(self) -> Mapping[str, int] | None:
+        return {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORED}
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         with input_ends(batch["labels"]):

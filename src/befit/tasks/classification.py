@@ -77,6 +77,9 @@ class Classification(Task):
         """(batch,) cross-entropy; a sample has one term, so both reductions agree."""
         return F.cross_entropy(logits.float(), batch["labels"], reduction="none")
 
+    def terms(self, batch: Batch) -> Tensor:
+        return torch.ones(len(batch["labels"]))
+
     def judged(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logits, torch.arange(len(logits), device=logits.device)
 

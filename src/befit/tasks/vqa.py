@@ -111,6 +111,11 @@ class VQA(CausalLM):
     def _images(self, record: Record, where: str) -> Images:
         return Images(images_of(record, where), self.preprocessor, where)
 
+    @property
+    def padding(self) -> None:
+        """Samples have different numbers of images."""
+        return None
+
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         dtype: Any = model.dtype
         seen = forward_arguments(batch["pixel_values"], batch["images"], dtype)

@@ -22,6 +22,7 @@ from befit.methods.parts.recipe.branches import check_same_start
 from befit.methods.parts.recipe.recipe import Recipe
 from befit.methods.potara import potara
 from befit.protocol.federate import final_download
+from befit.protocol.jobs import finish
 from befit.protocol.method import Deployment
 from befit.report.diagnostics import alarms, share_text, shares
 from befit.train.paired_fisher import Correlation, Damping, Statistics, estimate
@@ -87,7 +88,9 @@ def test_feddpa_f_starts_the_personal_adapter_at_the_final_shared_one() -> None:
     method = clients.method
     adopt = next(stage for stage in method.plan() if stage.name == "adopt")
     site = clients.fresh("a")
-    memory, _ = adopt.exchange.client_update(Payload(), federated(method).dispatch(server, site.info, AT), site, AT)
+    memory, _ = finish(
+        adopt.exchange.client_update(Payload(), federated(method).dispatch(server, site.info, AT), site, AT)
+    )
     for key, tensor in server.arrays.items():
         assert torch.equal(memory.arrays[to_slot(key, "personal")], tensor)
 
@@ -101,7 +104,7 @@ def test_an_inputs_weights_follow_its_likeness_to_the_references_example_by_exam
     site = clients.sites["b"]
     model = clients.model
     _randomise(clients, ("shared", "personal"))
-    memory, _ = (
+    memory, _ = finish(
         method.then[-1]
         .stage(method)
         .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)
@@ -133,7 +136,7 @@ def test_references_are_the_clients_own_examples_and_few_are_repeated() -> None:
     site = clients.sites["a"]
     count = len(site.examples("train"))
     assert count < 20
-    memory, _ = method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT)
+    memory, _ = finish(method.then[-1].stage(method).exchange.client_update(Payload(), Payload(), site, AT))
     held = memory.arrays["instance/references/H"]
     assert torch.equal(held[: 20 - count], held[count:]) and len(held[:count].unique(dim=0)) == count
     assert not [name for name in site.report if name.startswith("omega")], "no example is left to look at"
@@ -145,7 +148,7 @@ def test_feddpa_reports_the_weights_of_inputs_that_are_none_of_its_references() 
     clients = Clients(method)
     site, model = clients.sites["c"], clients.model
     _randomise(clients, ("shared", "personal"))
-    memory, _ = (
+    memory, _ = finish(
         method.then[-1]
         .stage(method)
         .exchange.client_update(Payload(model.dump(slot("shared", "personal"))), Payload(), site, AT)

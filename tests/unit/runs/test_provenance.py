@@ -44,7 +44,7 @@ def test_what_decides_numbers_or_files_may_not(change: str, tmp_path: Path) -> N
 
 def test_nothing_of_the_engine_but_waiting_is_left_out() -> None:
     kept = result_affecting(to_dict(load_experiment(SETTINGS)))["engine"]
-    assert set(kept) == {"kind", "workers", "store", "serialise", "threads"}
+    assert set(kept) == {"kind", "workers", "fleet", "store", "serialise", "threads"}
 
 
 def _yaml(experiment: Experiment) -> bytes:

@@ -21,6 +21,7 @@ from befit.methods.parts.budget.generator import GENERATOR
 from befit.methods.parts.budget.personal import steps_for
 from befit.methods.parts.budget.rates import RATES, VALIDATION
 from befit.protocol.check import Problem
+from befit.protocol.jobs import Steps, Updated, steps_of
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.settings import BaseSettings, TrainSettings
 from befit.protocol.site import ServerSite, Site
@@ -177,13 +178,13 @@ class _OfBase(Exchange):
     def dispatch(self, server: Payload, client: ClientInfo, at: Tick) -> Payload:
         return self.exchange.dispatch(server.part(BASE), client, at)
 
-    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> tuple[Payload, Payload]:
+    def client_update(self, client: Payload, received: Payload, site: Site, at: Tick) -> Steps[Updated]:
         site = replace(site, budget=self._budget(site.budget))
         if self.own.epochs is not None:
             site = replace(site, budget=replace(site.budget, max_steps=steps_for(site, self.own.epochs)))
         dropping = nullcontext() if self.own.dropout is None else site.model.dropping(self.own.dropout)
         with dropping:
-            memory, reply = self.exchange.client_update(client.part(BASE), _of(received), site, at)
+            memory, reply = yield from steps_of(self.exchange.client_update(client.part(BASE), _of(received), site, at))
         return client.with_part(BASE, memory), reply
 
     def aggregate(self, server: Payload, updates: Sequence[Update], site: ServerSite, at: Tick) -> Payload:
