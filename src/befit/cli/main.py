@@ -94,6 +94,7 @@ def befit(
 
 app.command("demo", rich_help_panel="Train")(run.demo)
 app.command("run", rich_help_panel="Train")(run.run)
+app.command("report", rich_help_panel="Inspect")(run.report)
 app.command("check", rich_help_panel="Inspect")(inspect.check)
 app.command("cost", rich_help_panel="Inspect")(cost.cost)
 app.command("methods", rich_help_panel="Inspect")(inspect.methods)

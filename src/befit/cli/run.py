@@ -112,6 +112,14 @@ def default_out(name: str, resume: bool, root: Path = Path("runs")) -> Path:
     return path
 
 
+def report(run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run's directory.")]) -> None:
+    """Write a finished run's report again, with its plots, which the cells of a comparison go without."""
+    from befit.report import write_report
+
+    write_report(run)
+    show_written([("report", str(run / "report.html")), ("report as text", str(run / "report.md"))])
+
+
 def _run(experiment: Experiment, out: Path | None, resume: bool, as_json: bool, quiet: bool, closing: str = "") -> None:
     from befit.config.experiment import run_names
 

@@ -276,7 +276,7 @@ class CheckpointSettings:
 class ReportSettings:
     """What a finished run shows; its numbers are the same.
 
-    plots  draw the plots of report.html, which takes some seconds; `befit.report.write_report(RUN)` draws them later
+    plots  draw the plots of report.html, which takes a second or two; `befit report DIR` draws them later
     """
 
     plots: bool = True

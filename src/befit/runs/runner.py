@@ -17,8 +17,10 @@ from befit.adapters.model import in_order
 from befit.config.experiment import (
     CheckpointSettings,
     EngineSettings,
+    EvaluateSettings,
     Experiment,
     ReportSettings,
+    WireSettings,
     load_experiment,
     run_names,
     to_dict,
@@ -35,6 +37,7 @@ from befit.protocol.check import check as check_method
 from befit.protocol.engine import Engine, Memories
 from befit.protocol.federate import Schedule, federate, final_download, resolved_stages
 from befit.protocol.method import Method, run_stages
+from befit.protocol.settings import GuardSettings, TrainSettings
 from befit.protocol.stage import Stage
 from befit.protocol.store import ClientStore
 from befit.report.results import RunResults
@@ -128,7 +131,7 @@ def run(
         host = Host(experiment)
     elif shared(host.experiment) != shared(experiment):
         raise ConfigError(
-            ["the host was made for another experiment; only name, method, baselines, checkpoint and engine may differ"]
+            ["the host was made for another experiment: data, models, seed and what is measured must be the same"]
         )
     host.experiment = experiment
     if problems := [problem for label, block in configs.items() for problem in host.problems(label, block)]:
@@ -452,15 +455,20 @@ def add_groups(
 
 
 def shared(experiment: Experiment) -> Experiment:
-    """What a host depends on; the rest may change from run to run."""
-    plain = resolve_model(experiment)
+    """What a host depends on, which are its data, models and measurements; the rest may change from run to run."""
+    plain, usual = resolve_model(experiment), EvaluateSettings()
     return replace(
         plain,
         name="",
         method={},
         baselines=[],
-        checkpoint=CheckpointSettings(),
+        train=TrainSettings(),
+        federation=replace(plain.federation, rounds=1, max_weight=None),
+        evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
+        wire=WireSettings(),
+        guard=GuardSettings(),
+        checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],
     )

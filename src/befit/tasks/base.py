@@ -21,8 +21,14 @@ Record = Mapping[str, Any]
 Reduction = Literal["mean", "sum"]
 
 
+TOKENS = 1024  # of a batch of texts that a CPU scores: more no longer fit its caches, fewer are mostly calls
+
+
 class Examples(Protocol):
-    """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply."""
+    """Prepared records of one client and split: tokenised or stacked once, then indexed cheaply.
+
+    Texts have `lengths` too, (examples,) int64: their tokens, by which they are put into batches to be scored.
+    """
 
     def __len__(self) -> int: ...
 
@@ -155,13 +161,43 @@ def inference(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def batches(examples: Examples, batch_size: int, device: torch.device | str) -> Iterator[Batch]:
-    """All examples in order, on `device`. Raises DataError when there are none: a score of nothing is not a number."""
+def batches(examples: Examples, batch_size: int, device: torch.device | str) -> Iterator[tuple[Tensor, Batch]]:
+    """All examples to be scored: in each batch at most `batch_size`, with their places, (batch,) int64, on `device`.
+
+    Texts come by length, see `by_length`, all else in order. Raises DataError when there are none: a score of nothing
+    is not a number.
+    """
     if not len(examples):
         raise DataError("there are no examples to evaluate; give the split records, or evaluate another split")
-    for start in range(0, len(examples), batch_size):
-        batch = examples.batch(torch.arange(start, min(start + batch_size, len(examples))))
-        yield {name: tensor.to(device) for name, tensor in batch.items()}
+    lengths = getattr(examples, "lengths", None)
+    order = torch.arange(len(examples)).split(batch_size) if lengths is None else by_length(lengths, batch_size, device)
+    for places in order:
+        yield places, {name: tensor.to(device) for name, tensor in examples.batch(places).items()}
+
+
+def by_length(lengths: Tensor, batch_size: int, device: torch.device | str) -> Iterator[Tensor]:
+    """Places of texts of these lengths in batches with little padding, the longest first.
+
+    A batch has at most `batch_size` texts; on a CPU it has no more than `TOKENS` tokens either, but one text.
+
+    >>> [places.tolist() for places in by_length(torch.tensor([3, 9, 8, 4]), 2, "cpu")]
+    [[1, 2], [3, 0]]
+    """
+    order = lengths.argsort(descending=True, stable=True)
+    on_cpu = torch.device(device).type == "cpu"
+    while len(order):
+        size = max(1, min(batch_size, TOKENS // int(lengths[order[0]]))) if on_cpu else batch_size
+        yield order[:size]
+        order = order[size:]
+
+
+def in_order(places: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """What was found batch by batch, (examples, …), each at its place.
+
+    >>> in_order([torch.tensor([2, 0]), torch.tensor([1])], [torch.tensor([7, 5]), torch.tensor([6])])
+    tensor([5, 6, 7])
+    """
+    return torch.cat(list(values))[torch.cat(list(places)).argsort()]
 
 
 def model_device(model: nn.Module) -> torch.device:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from befit.adapters.instance import input_ends
 from befit.core.errors import DataError, ModelError
-from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
+from befit.tasks.base import Batch, Examples, Record, model_device, record_name
 from befit.tasks.causal_lm import IGNORED, CausalLM
 from befit.tasks.choices import Options
-from befit.tasks.examples import pad_right
-from befit.tasks.generation import greedy, stop_tokens
+from befit.tasks.examples import PaddedExamples, pad_right
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
 from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
@@ -128,14 +127,9 @@ class VQA(CausalLM):
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
 
     def _scored_answers(
-        self,
-        model: nn.Module,
-        examples: Examples,
-        batch_size: int,
-        device: torch.device | str,
-        values: Sequence[str] = (),
+        self, answers: Sequence[str], examples: Examples, values: Sequence[str] = ()
     ) -> dict[str, float]:
-        scores = super()._scored_answers(model, examples, batch_size, device, values)
+        scores = super()._scored_answers(answers, examples, values)
         if self.metric in self.generated and self.metric not in scores:
             kind = "choices" if self.metric == "choice_parse" else "open answers"
             raise DataError(f"evaluate.metrics begins with {self.metric}, and no question here has {kind}")
@@ -236,31 +230,15 @@ class VQA(CausalLM):
         examples = options.examples
         return Options(VqaExamples(examples.sequences, examples.lengths, images=images), options.texts, options.right)
 
-    def _answers(
-        self, model: nn.Module, prompts: Sequence[Any], batch_size: int, device: torch.device | str
-    ) -> list[str]:
-        stop, limit = stop_tokens(model, self.tokenizer), self.tokenizer.model_max_length
-        for row, prompt in enumerate(prompts):
-            if len(prompt) >= limit:
-                raise DataError(
-                    f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with the answer"
-                )
+    def _wholes(self, examples: PaddedExamples, rows: Sequence[int]) -> list[VqaPrompt]:
+        assert isinstance(examples, VqaExamples)
+        tokens = super()._wholes(examples, rows)
+        return [VqaPrompt(whole, examples.images[row]) for whole, row in zip(tokens, rows, strict=True)]
+
+    def _read(self, prompt: VqaPrompt) -> Sequence[int]:
+        return prompt.tokens
+
+    def _seen(self, model: nn.Module, prompts: Sequence[VqaPrompt], device: torch.device | str) -> dict[str, Tensor]:
         dtype: Any = model.dtype
-        answers: list[str] = []
-        with inference(model):
-            for start in range(0, len(prompts), batch_size):
-                batch = prompts[start : start + batch_size]
-                values, counts = stacked([prompt.images.pixels for prompt in batch])
-                seen = forward_arguments(values.to(device), counts.to(device), dtype)
-                tokens = greedy(
-                    model,
-                    [prompt.tokens for prompt in batch],
-                    stop,
-                    self.tokenizer.pad_token_id,
-                    self.max_new_tokens,
-                    limit,
-                    device,
-                    first=seen,
-                )
-                answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return answers
+        values, counts = stacked([prompt.images.pixels for prompt in prompts])
+        return forward_arguments(values.to(device), counts.to(device), dtype)

@@ -53,6 +53,7 @@ def make_plan(
         if seeds is not None and len(seeds) > 1:
             logger.warning("a trial runs one seed: %s alone, of --seeds %s", seeds[0], ",".join(map(str, seeds)))
         overrides = trial_overrides(overrides)
+    overrides = ["report.plots=false", *overrides]  # what is looked at is the comparison's own page
     study = isinstance(source, Mapping) and names_runs(source)
     if study or (isinstance(source, (str, Path)) and is_study(source)):
         assert not isinstance(source, Experiment)
