@@ -98,6 +98,15 @@ class Task(ABC):
         """The metric called `metric` alone, as `evaluate` has it; a task that can have it for less overrides this."""
         return self.evaluate(model, examples, batch_size, device)[self.metric]
 
+    def total_loss(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
+        """Minus the log-likelihood of all examples: `sample_losses` by "sum", summed in float64."""
+        with inference(model):
+            parts = [
+                self.sample_losses(self.logits(model, batch), batch, "sum").double().sum()
+                for batch in batches(examples, batch_size, device)
+            ]
+        return float(torch.stack(parts).sum())
+
     @abstractmethod
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
