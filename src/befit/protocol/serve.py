@@ -14,6 +14,7 @@ from befit.protocol.guard import check_declared, check_finite
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
+from befit.tasks.base import one_by_one, single_scores
 
 if TYPE_CHECKING:
     from befit.protocol.store import ClientStore
@@ -75,8 +76,10 @@ def score(
     site.model.load(deployed.arrays)
     examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
+        asked = one_by_one(values, len(examples)) if ends else values
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
+        each = single_scores(metrics, site.task.metric) if ends else ()
         headlines: dict[str, float] = {}
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             headlines = {
@@ -94,7 +97,7 @@ def score(
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
-    return Score(site.info.id, split, len(examples), metrics, others=headlines)
+    return Score(site.info.id, split, len(examples), metrics, others=headlines, each=each)
 
 
 def stage_named(method: Method, name: str) -> Stage:
