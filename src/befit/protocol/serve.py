@@ -100,6 +100,16 @@ def score(
     return Score(site.info.id, split, len(examples), metrics, others=headlines, each=each)
 
 
+def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:
+    """The mean loss of a deployment on the client's validation examples, of a text summed over its answer."""
+    site.model.reset()
+    site.model.load(deployed.arrays)
+    examples = site.examples("val")
+    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+        total = site.task.total_loss(site.model.backbone, examples, batch_size, site.model.device)
+    return total / len(examples)
+
+
 def stage_named(method: Method, name: str) -> Stage:
     """A stage of the plan, or a newcomer's first."""
     return next(stage for stage in method.plan() if stage.name == name)

@@ -46,6 +46,8 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
     mixed = any("family" in row for row in results["clients"].values())
     headers = [who, *["family"] * mixed, "test examples", *["updates"] * updated, *map(run_title, labels)]
     headers += ["as downloaded"] * download + [run_title(method)]
+    chosen = any(row.get("deployed") for row in results["clients"].values())
+    headers += ["deployed"] * chosen
     headers += [f"gain over {run_title(label) if label else 'best'}" for label in compared]
     headers += ["± s.e. of a difference"] * judged + list(map(share_header, declared))
     rows = []
@@ -65,6 +67,7 @@ def client_table(results: RunResults, who: str = "client", download: bool = Fals
                 row.get("examples") or None,  # a client that was not scored has none
                 *[row.get("updates")] * updated,
                 *(Cell(value, score(metric)) for value in scores),
+                *[run_title(row.get("deployed") or NOTHING)] * chosen,
                 *(
                     Cell(gain.value if gain else None, difference(metric), mark=mark)
                     for gain, mark in zip(gains, marks, strict=False)
