@@ -23,6 +23,7 @@ from befit.report.numbers import bytes_text, count_text, gain_text, listing, sco
 from befit.report.results import ALONE
 from befit.runs.host import Host
 from befit.runs.journal import Observer
+from befit.runs.loading import load_federation
 from befit.runs.runner import run
 from befit.studies.effects import Effect, together
 
@@ -32,6 +33,7 @@ SURE = 0.9  # of a probability, before anything is called likely; shared among t
 RISING = 0.01  # of the metric in the last part of a pilot: more rounds would change the numbers
 POINTS = 4  # of a curve
 LEAST_ROUNDS = 2
+LEAST_EXAMPLES = 30  # validation examples of all sites together, below which nothing is called likely
 Each = Sequence[float] | str
 PAYS, NOT, UNSURE = "pays", "does not pay", "cannot tell"
 
@@ -56,8 +58,16 @@ def pilot(
         raise ConfigError([f"--minutes and --rounds: must be positive, got {minutes:g} and {rounds}"], "the command")
     experiment, began = load_experiment(source, overrides), time.monotonic()
     most, out = experiment.federation.rounds, Path(out)
+    federation = load_federation(experiment)
+    if empty := [client.id for client in federation.clients if not client.val]:
+        text = (
+            f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have none, "
+            f"first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark that "
+            "has it benchmark.val_fraction=0.2"
+        )
+        raise ConfigError([text])
     if rounds is None:
-        host = Host(_piloted(experiment, 1))
+        host = Host(_piloted(experiment, 1), federation)
         began_first = time.monotonic()
         first = run(host.experiment, out=out / "first-round", host=host, resume=(out / "first-round").exists())
         whole = time.monotonic() - began_first
@@ -65,7 +75,7 @@ def pilot(
         training = max(1e-3, sum(summary.get("seconds", 0.0) for summary in summaries))
         left = 60 * minutes - (time.monotonic() - began) - max(0.0, whole - training)
         rounds = max(LEAST_ROUNDS, int(left / training))
-    host = Host(_piloted(experiment, min(rounds, most)))
+    host = Host(_piloted(experiment, min(rounds, most)), federation)
     path = out / "pilot"
     done = run(host.experiment, out=path, host=host, observer=observer, resume=path.exists())
     name, *labels = run_names(host.experiment)
@@ -131,8 +141,17 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
     paired by example, with one variance of a single example for all sites, since few examples say little of their own.
     """
     alone = results[ALONE]["clients"]
+    few = sum(row["examples"] for row in alone.values()) < LEAST_EXAMPLES
     labels = [label for label in results if label != ALONE]
     sure = 1 - (1 - SURE) / len(labels)
+
+    def answered(effect: Effect) -> str:
+        if few:
+            return UNSURE
+        if effect.probability >= sure:
+            return PAYS
+        return NOT if effect.probability <= 1 - SURE else UNSURE
+
     methods: dict[str, Any] = {}
     sites: dict[str, dict[str, Effect]] = {}
     for label in labels:
@@ -143,11 +162,11 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
         methods[label] = {
             "score": results[label]["summary"]["mean"],
             **_as_dict(mean),
-            "answer": _answer(mean, sure),
+            "answer": answered(mean),
             **_rounds_and_bytes(results[label], len(alone)),
         }
     proposed = max(labels, key=lambda label: methods[label]["gain"])
-    nobody = all(methods[label]["probability"] <= 1 - SURE for label in labels)
+    nobody = all(methods[label]["answer"] == NOT for label in labels)
     answer = NOT if nobody else methods[proposed]["answer"].replace(NOT, UNSURE)
     rows = {
         client: {
@@ -157,7 +176,7 @@ def conclude(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str,
             "method": proposed,
             "score": score_of(results[proposed]["clients"][client], metric),
             **_as_dict(sites[proposed][client]),
-            "answer": _answer(sites[proposed][client], sure),
+            "answer": answered(sites[proposed][client]),
         }
         for client in alone
     }
@@ -185,13 +204,6 @@ def _paired(pairs: Sequence[tuple[Each, Each]]) -> tuple[list[float], list[float
 def _as_dict(effect: Effect) -> dict[str, float]:
     low, high = effect.value - effect.half, effect.value + effect.half
     return {"gain": effect.value, "low": low, "high": high, "probability": effect.probability}
-
-
-def _answer(effect: Effect, sure: float) -> str:
-    """Federating pays where that is likelier than `sure`, and does not where it is less likely than 1 - SURE."""
-    if effect.probability >= sure:
-        return PAYS
-    return NOT if effect.probability <= 1 - SURE else UNSURE
 
 
 def _rounds_and_bytes(results: Mapping[str, Any], clients: int) -> dict[str, Any]:
