@@ -27,9 +27,9 @@ def together(differences: Sequence[float], errors: Sequence[float]) -> tuple[Eff
     differences, errors  by site, the difference of two shares that was measured, and its standard error
 
     The hierarchical normal model, `d_k ~ N(theta_k, s_k^2)`, `theta_k ~ N(mu, tau^2)`, with a flat prior for mu and a
-    half-normal one of scale `SPREAD` for tau (Gelman 2006; Gelman et al. 2013, section 5.4): exact given tau, and summed
-    over a grid of tau, so that not knowing how much sites differ is in the intervals. Sites that agree are surer
-    together, and a site that nobody resembles stays by itself.
+    half-normal one of scale `SPREAD` for tau (Gelman 2006; Gelman et al. 2013, section 5.4): exact given tau, and
+    summed over a grid of tau, so that not knowing how much sites differ is in the intervals. Sites that agree are
+    surer together, and a site that nobody resembles stays by itself.
 
     >>> mean, sites = together([0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1])
     >>> round(mean.value, 3), sites[0].half < 1.96 * 0.1
