@@ -62,8 +62,8 @@ def pilot(
     if empty := [client.id for client in federation.clients if not client.val]:
         text = (
             f"a pilot compares on validation examples, and {len(empty)} of {len(federation.clients)} clients have "
-            f"none, first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark that "
-            "has it benchmark.val_fraction=0.2"
+            f"none, first {empty[0]}; data.val_fraction=0.2 holds a fifth of the training examples out, of a benchmark "
+            "that has it benchmark.val_fraction=0.2"
         )
         raise ConfigError([text])
     if rounds is None:

@@ -16,6 +16,7 @@ from befit.runs.artifacts import export, predict
 from befit.runs.deploy import CHOICE, preferred
 from befit.runs.loading import load_federation
 from befit.runs.runner import check, run
+from befit.studies.compare.comparison import compare
 
 CONFIG: dict[str, Any] = {
     "benchmark": {"name": "scanners", "clients": 4},
@@ -67,6 +68,30 @@ def test_each_client_deploys_the_run_of_least_held_out_loss_and_nothing_else_cha
     ]
     resumed = run(CONFIG, out=tmp_path / "best", resume=True).results
     assert json.dumps(resumed) == json.dumps(results)
+
+
+def test_a_study_has_the_choice_as_a_run_and_trains_the_same_stages_once(tmp_path: Path) -> None:
+    base = {key: value for key, value in CONFIG.items() if key not in ("baselines", "method")}
+    local, fedit = CONFIG["baselines"][0], CONFIG["method"]
+    study = {
+        "study": {"title": "Choices", "reference": "Local"},
+        "base": {**base, "federation": {"rounds": 3}},
+        "seeds": [0],
+        "runs": {
+            "Local": {"method": local},
+            "FedIT": {"method": fedit},
+            "Choice": {"method": fedit, "set": {"federation.deploy": "best", "baselines": [local]}},
+        },
+    }
+    done = compare(study, out=tmp_path)
+    assert not done.failures and done.results is not None
+    local_run, fedit_run, choice = done.results["runs"]
+    ours, others = (choice["seeds"][0], (local_run["seeds"][0], fedit_run["seeds"][0]))
+    for client, score in ours["clients"].items():
+        assert score in {other["clients"][client] for other in others}
+    assert ours["steps"] == sum(other["steps"] for other in others)
+    assert ours["bytes_up"] == fedit_run["seeds"][0]["bytes_up"] > 0
+    assert choice["against"] is not None and choice["against"]["examples"] is not None
 
 
 @pytest.mark.parametrize(
