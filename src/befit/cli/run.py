@@ -189,7 +189,8 @@ def written(path: Path, results: RunResults) -> list[tuple[str, str]]:
         leaf = adapters[0].rpartition("/")[2]
         kind = "PEFT" if leaf == "adapter" else "transformers"
         whose = "newcomers'" if group == "newcomers" else f"{leaf}{'s' * (len(adapters) > 1)}"
-        rows.append((f"{len(adapters)} {whose} ({kind})", str(path / group / "*" / leaf)))
+        place = Path(adapters[0]).parts[0] if group == "clients" else group  # those that clients deploy, or their own
+        rows.append((f"{len(adapters)} {whose} ({kind})", str(path / place / "*" / leaf)))
     if (path / "outbound.json").exists():
         rows.append(("what left the clients", str(path / "outbound.json")))
     return rows

@@ -175,6 +175,8 @@ class FederationSettings:
     min_replies  fewest good replies of a round: a number below or equal to 1.0 is a share of the cohort, a whole
                  number counts clients
     max_weight   largest share that one client has in a mean by examples; null: as its number of examples says
+    deploy       method: every client deploys what the method makes; best: of that and what the baselines make, what its
+                 own validation examples prefer
     """
 
     rounds: Annotated[int, POSITIVE] = 10
@@ -182,6 +184,7 @@ class FederationSettings:
     seed: Annotated[int, _SEED] = 0
     min_replies: Annotated[int | float, _MIN_REPLIES] = 0.5
     max_weight: Annotated[float | None, _SHARE] = None
+    deploy: Literal["method", "best"] = "method"
 
 
 @dataclass(frozen=True)

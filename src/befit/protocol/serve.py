@@ -27,6 +27,7 @@ from befit.protocol.jobs import (
 from befit.protocol.method import Deployment, Method, federated_stage, run_stages
 from befit.protocol.site import Site
 from befit.protocol.stage import Stage
+from befit.tasks.base import one_by_one, single_scores
 
 if TYPE_CHECKING:
     from befit.adapters.model import AdaptedModel
@@ -170,8 +171,10 @@ def score(
     site.model.load(deployed.arrays)
     examples, values = site.examples(split), site.values(split)
     with site.model.active(*deployed.slots, mixer=deployed.mixer):
-        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, values))
         ends = at.round == at.rounds and at.stage == run_stages(method)[-1].name
+        asked = one_by_one(values, len(examples)) if ends else values
+        metrics = dict(site.task.evaluate(site.model.backbone, examples, batch_size, site.model.device, asked))
+        each = single_scores(metrics, site.task.metric) if ends else ()
         headlines: dict[str, float] = {}
         if site.others is not None and (others == "always" or (others == "end" and ends)):
             headlines = {
@@ -189,7 +192,17 @@ def score(
         for metric, value in measured.items():
             if not (measure := Measure.named(metric)).counts:
                 metrics[str(replace(measure, budget=name))] = value
-    return Score(site.info.id, split, len(examples), metrics, others=headlines)
+    return Score(site.info.id, split, len(examples), metrics, others=headlines, each=each)
+
+
+def held_out_loss(site: Site, deployed: Deployment, batch_size: int) -> float:
+    """The mean loss of a deployment on the client's validation examples, of a text summed over its answer."""
+    site.model.reset()
+    site.model.load(deployed.arrays)
+    examples = site.examples("val")
+    with site.model.active(*deployed.slots, mixer=deployed.mixer):
+        total = site.task.total_loss(site.model.backbone, examples, batch_size, site.model.device)
+    return total / len(examples)
 
 
 def stage_named(method: Method, name: str) -> Stage:

@@ -25,7 +25,7 @@ from befit.protocol.check import Context, check
 from befit.protocol.federate import resolved_stages
 from befit.protocol.method import Method, shared_stages_of
 from befit.protocol.registry import build_method
-from befit.runs.clients import check_clients, context_of, family_experiment, family_settings, refuse
+from befit.runs.clients import check_choice, check_clients, context_of, family_experiment, family_settings, refuse
 from befit.runs.fleets import largest
 from befit.runs.loading import load_federation, resolve_model, trains_head
 from befit.runs.precheck import precheck, without_effect
@@ -63,6 +63,7 @@ def estimate(experiment: Experiment, once: Once = _each_time) -> dict[str, Any]:
     except DataError as error:
         raise _with_the_model(error, experiment) from error
     check_clients(federation, experiment)
+    check_choice(experiment)
     runs: list[tuple[str, Method]] = [
         (label, build_method(config))
         for label, config in zip(run_names(experiment), (experiment.method, *experiment.baselines), strict=True)

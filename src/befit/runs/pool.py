@@ -98,7 +98,7 @@ class PoolEngine:
                 yield _failure(header["failure"])
                 continue
             cost = Cost(**header["cost"])
-            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"])
+            yield Score(client, split, header["examples"], header["metrics"], cost, header["others"], header["each"])
 
     def deployment(self, client: str, request: Payload, at: Tick) -> Deployment:
         """The client's model as it would be used now."""
@@ -299,6 +299,7 @@ def _answer(
         "kind": "score",
         "metrics": dict(reply.metrics),
         "others": dict(reply.others),
+        "each": list(reply.each),
         "examples": reply.examples,
         "cost": asdict(reply.cost),
     }, {}

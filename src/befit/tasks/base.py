@@ -5,6 +5,7 @@ Methods and the training loop see only `Task` and `Examples`, so that methods ti
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,15 @@ class Task(ABC):
         """The metric called `metric` alone, as `evaluate` has it; a task that can have it for less overrides this."""
         return self.evaluate(model, examples, batch_size, device)[self.metric]
 
+    def total_loss(self, model: nn.Module, examples: Examples, batch_size: int, device: torch.device | str) -> float:
+        """Minus the log-likelihood of all examples: `sample_losses` by "sum", summed in float64."""
+        with inference(model):
+            parts = [
+                self.sample_losses(self.logits(model, batch), batch, "sum").double().sum()
+                for batch in batches(examples, batch_size, device)
+            ]
+        return float(torch.stack(parts).sum())
+
     @abstractmethod
     def predict(
         self, model: nn.Module, inputs: Sequence[Any], batch_size: int = 32, device: torch.device | str | None = None
@@ -132,12 +142,42 @@ def by_value(values: Sequence[str], measured: Callable[[list[int]], Mapping[str,
     """
     places: dict[str, list[int]] = {}
     for row, value in enumerate(values):
-        places.setdefault(value, []).append(row)
+        for one in _split_each(value):
+            places.setdefault(one, []).append(row)
     return {
         str(Measure(metric, where=value)): number
         for value, rows in places.items()
         for metric, number in {EXAMPLES: len(rows), **measured(rows)}.items()
     }
+
+
+_EACH = "\x1fexample "  # in no record's text
+
+
+def one_by_one(values: Sequence[str], count: int) -> list[str]:
+    """Values for `Task.evaluate` by which every example is measured by itself too, beside its value where it has one;
+    `single_scores` takes these numbers out again."""
+    return [f"{value}{_EACH}{row}" for row, value in enumerate(values or [""] * count)]
+
+
+def single_scores(metrics: dict[str, float], metric: str) -> tuple[float, ...]:
+    """Take the measurements of single examples out of `metrics`; returns those of `metric`, in the order of examples.
+
+    Nothing where their mean is not the metric itself, as of a mean over tokens or over tasks.
+
+    >>> measured = {"accuracy": 0.5, **by_value(one_by_one([], 2), lambda rows: {"accuracy": float(rows[0])})}
+    >>> single_scores(measured, "accuracy"), measured
+    ((0.0, 1.0), {'accuracy': 0.5})
+    """
+    single = {name: metrics.pop(name) for name in list(metrics) if _EACH in name}
+    each = tuple(value for name, value in single.items() if Measure.named(name).metric == metric)
+    mean = sum(each) / len(each) if each else math.nan
+    return each if math.isclose(mean, metrics[metric], rel_tol=1e-9, abs_tol=1e-9) else ()
+
+
+def _split_each(value: str) -> list[str]:
+    text, marker, row = value.rpartition(_EACH)
+    return [value] if not marker else [*[text][: bool(text)], marker + row]
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> Tensor:

@@ -100,6 +100,7 @@ def plan_config(
     if problems:
         raise ConfigError(problems, "the command")
     base = {**to_dict(experiment), "baselines": []}
+    base["federation"]["deploy"] = "method"  # each method by itself; a study can have a choice among them as a run
     collector = Collector(base, Path.cwd(), (), _chosen_seeds(seeds, None, experiment.federation.seed))
     for label, block in chosen.items():
         collector.run(label, {"method": block}, None)

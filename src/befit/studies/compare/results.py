@@ -39,11 +39,27 @@ class SignedTest(TypedDict):
     p_holm: NotRequired[float | None]
 
 
+class ByExample(TypedDict):
+    """Differences paired by test example: of all clients and seeds, on how many of n examples a run is better or worse.
+
+    mean, half  the difference, a mean over seeds of the mean over clients as in `TTest`, and half of the 95 % interval
+                that the choice of test examples gives it, for these very models
+    """
+
+    n: int
+    better: int
+    worse: int
+    mean: float
+    half: float
+
+
 class Against(TypedDict):
-    """A run's differences from the reference: over seeds, and over clients of all seeds."""
+    """A run's differences from the reference: over seeds, over clients of all seeds, and over their test examples where
+    those were measured one by one."""
 
     t: TTest
     signed: SignedTest
+    examples: ByExample | None
 
 
 class SeedScores(TypedDict):

@@ -34,7 +34,7 @@ from befit.studies.compare.results import (
     SignedTest,
     TTest,
 )
-from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, holm, paired, reach, signed_ranks
+from befit.studies.compare.statistics import LEAST_PAIRS, LEVEL, Pair, by_example, holm, paired, reach, signed_ranks
 from befit.studies.compare.wins import budget_means, wins_of
 
 FEW_SEEDS = 5  # below, differences that matter can be missed, which a sentence says
@@ -183,7 +183,17 @@ def _against(run: Finished, reference: Finished) -> Against | None:
     test = paired([statistics.fmean(differences) for differences in by_seed])
     if test is None:
         return None
-    return {"t": test, "signed": signed_ranks([value for differences in by_seed for value in differences])}
+    signed = signed_ranks([value for differences in by_seed for value in differences])
+    return {"t": test, "signed": signed, "examples": by_example(_each_of_both(run, reference))}
+
+
+def _each_of_both(run: Finished, reference: Finished) -> list[list[Pair]]:
+    """By seed, every client's scores of single examples in both runs; nothing where one of them has none."""
+    pairs = [
+        [(_each(cell, client), _each(other, client)) for client in cell.known if client in other.known]
+        for cell, other in _pairs(run, reference)
+    ]
+    return pairs if all(mine and theirs for seed in pairs for mine, theirs in seed) else []
 
 
 def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
@@ -192,6 +202,10 @@ def _pairs(run: Finished, reference: Finished) -> list[tuple[Scores, Scores]]:
     pairs = [(cell, theirs[cell.seed]) for cell in run.cells if cell.seed in theirs]
     same = all(cell.data == other.data and cell.clients.keys() == other.clients.keys() for cell, other in pairs)
     return pairs if same else []
+
+
+def _each(cell: Scores, client: str) -> Any:
+    return (cell.rows.get(client) or {}).get("each")
 
 
 def _beside_against(run: Finished, reference: Finished) -> dict[str, TTest]:

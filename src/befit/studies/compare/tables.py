@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from befit.core.metrics import Spread
 from befit.data.limit import limit_sentence
 from befit.report.numbers import is_share
-from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, difference, mean_cell
+from befit.report.table import BYTES, P_VALUE, SECONDS, Cell, Table, decimals, deviation, difference, mean_cell
 from befit.studies.compare.beside import GROUPS, Group
 from befit.studies.compare.other_metrics import UNPARSABLE
 from befit.studies.compare.results import Comparison, Grid, RunScores, TTest
@@ -185,6 +185,12 @@ def summary_table(results: Comparison) -> Table:
     return Table("All runs", headers, rows, note.strip())
 
 
+_BY_EXAMPLES_NOTE = (
+    " ± by examples: half of the 95 % interval that the choice of test examples alone gives the difference, paired by "
+    "example; where it is nearly all of the first ±, larger test sets would help, where it is little of it, more seeds."
+)
+
+
 def difference_cell(test: TTest, metric: str) -> Cell:
     """A mean difference, with half of its 95 % interval where there is one."""
     half = None if test["high"] is None else test["high"] - test["mean"]
@@ -194,16 +200,25 @@ def difference_cell(test: TTest, metric: str) -> Cell:
 def difference_table(results: Comparison) -> Table:
     """Per run: mean difference from the reference with half its interval, both tests, and what follows."""
     rows = []
+    judged = any(run["against"] and run["against"]["examples"] for run in results["runs"])
     for run in results["runs"]:
         if run["label"] == results["reference"]:
             continue
         if run["against"] is None:
-            rows.append([run["label"], None, None, None, _unpaired(results, run)])
+            rows.append([run["label"], *[None] * (3 + judged), _unpaired(results, run)])
             continue
-        t, signed = run["against"]["t"], run["against"]["signed"]
+        t, signed, examples = run["against"]["t"], run["against"]["signed"], run["against"]["examples"]
+        half = [Cell(examples["half"] if examples else None, deviation(results["metric"]))] * judged
         tests = (Cell(test.get("p_holm"), P_VALUE) for test in (t, signed))
-        rows.append([run["label"], difference_cell(t, results["metric"]), *tests, verdict(run["against"])])
-    headers = ["run", "difference ± 95%", "p (t, seeds)", "p (Wilcoxon, clients)", "what follows"]
+        rows.append([run["label"], difference_cell(t, results["metric"]), *half, *tests, verdict(run["against"])])
+    headers = [
+        "run",
+        "difference ± 95%",
+        *["± by examples"] * judged,
+        "p (t, seeds)",
+        "p (Wilcoxon, clients)",
+        "what follows",
+    ]
     return Table(f"Differences from {results['reference']}", headers, rows, _difference_note(results))
 
 
@@ -223,6 +238,8 @@ def _difference_note(results: Comparison) -> str:
         f"it at {LEVEL}. p (Wilcoxon, clients): signed ranks over clients x seeds, not done below {LEAST_PAIRS} that "
         "differ; clients of one seed share a model, so it takes them for more evidence than they are. Both are "
         f"adjusted for the number of runs compared (Holm; {counts[0]} and {counts[1]}); the interval is not."
+        + _BY_EXAMPLES_NOTE
+        * any(against["examples"] for against in compared)
     )
 
 
