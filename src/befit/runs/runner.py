@@ -482,7 +482,7 @@ def shared(experiment: Experiment) -> Experiment:
         method={},
         baselines=[],
         train=TrainSettings(),
-        federation=replace(plain.federation, rounds=1, max_weight=None),
+        federation=replace(plain.federation, rounds=1, max_weight=None, deploy="method"),
         evaluate=replace(plain.evaluate, every=0, batch_size=usual.batch_size, others="never", wins=None),
         engine=EngineSettings(),
         wire=WireSettings(),
@@ -490,5 +490,4 @@ def shared(experiment: Experiment) -> Experiment:
         checkpoint=CheckpointSettings(),
         report=ReportSettings(),
         trackers=[],
-        federation=replace(plain.federation, deploy="method"),
     )

@@ -121,7 +121,7 @@ class Task(ABC):
         with inference(model):
             parts = [
                 self.sample_losses(self.logits(model, batch), batch, "sum").double().sum()
-                for batch in batches(examples, batch_size, device)
+                for _, batch in batches(examples, batch_size, device)
             ]
         return float(torch.stack(parts).sum())
 
