@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from befit.adapters.instance import input_ends
 from befit.core.errors import DataError, ModelError
+from befit.tasks.answers import IGNORED
 from befit.tasks.base import Batch, Examples, Record, inference, model_device, record_name
-from befit.tasks.causal_lm import IGNORED, CausalLM
+from befit.tasks.causal_lm import CausalLM
 from befit.tasks.choices import Options
 from befit.tasks.examples import pad_right
 from befit.tasks.generation import greedy, stop_tokens
 from befit.tasks.images import WHOLE
 from befit.tasks.text_metrics import GENERATED
-from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, forward_arguments, stacked
+from befit.tasks.vqa_examples import Images, VqaExamples, VqaProcessor, VqaPrompt, pixel_values
 from befit.tasks.vqa_metrics import SCORE, VQA_METRICS, Answered, answered_of, task_scores, vqa_metrics
 from befit.tasks.vqa_prompts import MARK, as_record, checked_turns, dialogue, images_of, judging
 
@@ -112,12 +112,7 @@ class VQA(CausalLM):
         return Images(images_of(record, where), self.preprocessor, where)
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        dtype: Any = model.dtype
-        seen = forward_arguments(batch["pixel_values"], batch["images"], dtype)
-        with input_ends(batch["labels"]):
-            return model(
-                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False, **seen
-            ).logits
+        return self.forward(model, batch, **_seen(model, batch))
 
     def compared(self, answers: Sequence[str], examples: Examples, rows: Sequence[int]) -> dict[str, float]:
         return vqa_metrics(self._answered(answers, examples, rows), self.generated)
@@ -240,13 +235,12 @@ class VQA(CausalLM):
                 raise DataError(
                     f"prompt {row} has {len(prompt)} tokens with its images; the model takes {limit} with the answer"
                 )
-        dtype: Any = model.dtype
         answers: list[str] = []
         with inference(model):
             for start in range(0, len(prompts), batch_size):
                 batch = prompts[start : start + batch_size]
-                values, counts = stacked([prompt.images.pixels for prompt in batch])
-                seen = forward_arguments(values.to(device), counts.to(device), dtype)
+                images = pixel_values([prompt.images for prompt in batch])
+                seen = {name: pixels.to(device) for name, pixels in images.items()}
                 tokens = greedy(
                     model,
                     [prompt.tokens for prompt in batch],
@@ -255,7 +249,13 @@ class VQA(CausalLM):
                     self.max_new_tokens,
                     limit,
                     device,
-                    first=seen,
+                    first=_seen(model, seen),
                 )
                 answers += self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return answers
+
+
+def _seen(model: nn.Module, batch: Batch) -> Batch:
+    """The images of a batch in the model's dtype, where there are any."""
+    dtype: Any = model.dtype
+    return {"pixel_values": batch["pixel_values"].to(dtype)} if "pixel_values" in batch else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -135,8 +136,9 @@ class Distil:
             own, samples = site.task.judged(logits, batch)
             theirs, _ = site.task.judged(other, batch)
             per_token = _divergence(own.float() / self.temperature, theirs.float() / self.temperature, self.direction)
-            counts = torch.bincount(samples, minlength=len(logits)).clamp_min(1)
-            mean = (per_token / counts[samples]).sum() / len(logits)
+            size = len(batch["labels"])
+            counts = samples.new_zeros(size).index_add(0, samples, torch.ones_like(samples)).clamp_min(1)
+            mean = (per_token / counts[samples]).sum() / size
             classes = own.shape[-1] if self.divide_by_vocab else 1
             return self.weight * self.temperature**2 / classes * mean
 
@@ -150,7 +152,7 @@ def _divergence(own: Tensor, theirs: Tensor, direction: str) -> Tensor:
         return (p.exp() * (p - q)).sum(-1)
     if direction == "global_local":
         return (q.exp() * (q - p)).sum(-1)
-    middle = torch.logaddexp(p, q) - torch.log(torch.tensor(2.0, device=p.device))
+    middle = torch.logaddexp(p, q) - math.log(2)
     return ((p.exp() * (p - middle)).sum(-1) + (q.exp() * (q - middle)).sum(-1)) / 2
 
 
