@@ -115,8 +115,7 @@ class AdaptedModel:
         """Back to the initial adapters, no slot active, nothing trainable, dropout off."""
         self._state.fill(self._fresh)
         self._state.require_gradients(EVERYTHING, False)
-        if self.backbone.training:
-            self.backbone.eval()
+        self._train(False)
         self._router.active, self._router.mixer, self._router.recorder = (), None, None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -239,13 +238,17 @@ class AdaptedModel:
     def training(self, on: bool) -> Iterator[None]:
         """Dropout and the like switched on or off for the length of a `with`."""
         before = self.backbone.training
-        if before != on:
-            self.backbone.train(on)
+        self._train(on)
         try:
             yield
         finally:
-            if before != on:
-                self.backbone.train(before)
+            self._train(before)
+
+    def _train(self, on: bool) -> None:
+        """`backbone.train(on)`, without a module's way of setting what may be a parameter: it is done twice a client."""
+        if self.backbone.training != on:
+            for module in self.backbone.modules():
+                module.__dict__["training"] = on
 
     def count(self, chosen: Selector = NOTHING) -> int:
         return sum(leaf.numel() for key, leaf in self._state.leaves.items() if chosen(key))

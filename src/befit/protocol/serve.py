@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from befit.core.metrics import Measure
+from befit.core.seeds import seed_draws
 from befit.core.values import Payload, Score, Tick
 from befit.protocol.download import check_download
 from befit.protocol.guard import check_declared, check_finite
@@ -132,7 +133,7 @@ def _update(
             memory = method.client_init(site)
         devices = [site.model.device] if site.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(tick.seed_for(site.info.id, "dropout"))
+            seed_draws(tick.seed_for(site.info.id, "dropout"), site.model.device)
             memory, reply = stage.exchange.client_update(memory, received, site, tick)
     assert memory is not None
     return memory, reply

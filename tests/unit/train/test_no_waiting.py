@@ -72,7 +72,11 @@ def nothing_waits(steps: int, taken: list[int]) -> Iterator[None]:
 def test_no_step_waits_for_the_device(kind: str) -> None:
     site, taken = on_meta(kind), list[int]()
     with nothing_waits(STEPS, taken):
-        train(site, [Pass(slot("shared"), ("shared",), after=taken.append)], Tick("federate", 1, 2, 0))
+        train(
+            site,
+            [Pass(slot("shared"), ("shared",), after=lambda step, *_: taken.append(step))],
+            Tick("federate", 1, 2, 0),
+        )
 
 
 def passes_of(name: str) -> tuple[Pass, ...]:
@@ -85,7 +89,7 @@ def test_no_step_of_a_recipe_waits_for_the_device(name: str) -> None:
     """Its terms, mixers and gates too. In the second round, in which every pass takes part."""
     method: Any = build_method(name)
     site, taken = on_meta("llama", method.layout), list[int]()
-    passes = [replace(each, after=taken.append) for each in method.passes]
+    passes = [replace(each, after=lambda step, *_: taken.append(step)) for each in method.passes]
     with nothing_waits(STEPS * len(passes), taken):
         train(site, passes, Tick("federate", 2, 2, 0), in_sequence=method.in_sequence)
 
@@ -100,7 +104,7 @@ def test_what_would_wait_is_noticed(read: str) -> None:
         "copy": lambda values: values.copy_(torch.zeros(values.shape)),
     }
 
-    def look(step: int) -> None:
+    def look(step: int, *_: object) -> None:
         taken.append(step)
         ways[read](next(iter(site.model.leaves(EVERYTHING).values())))
 

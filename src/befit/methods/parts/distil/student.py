@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.keys import slot
+from befit.core.seeds import seed_draws
 from befit.core.values import State, Tick
 from befit.methods.parts.distil.translate import View
 from befit.tasks.base import to_device
@@ -103,5 +104,5 @@ def seeded_dropout(model_and_task: ModelAndTask, at: Tick, who: str) -> Iterator
     device = model_and_task.model.device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(at.seed_for(who, "dropout of distillation"))
+        seed_draws(at.seed_for(who, "dropout of distillation"), device)
         yield
