@@ -245,7 +245,7 @@ class AdaptedModel:
             self._train(before)
 
     def _train(self, on: bool) -> None:
-        """`backbone.train(on)`, without a module's way of setting what may be a parameter: it is done twice a client."""
+        """`backbone.train(on)`, without a module's slow way of setting what may be a parameter."""
         if self.backbone.training != on:
             for module in self.backbone.modules():
                 module.__dict__["training"] = on
