@@ -17,45 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from befit.adapters.keys import slot
 from befit.adapters.layout import lora
-from befit.adapters.model import AdaptedModel
 from befit.config.experiment import load_experiment
-from befit.core.values import ClientInfo, Tick
+from befit.core.values import Tick
 from befit.protocol.settings import TrainSettings
 from befit.protocol.site import Site
 from befit.runs.host import Host
 from befit.tasks import answers
-from befit.tasks.causal_lm import CausalLM
-from befit.tasks.examples import PaddedExamples, pad_right
 from befit.train.loop import Pass, train
 from common import HERE, in_fresh_process, peak_mib, publish, resident_mib, spread
+from random_llama import sites
 
 PASS = Pass(slot("shared"), ("shared",))
 AT = Tick("federate", 1, 1, 0)
 ROWS, TOKENS, ANSWER = 4, 256, 32
 
 
-class _Tokenizer:
-    """As much as a task asks of one before it has prepared anything."""
-
-    chat_template, model_max_length = None, TOKENS
-
-
 def random_site(vocabulary: int, steps: int) -> Site:
     """Four texts of 256 tokens a step, of which the last 32 are learnt."""
-    torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = AdaptedModel(LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **shape)).eval())  # type: ignore[arg-type]
-    model.install(lora(8, 16.0), 0)
-    tokens = torch.randint(0, vocabulary, (ROWS, TOKENS)).tolist()
-    labels = [[-100] * (TOKENS - ANSWER) + row[-ANSWER:] for row in tokens]
-    sequences = {"input_ids": pad_right(tokens, 0), "labels": pad_right(labels, -100)}
-    examples = PaddedExamples(sequences, torch.full((ROWS,), TOKENS))
     budget = TrainSettings(max_steps=steps, batch_size=ROWS)
-    return Site(ClientInfo("a", "llama", ROWS), model, CausalLM(_Tokenizer(), TOKENS), budget, lambda split: examples)
+    (site,) = sites(1, budget, TOKENS, ANSWER, {**shape, "vocab_size": vocabulary})
+    site.model.install(lora(8, 16.0), 0)
+    return site
 
 
 def skills_site(steps: int) -> Site:
