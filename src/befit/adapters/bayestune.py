@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.forms import LORA, ModuleShape
-from befit.adapters.layer import Branch
+from befit.adapters.layer import Branch, linear
 from befit.core.seeds import derive_seed
 
 SCALES, BUDGETED = "search", "budgeted"
@@ -39,10 +39,10 @@ class ScaledBranch:
         return clamp_through(self.scales, LOW, HIGH) if self.clamped else self.scales
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(F.linear(x, self.A) * self.used(), self.B)
+        return linear(linear(x, self.A) * self.used(), self.B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(weight * F.linear(x, self.A) * self.used(), self.B)
+        return linear(weight * linear(x, self.A) * self.used(), self.B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A, B and lambda; see `LoraBranch.gradients`."""
@@ -81,11 +81,11 @@ class BudgetedBranch:
 
     def __call__(self, x: Tensor) -> Tensor:
         A, B, scales = self._factors()
-        return F.linear(F.linear(x, A) * scales, B)
+        return linear(linear(x, A) * scales, B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
         A, B, scales = self._factors()
-        return F.linear(weight * F.linear(x, A) * scales, B)
+        return linear(weight * linear(x, A) * scales, B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients of A and B, zero at dropped ranks; see `LoraBranch.gradients`."""

@@ -53,7 +53,7 @@ class SoftmaxGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        weights = F.linear(x, layer.gate).softmax(-1)  # (…, slots)
+        weights = F.linear(x.float(), layer.gate).softmax(-1)  # (…, slots)
         return _weigh(layer, list(weights.split(1, -1)), x, dropped, y)
 
     def constants(self, array: Tensor) -> tuple[float, ...] | None:
@@ -108,7 +108,7 @@ class InputGate:
     def __call__(self, layer: SlotLinear, x: Tensor, dropped: Tensor, y: Tensor) -> Tensor:
         if layer.gate is None:
             return add_up(layer, x, dropped, y)
-        logits = (x @ layer.gate).unsqueeze(-1)  # (…, 1)
+        logits = (x.float() @ layer.gate).unsqueeze(-1)  # (…, 1)
         if self.noise and layer.training:
             logits = logits + self.noise * torch.randn_like(logits)
         b = logits.sigmoid()

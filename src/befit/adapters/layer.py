@@ -14,6 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` in the dtype of x; gradients arrive in that of weight and bias, which lie in float32."""
+    if weight.dtype != x.dtype:
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
 Recorder = Callable[[str, "Branch", Tensor, Tensor], None]
 
 
@@ -47,7 +55,7 @@ class Branch(Protocol):
 
 @dataclass
 class LoraBranch:
-    """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the adapter's dtype."""
+    """`scale * B A x` (Hu et al. 2021, eq. 3), computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in)
     B: Tensor  # (d_out, rank)
@@ -56,10 +64,10 @@ class LoraBranch:
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(F.linear(x, self.A), self.B)
+        return linear(linear(x, self.A), self.B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(weight * F.linear(x, self.A), self.B)
+        return linear(weight * linear(x, self.A), self.B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """Per-sample gradients from the input x (m, t, d_in) and the gradient of the unscaled output (m, t, d_out).
@@ -81,7 +89,7 @@ class DenseBranch:
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
         return weight * self(x)
@@ -94,12 +102,16 @@ class DenseBranch:
 
 @dataclass
 class Router:
-    """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout."""
+    """What all layers of one model share: which slots are active, how they are mixed, and the adapter dropout.
+
+    native  whether branches compute in the dtype of a layer's input instead of float32
+    """
 
     active: tuple[str, ...] = ()
     mixer: Mixer | None = None
     dropout: float = 0.0
     recorder: Recorder | None = None
+    native: bool = False
 
 
 class SlotLinear(nn.Module):
@@ -119,7 +131,7 @@ class SlotLinear(nn.Module):
         router = self.router
         if not router.active or router.mixer is None:
             return y
-        inner = x if x.dtype == torch.float32 else x.float()
+        inner = x if router.native or x.dtype == torch.float32 else x.float()
         dropped = F.dropout(inner, router.dropout, self.training) if router.dropout and self.training else inner
         return router.mixer(self, inner, dropped, y)
 

@@ -33,15 +33,22 @@ class AdaptedModel:
     head      whether slots carry the task head (a classifier outside the backbone proper) as a dense update, where it
               is no target
     dropout   probability of dropping an input of the low-rank adapters in training; a head's input is never dropped
+    native    whether adapters compute in the backbone's dtype instead of float32; they are held, trained and handed out
+              in float32 all the same
     """
 
     def __init__(
-        self, backbone: nn.Module, targets: Sequence[str] | str = "auto", head: bool = True, dropout: float = 0.0
+        self,
+        backbone: nn.Module,
+        targets: Sequence[str] | str = "auto",
+        head: bool = True,
+        dropout: float = 0.0,
+        native: bool = False,
     ) -> None:
         self.backbone = backbone.requires_grad_(False)
         device = next(backbone.parameters()).device
         self.device = torch.device("cpu") if device.type == "meta" else device  # adapters have values without it too
-        self._router = Router(dropout=dropout)
+        self._router = Router(dropout=dropout, native=native)
         target_paths, head_paths = find_modules(backbone, targets)
         self.paths = {**target_paths, **(head_paths if head else {})}  # canonical name -> path in the backbone
         self.shapes = model_shapes(backbone, targets, head)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from befit.adapters.forms import LORA, ModuleShape
-from befit.adapters.layer import Branch, LoraBranch
+from befit.adapters.layer import Branch, LoraBranch, linear
 from befit.core.errors import ModelError
 from befit.core.seeds import derive_seed
 
@@ -74,7 +74,7 @@ def polar(matrix: Tensor) -> Tensor:
 
 @dataclass
 class PQBranch:
-    """`B (P A x + Q)`, computed in the adapter's dtype."""
+    """`B (P A x + Q)`, computed in the dtype of x."""
 
     A: Tensor  # (rank, d_in), frozen
     B: Tensor  # (d_out, rank), frozen
@@ -85,10 +85,10 @@ class PQBranch:
     idle: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(F.linear(F.linear(x, self.A), self.P, self.Q), self.B)
+        return linear(linear(linear(x, self.A), self.P, self.Q), self.B)
 
     def weighted(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(weight * F.linear(F.linear(x, self.A), self.P, self.Q), self.B)
+        return linear(weight * linear(linear(x, self.A), self.P, self.Q), self.B)
 
     def gradients(self, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
         """`G_P[m] = sum_t (B^T g[m,t]) (A x[m,t])^T`, `G_Q[m] = sum_t B^T g[m,t]`; see `LoraBranch.gradients`."""
@@ -98,11 +98,11 @@ class PQBranch:
 
 def mixed_cores(cores: Sequence[PQBranch], weights: Sequence[Tensor], x: Tensor) -> Tensor:
     """`B sum_s w_s scale_s (P_s z + Q_s)` with `z = A x`, of cores that share A and B; weights (1,) or (…, 1)."""
-    z = F.linear(x, cores[0].A)
+    z = linear(x, cores[0].A)
     first, *others = (
-        weight * core.scale * F.linear(z, core.P, core.Q) for core, weight in zip(cores, weights, strict=True)
+        weight * core.scale * linear(z, core.P, core.Q) for core, weight in zip(cores, weights, strict=True)
     )
-    return F.linear(sum(others, start=first), cores[0].B)
+    return linear(sum(others, start=first), cores[0].B)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,8 @@ class AdapterSettings:
     dropout  probability with which an adapter's input is dropped while training
     head     train and share the classification head too, in full where it is no target; auto: yes for classification
              tasks
+    compute  what adapters multiply in: float32; or model, the backbone's own dtype (model.dtype), which spares copies
+             of its activations. They are held, stepped and sent in float32 either way
     """
 
     targets: Annotated[list[str] | Literal["auto", "all", "all-linear"], not_empty("must name at least one module")] = (
@@ -149,6 +151,7 @@ class AdapterSettings:
     )
     dropout: Annotated[float, between(0, 1)] = 0.0
     head: bool | Literal["auto"] = "auto"
+    compute: Literal["float32", "model"] = "float32"
 
 
 @dataclass(frozen=True)
