@@ -37,7 +37,8 @@ def sites(
     installed."""
     torch.manual_seed(0)
     with torch.device(device):
-        backbone = LlamaForCausalLM(LlamaConfig(**shape)).to(dtype).eval()
+        backbone: Any = LlamaForCausalLM(LlamaConfig(**shape))
+    backbone = backbone.to(dtype).eval()
     model, task = AdaptedModel(backbone), CausalLM(_Tokenizer(tokens), tokens)
     made = []
     for number in range(clients):
